@@ -1,0 +1,132 @@
+"""CDMA: cross-device minimax averaging, in its three forms.
+
+Xie, Zhang, Zhang, Shen & Qian, "CDMA: a practical cross-device federated learning algorithm for general minimax problems",
+AAAI 2023, Algorithms 1 and 2. Clients are stateless; the server remembers u, v and the previous point.
+
+    paper                  here
+    z = (x, y)             z
+    (u_t, v_t)             u, in direction space: (u_t, -v_t), so that every update is z - lr * direction
+    beta = 0 / 1           correct
+    alpha_t                alpha
+    eta_t, gamma_t         lr = {"x": eta_t, "y": gamma_t}
+    K, B                   steps, batch_size
+    S-hat'_t, S-hat_t      cohort.invite, in both phases
+
+    name       beta  alpha_t   phases
+    cdma_nc    0     -         local steps
+    cdma_one   1     1         full local gradients, then corrected local steps
+    cdma_ada   1     <= 1      the same, with the gradient estimate recursed on the previous point
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pydantic import Field
+
+from fedfleet.algorithms.local import Local, full_local, gradient, local_training
+from fedfleet.algorithms.options import CohortOptions, LocalOptions
+from fedfleet.algorithms.theory import CdmaTheory
+from fedfleet.simulator import tree as T
+from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
+from fedfleet.simulator.reduction import Mean
+from fedfleet.simulator.rng import Key
+from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.work import At, Batch, Message, Ops, Phase
+
+
+class CdmaOptions(LocalOptions):
+    """Options of CDMA-NC and CDMA-ONE."""
+
+    decay: float = Field(0.0, ge=0)
+    """s in eta_t = eta_0 / (t+1)^s and gamma_t = gamma_0 / (t+1)^s."""
+    theory: CdmaTheory | None = None
+    """Constants of the problem: take the schedules of Theorems 1-3 instead of lr, dual_lr, decay and alpha."""
+    gradient_chunk: int = Field(500, ge=1)
+    """Examples a client takes at once while it averages its full local gradient; bounds memory, changes no result."""
+
+
+class AdaOptions(CdmaOptions):
+    """Options of CDMA-ADA."""
+
+    alpha: float = Field(5.0, gt=0)
+    """alpha_0 in alpha_t = min(1, alpha_0 / (t+1)^(2s)); 1 is CDMA-ONE."""
+
+
+class State(NamedTuple):
+    """The model z_t, the previous one and the gradient estimate u (None before the first round)."""
+
+    z: Tree
+    z_before: Tree
+    u: Tree
+
+
+def corrected(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+    """Return u_t + (grad F(z^(k); b) - grad F(z_t; b)), Eq. (3) with beta = 1."""
+    if at.k == 0:
+        return shared["u"]  # both gradients are at z_t: the bracket is exactly zero
+    here, _ = ops.grad("train", local.z, batch, key)
+    there, _ = ops.grad("train", shared["z"], batch, key)
+    return T.add(shared["u"], T.sub(here, there))
+
+
+def difference(ops: Ops, shared: Mapping[str, Any], batch: Batch, key: Key) -> Tree:
+    """Return grad f_i(z_t) - (1 - alpha_t) grad f_i(z_{t-1}), Eq. (2); without z_{t-1} just the gradient."""
+    here, _ = ops.grad("train", shared["z"], batch, key)
+    if "z_before" not in shared:
+        return here
+    there, _ = ops.grad("train", shared["z_before"], batch, key)
+    return T.axpy(shared["alpha"] - 1.0, there, here)
+
+
+def cdma_nc(options: CdmaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
+    """Build CDMA-NC: beta = 0."""
+    return _cdma("nc", options, task, cohort, None)
+
+
+def cdma_one(options: CdmaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
+    """Build CDMA-ONE: beta = 1, alpha = 1."""
+    return _cdma("one", options, task, cohort, 1.0)
+
+
+def cdma_ada(options: AdaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
+    """Build CDMA-ADA: beta = 1, alpha_t decreasing."""
+    return _cdma("ada", options, task, cohort, options.alpha)
+
+
+def _cdma(variant: str, options: CdmaOptions, task: Task, cohort: CohortOptions, alpha_0: float | None) -> Algorithm:
+    correct = alpha_0 is not None  # beta
+    collect = Phase(name="gradient", work=full_local(difference, "r", options.gradient_chunk), reduce={"r": Mean()})
+    direction = corrected if correct else gradient
+    update = Phase(name="update", work=local_training(options.plan(), direction), reduce={"z": Mean()})
+
+    def coefficients(t: int) -> tuple[dict[str, float], float]:
+        if options.theory is not None:
+            return options.theory.at(variant, options.steps or 1, t)
+        shrink = (t + 1.0) ** -options.decay
+        rates = {p: rate * shrink for p, rate in options.rates(t, task.parts).items()}
+        return rates, 1.0 if variant != "ada" else min(1.0, (alpha_0 or 1.0) * shrink**2)
+
+    def init(z: Tree, key: Key, problem: Problem) -> State:
+        return State(z, z, None)
+
+    def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
+        lr, alpha = coefficients(rnd.index)
+        invited = rnd.invite(cohort.invite)
+        send, u = {"z": state.z}, state.u
+        if correct:  # phase 1, Alg. 1 l. 3-8
+            recurse = variant == "ada" and u is not None
+            shared = Message(send | {"z_before": state.z_before}, {"alpha": alpha}) if recurse else Message(send)
+            r = rnd.map_reduce(collect, shared=shared, cohort=invited)["r"]
+            u = T.axpy(1.0 - alpha, u, r) if recurse else r  # Eq. (2)
+            send = send | {"u": u}
+            if options.steps == 1:  # every client would return z_t - lr * u, so the server takes the step itself
+                return State(task.objectives["train"].step(state.z, lr, u), state.z, u), {"alpha": alpha}
+            if cohort.resample:
+                invited = rnd.invite(cohort.invite)
+        z = rnd.map_reduce(update, shared=Message(send, {"lr": lr}), cohort=invited)["z"]  # phase 2, l. 9-14
+        return State(z, state.z, u), {"alpha": alpha} if variant == "ada" else {}
+
+    phases = (collect, update) if correct else (update,)
+    return Algorithm(init, round, phases, {"global": View(lambda state: state.z)}, requires=("x", "y"))

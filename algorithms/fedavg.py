@@ -1,0 +1,80 @@
+"""FedAvg, and FedOpt with a server optimiser.
+
+McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017, Algorithm 1;
+Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2; FedAvgM: Hsu et al., arXiv 1909.06335.
+
+    paper          here
+    w_t            z
+    E, B, eta      epochs (or steps), batch_size, lr
+    Delta_t        the mean of the clients' final points minus z
+    eta, beta, tau server_optimizer.lr, .momentum / .beta1 / .beta2, .eps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from fedfleet.algorithms.local import Direction, gradient, local_training
+from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions, ServerOptimizer
+from fedfleet.simulator import tree as T
+from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
+from fedfleet.simulator.reduction import Mean
+from fedfleet.simulator.rng import Key
+from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.work import Message, Phase
+
+
+class FedAvgOptions(LocalOptions):
+    """Options of FedAvg."""
+
+    weight: Literal["num_examples", "uniform"] = "num_examples"
+    """How much a client counts in the mean."""
+    client_optimizer: ClientOptimizer = ClientOptimizer()
+    server_optimizer: ServerOptimizer = ServerOptimizer()
+
+
+class FedOptOptions(FedAvgOptions):
+    """Options of FedOpt: FedAvg with FedAdam's server by default."""
+
+    server_optimizer: ServerOptimizer = ServerOptimizer(name="adam", lr=0.1)
+
+
+class State(NamedTuple):
+    """The model and the server optimiser's state."""
+
+    z: Tree
+    server: Any
+
+
+def fedavg(options: FedAvgOptions, task: Task, cohort: CohortOptions) -> Algorithm:
+    """Build FedAvg."""
+    return averaging(options, task, cohort, gradient, {})
+
+
+def averaging(
+    options: FedAvgOptions, task: Task, cohort: CohortOptions, direction: Direction, config: Mapping[str, float]
+) -> Algorithm:
+    """Build an algorithm that averages local training along ``direction``; ``config`` goes to the clients."""
+    server = options.server_optimizer
+    optimizer = server.build()
+    plain = server.name == "sgd" and server.momentum == 0 and server.lr == 1
+    train = Phase(
+        name="train",
+        work=local_training(options.plan(), direction, options.client_optimizer.build()),
+        reduce={"z": Mean()},
+        weight=options.weight,
+    )
+
+    def init(z: Tree, key: Key, problem: Problem) -> State:
+        return State(z, optimizer.init(z))
+
+    def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
+        shared = Message(send={"z": state.z}, config={"lr": options.rates(rnd.index, task.parts), **config})
+        mean = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))["z"]
+        if plain:
+            return State(mean, state.server), {}
+        d, moments = optimizer.update(state.server, T.sub(state.z, mean), state.z)
+        return State(task.objectives["train"].step(state.z, server.lr, d), moments), {}
+
+    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, requires=("x",))

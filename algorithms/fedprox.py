@@ -1,0 +1,38 @@
+"""FedProx: FedAvg with a proximal term that holds local training near the global model.
+
+Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, Algorithm 2: clients descend
+F_i(w) + (mu / 2) |w - w_t|^2. With mu = 0 this is FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from fedfleet.algorithms.fedavg import FedAvgOptions, averaging
+from fedfleet.algorithms.local import Local, gradient
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.simulator import tree as T
+from fedfleet.simulator.algorithm import Algorithm, Task
+from fedfleet.simulator.rng import Key
+from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.work import At, Batch, Ops
+
+
+class FedProxOptions(FedAvgOptions):
+    """Options of FedProx."""
+
+    mu: float = Field(0.01, ge=0)
+    """Weight of the proximal term, mu."""
+
+
+def fedprox(options: FedProxOptions, task: Task, cohort: CohortOptions) -> Algorithm:
+    """Build FedProx."""
+
+    def proximal(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+        g = gradient(ops, shared, local, batch, at, key)
+        return T.axpy(shared["mu"], T.sub(local.z, shared["z"]), g)
+
+    return averaging(options, task, cohort, proximal, {"mu": options.mu})

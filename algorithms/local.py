@@ -1,0 +1,70 @@
+"""Local training and full local gradients: the client work that most algorithms share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from fedfleet.simulator import tree as T
+from fedfleet.simulator.optim import Optimizer, sgd
+from fedfleet.simulator.rng import Key
+from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Ops, Stage
+
+
+class Local(NamedTuple):
+    """A client in the middle of its local steps: the point, the optimiser's state, what the client brought along."""
+
+    z: Tree
+    optimizer: Any
+    own: Tree
+
+
+Direction = Callable[[Ops, Mapping[str, Any], Local, Batch, At, Key], Tree]
+"""``(ops, shared, local, batch, at, key) -> direction`` of one local step."""
+Finish = Callable[[Mapping[str, Any], Tree, Tree, Local], tuple[Message, Tree]]
+
+
+def gradient(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+    """Return the minibatch gradient direction at the current point: plain local SGD."""
+    return ops.grad("train", local.z, batch, key)[0]
+
+
+def send_model(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
+    """Upload the final local point."""
+    return Message(send={"z": local.z}), own
+
+
+def local_training(
+    plan: BatchPlan, direction: Direction = gradient, optimizer: Optimizer | None = None, finish: Finish = send_model
+) -> LocalWork:
+    """Start at ``shared["z"]`` and step ``z - shared["lr"] * direction`` along the plan."""
+    rule = optimizer or sgd()
+
+    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Local:
+        return Local(shared["z"], rule.init(shared["z"]), own)
+
+    def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Local:
+        d, state = rule.update(local.optimizer, direction(ops, shared, local, batch, at, key), local.z)
+        return Local(ops.step("train", local.z, shared["lr"], d), state, local.own)
+
+    return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish)
+
+
+Evaluate = Callable[[Ops, Mapping[str, Any], Batch, Key], Tree]
+
+
+def full_local(evaluate: Evaluate, slot: str, chunk: int) -> LocalWork:
+    """Average ``evaluate(ops, shared, batch, key)`` exactly over all local examples, ``chunk`` at a time, and upload it."""
+
+    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Tree:
+        return T.zeros_like(shared["z"])
+
+    def step(ops: Ops, shared: Mapping[str, Any], total: Tree, batch: Batch, at: At, key: Key) -> Tree:
+        return T.axpy(batch.count() / at.num_examples, evaluate(ops, shared, batch, key), total)
+
+    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, total: Tree) -> tuple[Message, Tree]:
+        return Message(send={slot: total}), own
+
+    everything = BatchPlan(size=chunk, epochs=1, shuffle=False)
+    return LocalWork(begin=begin, stages=(Stage(step=step, batches=everything),), finish=finish)

@@ -1,0 +1,34 @@
+"""Local SGDA: every client takes K simultaneous descent-ascent steps, the server averages x and y.
+
+Deng & Mahdavi, "Local stochastic gradient descent ascent: convergence analysis and communication efficiency", AISTATS 2021,
+Algorithm 1, with a sampled cohort. Averages are unweighted.
+
+    paper          here
+    x, y           z["x"], z["y"]
+    eta_x, eta_y   lr, dual_lr
+    tau (or K)     steps
+"""
+
+from __future__ import annotations
+
+from fedfleet.algorithms.local import local_training
+from fedfleet.algorithms.options import CohortOptions, LocalOptions
+from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
+from fedfleet.simulator.reduction import Mean
+from fedfleet.simulator.rng import Key
+from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.work import Message, Phase
+
+
+def local_sgda(options: LocalOptions, task: Task, cohort: CohortOptions) -> Algorithm:
+    """Build local SGDA; its state is z."""
+    train = Phase(name="train", work=local_training(options.plan()), reduce={"z": Mean()})
+
+    def init(z: Tree, key: Key, problem: Problem) -> Tree:
+        return z
+
+    def round(z: Tree, rnd: Round) -> tuple[Tree, dict[str, float]]:
+        shared = Message(send={"z": z}, config={"lr": options.rates(rnd.index, task.parts)})
+        return rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))["z"], {}
+
+    return Algorithm(init, round, (train,), {"global": View(lambda z: z)}, requires=("x", "y"))

@@ -1,0 +1,136 @@
+"""Options that algorithms share: what a user may write under ``algorithm:`` in a configuration."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedfleet.simulator.optim import Optimizer, adam, sgd
+from fedfleet.simulator.tree import Scalar
+from fedfleet.simulator.work import BatchPlan
+
+
+class Options(BaseModel):
+    """A section of a configuration: unknown keys are errors, values are checked."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class CohortOptions(Options):
+    """Who is invited, and how many answers are waited for."""
+
+    invite: int = Field(10, ge=1)
+    """Clients invited a phase, S-hat."""
+    respond: Literal["all", "siwer"] | Annotated[int, Field(ge=1)] = "all"
+    """Answers waited for: "all" online clients; "siwer": S_t = ceil(p_t * invite) with p_t uniform; or a fixed number S."""
+    response_low: float = Field(0.5, ge=0, le=1)
+    """Lower end of p_t (siwer)."""
+    response_high: float = Field(1.0, gt=0, le=1)
+    """Upper end of p_t (siwer)."""
+    resample: bool = True
+    """Draw a new cohort for each phase of a round; false invites the same clients and redraws who answers."""
+    shared_response_count: bool = False
+    """Use one p_t for all phases of a round."""
+    min_responses: int = Field(1, ge=1)
+    """A phase with fewer answers is void and the round starts again with new cohorts, ten times at most."""
+
+
+class Schedule(Options):
+    """How the learning rate changes over rounds t = 0 .. T - 1."""
+
+    kind: Literal["constant", "power", "step", "cosine"] = "constant"
+    """constant; power: 1 / (t + 1)^exponent; step: factor^(t // every); cosine: from 1 to 0 over ``rounds``."""
+    exponent: float = Field(0.5, ge=0)
+    every: int = Field(100, ge=1)
+    factor: float = Field(0.1, gt=0, le=1)
+    rounds: int = Field(100, ge=1)
+
+    def at(self, t: int) -> float:
+        """Return the multiplier of round t."""
+        match self.kind:
+            case "constant":
+                return 1.0
+            case "power":
+                return (t + 1) ** -self.exponent
+            case "step":
+                return self.factor ** (t // self.every)
+            case "cosine":
+                return 0.5 * (1 + math.cos(math.pi * min(t / self.rounds, 1.0)))
+
+
+class ClientOptimizer(Options):
+    """What clients do with their directions; the state starts afresh every round."""
+
+    name: Literal["sgd", "adam"] = "sgd"
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """SGD only."""
+    nesterov: bool = False
+    """SGD only; needs momentum."""
+    weight_decay: float = Field(0.0, ge=0)
+    clip_norm: float | None = Field(None, gt=0)
+    """Largest Euclidean norm of a direction."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0)
+
+    def build(self) -> Optimizer:
+        """Return the optimiser."""
+        decay = {"weight_decay": self.weight_decay, "clip_norm": self.clip_norm}
+        if self.name == "adam":
+            return adam(beta1=self.beta1, beta2=self.beta2, eps=self.eps, **decay)
+        return sgd(momentum=self.momentum, nesterov=self.nesterov, **decay)
+
+
+class ServerOptimizer(Options):
+    """What the server does with the mean update (Reddi et al. 2021): FedAvg, FedAvgM, FedAdam, FedYogi."""
+
+    name: Literal["sgd", "adam", "yogi"] = "sgd"
+    lr: float = Field(1.0, gt=0)
+    """Server learning rate, eta."""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """SGD only: with 0.9, FedAvgM (Hsu et al. 2019)."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.99, ge=0, lt=1)
+    eps: float = Field(1e-3, gt=0)
+    """The degree of adaptivity, tau."""
+
+    def build(self) -> Optimizer:
+        """Return the optimiser."""
+        if self.name == "sgd":
+            return sgd(momentum=self.momentum)
+        return adam(beta1=self.beta1, beta2=self.beta2, eps=self.eps, rule=self.name, bias_correction=False)
+
+
+class LocalOptions(Options):
+    """Local training: how many steps on which batches with which learning rates."""
+
+    steps: int | None = Field(None, ge=1)
+    """Local steps a round, K; give this or ``epochs``."""
+    epochs: int | None = Field(None, ge=1)
+    """Passes over the local data a round; one if neither is given."""
+    batch_size: int = Field(10, ge=1)
+    """Examples a step, B."""
+    lr: float = Field(0.1, gt=0)
+    """Learning rate of the primal part, eta."""
+    dual_lr: float | None = Field(None, gt=0)
+    """Learning rate of the dual part, gamma; the same as ``lr`` if not given. Minimax tasks only."""
+    lr_schedule: Schedule = Schedule()
+
+    @model_validator(mode="after")
+    def _one_length(self) -> LocalOptions:
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("give steps or epochs, not both")
+        return self
+
+    def plan(self) -> BatchPlan:
+        """Return the batch plan: random reshuffling."""
+        epochs = None if self.steps is not None else (self.epochs or 1)
+        return BatchPlan(size=self.batch_size, steps=self.steps, epochs=epochs)
+
+    def rates(self, t: int, parts: tuple[str, ...]) -> Scalar:
+        """Return the learning rates of round t, one a part of ``z``."""
+        now = self.lr_schedule.at(t)
+        dual = self.lr if self.dual_lr is None else self.dual_lr
+        return {p: (dual if p == "y" else self.lr) * now for p in parts}

@@ -1,0 +1,56 @@
+"""Parallel SGDA: the server takes one descent-ascent step along the mean of the clients' full local gradients.
+
+The baseline of CDMA's experiments, where it is CDMA-ONE with K = 1.
+
+    z_{t+1} = (x_t - eta * mean_i grad_x f_i(z_t),  y_t + gamma * mean_i grad_y f_i(z_t))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from fedfleet.algorithms.local import full_local
+from fedfleet.algorithms.options import CohortOptions, Options, Schedule
+from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
+from fedfleet.simulator.reduction import Mean
+from fedfleet.simulator.rng import Key
+from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.work import Batch, Message, Ops, Phase
+
+
+class ParallelOptions(Options):
+    """Options of parallel SGDA."""
+
+    lr: float = Field(0.1, gt=0)
+    """Primal step, eta."""
+    dual_lr: float | None = Field(None, gt=0)
+    """Dual step, gamma; the same as ``lr`` if not given."""
+    lr_schedule: Schedule = Schedule()
+    gradient_chunk: int = Field(500, ge=1)
+    """Examples a client takes at once while it averages its full local gradient; bounds memory, changes no result."""
+
+    def rates(self, t: int) -> dict[str, float]:
+        """Return the steps of round t."""
+        now = self.lr_schedule.at(t)
+        return {"x": self.lr * now, "y": (self.lr if self.dual_lr is None else self.dual_lr) * now}
+
+
+def parallel_sgda(options: ParallelOptions, task: Task, cohort: CohortOptions) -> Algorithm:
+    """Build parallel SGDA; its state is z."""
+
+    def at_z(ops: Ops, shared: Mapping[str, Any], batch: Batch, key: Key) -> Tree:
+        return ops.grad("train", shared["z"], batch, key)[0]
+
+    gradients = Phase(name="gradient", work=full_local(at_z, "g", options.gradient_chunk), reduce={"g": Mean()})
+
+    def init(z: Tree, key: Key, problem: Problem) -> Tree:
+        return z
+
+    def round(z: Tree, rnd: Round) -> tuple[Tree, dict[str, float]]:
+        g = rnd.map_reduce(gradients, shared=Message(send={"z": z}), cohort=rnd.invite(cohort.invite))["g"]
+        return task.objectives["train"].step(z, options.rates(rnd.index), g), {}
+
+    return Algorithm(init, round, (gradients,), {"global": View(lambda z: z)}, requires=("x", "y"))

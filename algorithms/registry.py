@@ -1,0 +1,36 @@
+"""Every algorithm by the name used in configurations: a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedfleet.algorithms.cdma import AdaOptions, CdmaOptions, cdma_ada, cdma_nc, cdma_one
+from fedfleet.algorithms.fedavg import FedAvgOptions, FedOptOptions, fedavg
+from fedfleet.algorithms.fedprox import FedProxOptions, fedprox
+from fedfleet.algorithms.local_sgda import local_sgda
+from fedfleet.algorithms.options import CohortOptions, LocalOptions, Options
+from fedfleet.algorithms.parallel_sgda import ParallelOptions, parallel_sgda
+from fedfleet.algorithms.scaffold import ScaffoldOptions, scaffold
+from fedfleet.simulator.algorithm import Algorithm, Task
+
+
+class Entry(NamedTuple):
+    """What a name stands for: its options, how to build it, one line for ``fedfleet list``."""
+
+    options: type[Options]
+    build: Callable[[Any, Task, CohortOptions], Algorithm]
+    about: str
+
+
+ALGORITHMS: dict[str, Entry] = {
+    "fedavg": Entry(FedAvgOptions, fedavg, "federated averaging (McMahan et al. 2017)"),
+    "fedopt": Entry(FedOptOptions, fedavg, "FedAvg with a server optimiser: FedAdam by default (Reddi et al. 2021)"),
+    "fedprox": Entry(FedProxOptions, fedprox, "FedAvg with a proximal term (Li et al. 2020)"),
+    "scaffold": Entry(ScaffoldOptions, scaffold, "control variates against client drift (Karimireddy et al. 2020)"),
+    "parallel_sgda": Entry(ParallelOptions, parallel_sgda, "one server step along full local gradients; minimax"),
+    "local_sgda": Entry(LocalOptions, local_sgda, "local descent-ascent, averaged (Deng & Mahdavi 2021); minimax"),
+    "cdma_nc": Entry(CdmaOptions, cdma_nc, "CDMA without correction: one phase; minimax"),
+    "cdma_one": Entry(CdmaOptions, cdma_one, "CDMA with gradients collected first: two phases; minimax"),
+    "cdma_ada": Entry(AdaOptions, cdma_ada, "CDMA with a recursive gradient estimate: two phases; minimax"),
+}

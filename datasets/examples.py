@@ -1,0 +1,56 @@
+"""What a data set is to the engine: tensors of examples, as published, and how stored pixels become numbers.
+
+Pixels stay uint8 until a batch is gathered, so that a data set takes a quarter of the memory and is shared unchanged.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Labelled examples.
+
+    `x` is (n, ...), uint8 pixels 0..255 (images: n, channels, height, width) or float32; `y` is int64 (n,), labels
+    0..`classes`-1; `domain` is int64 (n,), the domain every example comes from, or None where there is only one.
+    Raises ValueError where dtypes or lengths disagree.
+    """
+
+    x: Tensor
+    y: Tensor
+    classes: int
+    domain: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.x.dtype not in (torch.uint8, torch.float32):
+            raise ValueError(f"x is {self.x.dtype}: store examples as torch.uint8 or torch.float32")
+        for name, column in (("y", self.y), ("domain", self.domain)):
+            if column is not None and (column.dtype != torch.int64 or column.shape != self.x.shape[:1]):
+                shape = tuple(column.shape)
+                raise ValueError(f"{name} is {column.dtype} {shape}: give torch.int64 of shape ({len(self.x)},), as x")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set under its own name, split in training and test examples as published."""
+
+    name: str
+    train: Examples
+    test: Examples
+
+
+def decode(x: Tensor) -> Tensor:
+    """Return float32 values of the same shape: uint8 pixels by `x / 127.5 - 1`, in [-1, 1]; float32 passes through.
+
+    Raises TypeError for any other dtype.
+    """
+    if x.dtype == torch.float32:
+        return x
+    if x.dtype != torch.uint8:
+        raise TypeError(f"cannot decode {x.dtype}: give torch.uint8 pixels or torch.float32")
+    return x.to(torch.float32) / 127.5 - 1

@@ -1,0 +1,213 @@
+"""Partitioners: pure functions that deal the examples of a data set to clients.
+
+Symbols: M examples -> `len(labels)`, N clients -> `clients`, sim -> `similarity`, alpha -> `alpha`.
+
+Every function takes the int64 labels or domains (M,) of the examples, on the CPU, and gives a `Partition`. Its
+randomness comes from the seed and its own name alone, so a partition can be made again anywhere. All raise ValueError,
+in one line, for arguments out of range and for more clients than examples.
+"""
+
+import math
+import zlib
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+ATTEMPTS = 100  # draws of client sizes before `min_size` counts as out of reach
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Which examples every client holds: client i has `indices[offsets[i]:offsets[i + 1]]`.
+
+    `indices` is int64 (examples dealt,), no index twice; `offsets` is int64 (clients + 1,), from 0.
+    """
+
+    indices: Tensor
+    offsets: Tensor
+
+    @property
+    def sizes(self) -> Tensor:
+        """Examples of every client, int64 (clients,)."""
+        return self.offsets.diff()
+
+
+def iid(labels: Tensor, clients: int, seed: int) -> Partition:
+    """Cut a random permutation in equal blocks of floor(M/N); the remainder is dropped."""
+    _check_clients(len(labels), clients)
+    return _equal_blocks(_generator("iid", seed).permutation(len(labels)), clients)
+
+
+def label_sorted(labels: Tensor, clients: int, seed: int, similarity: float = 0.0) -> Partition:
+    """Sort by label, all but a share `similarity` of the examples, and cut in equal blocks of floor(M/N).
+
+    At 0: a stable sort by label, nothing random. Above: of a random permutation the first ceil((1 - sim) M) entries are
+    sorted by label and the rest put at uniformly random positions of the final order. The remainder is dropped.
+    S. P. Karimireddy et al., "SCAFFOLD", ICML 2020, arXiv:1910.06378, section 7, as CDMA's experiments use it.
+    """
+    if not 0 <= similarity <= 1:
+        raise ValueError(f"similarity is {similarity}: give a share of the examples, from 0 to 1")
+    examples = len(labels)
+    _check_clients(examples, clients)
+    values = labels.numpy()
+    if similarity == 0:
+        return _equal_blocks(np.argsort(values, kind="stable"), clients)
+    rng = _generator("label_sorted", seed)
+    shuffled = rng.permutation(examples)
+    # The decimal the user wrote, not its binary neighbour: ceil(0.3 * 10) has to be 3, and 1 - 0.7 is above 0.3.
+    kept = math.ceil((1 - Fraction(str(similarity))) * examples)
+    head, rest = shuffled[:kept], shuffled[kept:]
+    is_rest = np.zeros(examples, dtype=bool)
+    is_rest[rng.choice(examples, len(rest), replace=False)] = True
+    order = np.empty_like(shuffled)
+    order[is_rest] = rest
+    order[~is_rest] = head[np.argsort(values[head], kind="stable")]
+    return _equal_blocks(order, clients)
+
+
+def dirichlet(labels: Tensor, clients: int, seed: int, alpha: float = 0.5, min_size: int = 1) -> Partition:
+    """Share the examples of each class out by proportions drawn from a symmetric Dirichlet(alpha) over the clients.
+
+    Small alpha: few clients hold a class; large alpha: all have the same mix. Every example is dealt exactly once.
+    Drawn again, up to `ATTEMPTS` times, until every client has `min_size` examples; then ValueError.
+    M. Yurochkin et al., ICML 2019, arXiv:1905.12022; alike T.-M. H. Hsu et al., 2019, arXiv:1909.06335.
+    """
+    return _dirichlet_shares("dirichlet", labels.numpy(), clients, seed, alpha, min_size)
+
+
+def quantity_skew(labels: Tensor, clients: int, seed: int, alpha: float = 1.0, min_size: int = 1) -> Partition:
+    """Draw the clients' shares of all examples from a symmetric Dirichlet(alpha); labels are as if iid.
+
+    Every example is dealt exactly once; `min_size` as in `dirichlet`.
+    Q. Li et al., "Federated learning on non-IID data silos", ICDE 2022, arXiv:2102.02079, section 4.
+    """
+    one_class = np.zeros(len(labels), dtype=np.int64)
+    return _dirichlet_shares("quantity_skew", one_class, clients, seed, alpha, min_size)
+
+
+def shards(labels: Tensor, clients: int, seed: int, labels_per_client: int = 2) -> Partition:
+    """Sort by label, cut in N * `labels_per_client` equal shards and deal every client that many at random.
+
+    A client so holds about `labels_per_client` labels. Every example is dealt exactly once, so the shards have to come
+    out even. H. B. McMahan et al., AISTATS 2017, arXiv:1602.05629, section 3.
+    """
+    examples = len(labels)
+    _check_clients(examples, clients)
+    if labels_per_client < 1:
+        raise ValueError(f"labels_per_client is {labels_per_client}: give at least 1")
+    pieces = clients * labels_per_client
+    if examples % pieces:
+        cut = (
+            f"{examples} examples do not cut into {clients} clients x {labels_per_client} labels_per_client even shards"
+        )
+        raise ValueError(f"{cut}: {_even_shards(examples, clients, labels_per_client)}")
+    order = np.argsort(labels.numpy(), kind="stable").reshape(pieces, -1)
+    return _equal_blocks(order[_generator("shards", seed).permutation(pieces)].ravel(), clients)
+
+
+def by_domain(domains: Tensor, clients: int, seed: int) -> Partition:
+    """Give every client examples of one domain only, dealt at random; clients are numbered domain by domain.
+
+    A domain has clients in proportion to its examples, by largest remainder, and at least one; clients of one domain
+    differ by at most one example. Every example is dealt exactly once. Fewer clients than domains is a ValueError.
+    """
+    examples = len(domains)
+    _check_clients(examples, clients)
+    _, domain, totals = np.unique(domains.numpy(), return_inverse=True, return_counts=True)
+    if clients < len(totals):
+        raise ValueError(
+            f"{clients} clients cannot cover {len(totals)} domains: ask for at least {len(totals)} clients"
+        )
+    counts = _apportion(clients, totals)
+    shuffled = _generator("by_domain", seed).permutation(examples)
+    order = shuffled[np.argsort(domain[shuffled], kind="stable")]
+    rank = np.arange(clients) - np.repeat(np.cumsum(counts) - counts, counts)  # a client's place in its domain
+    sizes = np.repeat(totals // counts, counts) + (rank < np.repeat(totals % counts, counts))
+    return _partition(order, sizes)
+
+
+def _dirichlet_shares(name: str, classes: Integers, clients: int, seed: int, alpha: float, min_size: int) -> Partition:
+    examples = len(classes)
+    _check_clients(examples, clients)
+    if not 0 < alpha < math.inf:
+        raise ValueError(f"alpha is {alpha}: give a finite number above 0, such as 0.5")
+    if min_size < 0 or clients * min_size > examples:
+        most = examples // clients
+        raise ValueError(f"min_size is {min_size}: {examples} examples among {clients} clients allow 0 to {most}")
+    rng = _generator(name, seed)
+    totals = np.unique(classes, return_counts=True)[1]
+    for _ in range(ATTEMPTS):
+        counts = _dirichlet_counts(rng, alpha, totals, clients)
+        sizes = counts.sum(axis=0)
+        if sizes.min() >= min_size:
+            break
+    else:
+        tried = (
+            f"no draw of {ATTEMPTS} with alpha={alpha:g} gave each of {clients} clients min_size={min_size} examples"
+        )
+        raise ValueError(f"{tried}: raise alpha, ask for fewer clients or lower min_size")
+    shuffled = rng.permutation(examples)
+    by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
+    owner = np.repeat(np.tile(np.arange(clients), len(totals)), counts.ravel())
+    return _partition(by_class[np.argsort(owner, kind="stable")], sizes)
+
+
+def _dirichlet_counts(rng: np.random.Generator, alpha: float, totals: Integers, clients: int) -> Integers:
+    """Return counts (classes, clients) that add up to `totals` (classes,)."""
+    proportions = rng.dirichlet(np.full(clients, alpha), size=len(totals))
+    cuts = np.floor(np.cumsum(proportions, axis=1) * totals[:, None]).astype(np.int64)
+    cuts = np.minimum(cuts, totals[:, None])  # a sum may round to just above 1
+    cuts[:, -1] = totals
+    return np.diff(cuts, axis=1, prepend=0)
+
+
+def _apportion(seats: int, totals: Integers) -> Integers:
+    """Return int64 counts that add up to `seats`: at least one each, the others by largest remainder of `totals`."""
+    counts = np.zeros_like(totals)
+    while True:
+        # A domain whose quota is below one takes its one, and the others share what is left by their own quotas.
+        weights = np.where(counts == 0, totals, 0)
+        left, whole = seats - counts.sum(), weights.sum()
+        quotas, remainders = np.divmod(weights * left, whole)  # integers, so that no rounding decides a seat
+        below_one = (counts == 0) & (quotas == 0)
+        if not below_one.any():
+            break
+        counts[below_one] = 1
+    quotas[np.argsort(-remainders, kind="stable")[: left - quotas.sum()]] += 1
+    return counts + quotas
+
+
+def _even_shards(examples: int, clients: int, labels_per_client: int) -> str:
+    """Return the mend for shards that do not come out even."""
+    if examples % labels_per_client:
+        return "choose a labels_per_client that divides the examples, or label_sorted, which drops the remainder"
+    most = examples // labels_per_client
+    nearest = min((n for n in range(1, most + 1) if most % n == 0), key=lambda n: abs(n - clients))
+    return f"the nearest number of clients that does is {nearest}; label_sorted drops the remainder instead"
+
+
+def _check_clients(examples: int, clients: int) -> None:
+    if not 1 <= clients <= examples:
+        raise ValueError(f"{clients} clients cannot share {examples} examples: ask for 1 to {examples} clients")
+
+
+def _generator(name: str, seed: int) -> np.random.Generator:
+    if seed < 0:
+        raise ValueError(f"seed is {seed}: give a whole number from 0")
+    return np.random.default_rng((seed, zlib.crc32(name.encode())))
+
+
+def _equal_blocks(order: Integers, clients: int) -> Partition:
+    size = len(order) // clients
+    return _partition(order[: size * clients], np.full(clients, size))
+
+
+def _partition(indices: Integers, sizes: Integers) -> Partition:
+    offsets = np.concatenate(([0], np.cumsum(sizes)))
+    return Partition(torch.from_numpy(indices.astype(np.int64)), torch.from_numpy(offsets.astype(np.int64)))

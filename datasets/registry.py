@@ -1,0 +1,33 @@
+"""The data sets by name: a new one is a file with a loader, and a line here."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from fedfleet.datasets import cifar, digits, mnist
+from fedfleet.datasets.examples import Dataset
+from fedfleet.datasets.files import DataError
+
+# A loader takes the data directory. `emnist` is short for the balanced split, the one most papers report.
+LOADERS: Mapping[str, Callable[[Path], Dataset]] = {
+    "digits": digits.load,
+    "mnist": mnist.load_mnist,
+    "fashion_mnist": mnist.load_fashion_mnist,
+    "emnist": mnist.load_emnist,
+    **{f"emnist_{split}": partial(mnist.load_emnist, split=split) for split in mnist.EMNIST_SPLITS},
+    "cifar10": cifar.load_cifar10,
+    "cifar100": cifar.load_cifar100,
+}
+
+
+def load(name: str, folder: Path) -> Dataset:
+    """Return the data set `name` from the data directory `folder`.
+
+    Raises DataError for an unknown name, with the nearest known one, and for files that are missing or broken.
+    """
+    if name not in LOADERS:
+        nearest = difflib.get_close_matches(name, LOADERS, n=1)
+        hint = f"did you mean {nearest[0]!r}? Known: " if nearest else "use one of "
+        raise DataError(f"unknown data set {name!r}: {hint}{', '.join(LOADERS)}")
+    return LOADERS[name](folder)

@@ -1,0 +1,126 @@
+"""What an algorithm, a task and a round are to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator.rng import Key
+from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.work import Batch, Message, Objective, Phase
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The federation an algorithm runs on: N clients and the mean number of examples of one."""
+
+    clients: int
+    mean_examples: float
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Invited clients (S,) int64; ``copies`` (S,) numbers repeated ones (all 0 without replacement)."""
+
+    clients: Tensor
+    copies: Tensor
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+
+class Reduced(NamedTuple):
+    """What a phase yields: reduced slots, the heard clients (R,), their message scalars (R,) by name."""
+
+    values: Mapping[str, Any]
+    received: Tensor
+    config: Mapping[str, Tensor]
+
+    def __getitem__(self, slot: str | int | slice) -> Any:  # type: ignore[override]
+        """Return a reduced slot by name."""
+        return self.values[slot] if isinstance(slot, str) else tuple.__getitem__(self, slot)
+
+
+class Round(Protocol):
+    """What the engine offers an algorithm in one round."""
+
+    @property
+    def index(self) -> int:
+        """Round number t, from 0."""
+        ...
+
+    @property
+    def key(self) -> Key:
+        """A key of the round, for the server's own draws."""
+        ...
+
+    @property
+    def problem(self) -> Problem:
+        """The federation."""
+        ...
+
+    def invite(self, size: int, *, replace: bool = False) -> Cohort:
+        """Invite a uniformly random cohort; the n-th call of a round is the same draw for every algorithm."""
+        ...
+
+    def map_reduce(
+        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+    ) -> Reduced:
+        """Send ``shared`` to the cohort, let those heard work, reduce what they send."""
+        ...
+
+
+class View(NamedTuple):
+    """A model to evaluate: ``params(state)`` is the tree given to the task."""
+
+    params: Callable[[Any], Tree]
+
+
+class Algorithm(NamedTuple):
+    """An algorithm as values and two functions.
+
+    Attributes:
+        init: ``(z, key, problem) -> state`` from the task's initial tree.
+        round: ``(state, round) -> (state, metrics)``; metrics are floats for ``rounds.parquet``.
+        phases: constants, sent to the workers once.
+        views: name -> what is evaluated; the view "global" gives ``eval/<metric>``.
+        requires: parts of ``z`` that the task must have.
+
+    """
+
+    init: Callable[[Tree, Key, Problem], Any]
+    round: Callable[[Any, Round], tuple[Any, Mapping[str, float]]]
+    phases: tuple[Phase, ...]
+    views: Mapping[str, View]
+    requires: tuple[str, ...] = ("x",)
+
+
+class Task(Protocol):
+    """What is learnt. The tree ``z`` has a part a player: ``{"x": ...}``, or ``{"x": ..., "y": ...}`` for a minimax task."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of ``z``: ("x",) or ("x", "y")."""
+        ...
+
+    @property
+    def objectives(self) -> Mapping[str, Objective]:
+        """Objectives by name; "train" is the one algorithms use by default."""
+        ...
+
+    @property
+    def functions(self) -> Mapping[str, Callable[[Tree, Batch], Any]]:
+        """Forward functions by name; "predict" gives the outputs (B, ...) that ``metrics`` takes."""
+        ...
+
+    def init(self, seed: int) -> Tree:
+        """Return the initial tree."""
+        ...
+
+    def metrics(self, outputs: Tree, data: Mapping[str, torch.Tensor]) -> Mapping[str, float]:
+        """Return named metrics of the outputs (n, ...) on evaluation data (n, ...)."""
+        ...

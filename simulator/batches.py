@@ -1,0 +1,76 @@
+"""Which rows each local step of each client of a block sees, drawn from keys: the same for every executor."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator import rng
+from fedfleet.simulator.rng import Key
+from fedfleet.simulator.work import BatchPlan
+
+
+class Schedule(NamedTuple):
+    """The walk of C clients through their data, padded to T steps of R = per_step * B rows.
+
+    Attributes:
+        rows: (C, T, R) int64, row numbers into the block's data.
+        weight: (C, T, R) float32, 0 on padding.
+        active: (C, T) bool, false once a client has done all its steps.
+        epoch: (C, T) int64, the local epoch the step begins in.
+        epoch_end: (C, T) bool, whether the step ends an epoch.
+        key: (C, T) int64, the step's own key.
+
+    """
+
+    rows: Tensor
+    weight: Tensor
+    active: Tensor
+    epoch: Tensor
+    epoch_end: Tensor
+    key: Key
+
+
+def schedule(plan: BatchPlan, rows: Tensor, counts: Tensor, keys: Key, steps: int | None = None) -> Schedule:
+    """Lay out local steps.
+
+    Args:
+        plan: the batch plan.
+        rows: (C, n) int64, each client's rows, padded.
+        counts: (C,) int64 real rows.
+        keys: (C,) one key a client and stage.
+        steps: replaces ``plan.steps`` (a random K of this round).
+
+    """
+    clients, n = rows.shape
+    size = n if plan.size is None else min(plan.size, n)
+    an_epoch = (counts + size - 1).div(size, rounding_mode="floor")  # batches; the last one may be short
+    wanted = steps if steps is not None else plan.steps
+    if wanted is None:
+        mine = (an_epoch * int(plan.epochs or 1) + plan.per_step - 1).div(plan.per_step, rounding_mode="floor")
+    else:
+        mine = torch.full_like(counts, wanted)
+    total = int(mine.max())
+    batch = torch.arange(total * plan.per_step, device=rows.device).expand(clients, -1)  # (C, T * per_step)
+    epoch = batch.div(an_epoch[:, None], rounding_mode="floor")
+    place = (batch % an_epoch[:, None])[..., None] * size + torch.arange(size, device=rows.device)  # (C, T * per_step, B)
+    real = place < counts[:, None, None]
+    place = torch.where(real, place, torch.zeros_like(place))
+    if plan.shuffle:
+        epochs = int(epoch.max()) + 1
+        order = rng.bits(rng.fold(keys[:, None], "epoch", torch.arange(epochs, device=rows.device)), n)  # (C, E, n)
+        padding = torch.arange(n, device=rows.device) >= counts[:, None]
+        order = order.masked_fill(padding[:, None], torch.iinfo(torch.int64).max).argsort(dim=-1, stable=True)
+        place = order.flatten(1).gather(1, (epoch[..., None] * n + place).flatten(1)).reshape(place.shape)
+    found = rows.gather(1, place.flatten(1)).reshape(clients, total, plan.per_step * size)
+    by_step = lambda v: v.reshape(clients, total, plan.per_step)  # noqa: E731
+    return Schedule(
+        rows=found,
+        weight=real.to(torch.float32).reshape(clients, total, plan.per_step * size),
+        active=torch.arange(total, device=rows.device) < mine[:, None],
+        epoch=by_step(epoch)[..., 0],
+        epoch_end=(by_step(batch % an_epoch[:, None]) == an_epoch[:, None, None] - 1).any(-1),
+        key=rng.fold(keys[:, None], "step", torch.arange(total, device=rows.device)),
+    )

@@ -1,0 +1,174 @@
+"""Run the work of one block of clients: one at a time (``serial``, the reference) or all at once (``batched``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator import rng
+from fedfleet.simulator import tree as T
+from fedfleet.simulator.batches import schedule
+from fedfleet.simulator.client import ClientInputs, ClientProgram
+from fedfleet.simulator.errors import ClientError
+from fedfleet.simulator.population import LocalData, Population, gather
+from fedfleet.simulator.reduction import Rows
+from fedfleet.simulator.rng import Key
+from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.work import Batch, Message, Objective, Phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Everything a worker needs, sent to it once.
+
+    Attributes:
+        population: the clients and their data.
+        phases: by name.
+        objectives: by name, for ``ops.grad``.
+        functions: ``(z, batch) -> outputs`` by name, for ``ops.apply`` and evaluation.
+        evaluation: split -> data (rows, ...) for evaluating a model on the server's side.
+        inner: "serial" or "batched".
+        device: "cpu" or "cuda".
+
+    """
+
+    population: Population
+    phases: Mapping[str, Phase]
+    objectives: Mapping[str, Objective]
+    functions: Mapping[str, Callable[[Tree, Batch], Any]]
+    evaluation: Mapping[str, Mapping[str, Tensor]]
+    inner: str
+    device: str = "cpu"
+
+
+class BlockTask(NamedTuple):
+    """The unit of dispatch: clients (C,) int64 with their copy numbers (C,), and what belongs to them alone."""
+
+    phase: str
+    clients: Tensor
+    copies: Tensor
+    key: Key
+    steps: int | None = None
+    own: Tree = None
+    inbox: Tree = None
+
+
+class BlockResult(NamedTuple):
+    """What comes back: partial sums, never a client's upload unless the reduction stores it.
+
+    ``steps``, ``loss`` (mean over the steps that took a gradient, NaN where none did) and the scalars in ``config`` are (C,); ``own`` is stacked; ``floats_up`` and
+    ``bytes_up`` are those of one client.
+    """
+
+    partials: dict[str, Any]
+    config: dict[str, Tensor]
+    own: Tree
+    steps: Tensor
+    loss: Tensor
+    floats_up: int
+    bytes_up: int
+
+
+def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
+    """Run one block on this worker.
+
+    Raises ClientError, naming client, phase and step, where client code raises or sends a value that is not finite.
+    """
+    phase = setup.phases[task.phase]
+    device = torch.device(setup.device)
+    clients = task.clients.to(device)
+    local = setup.population.local_data(clients)
+    keys = rng.fold(task.key.to(device), clients, task.copies.to(device))
+    walks = [
+        schedule(stage.batches, local.rows, local.counts, rng.fold(keys, "stage", s), task.steps)
+        for s, stage in enumerate(phase.work.stages)
+    ]
+    inputs = ClientInputs(rng.fold(keys, "begin"), local.counts, walks, T.to(task.own, device), T.to(task.inbox, device))
+    visible = {**T.to(dict(shared.send), device), **shared.config}
+    always = [w.active.all(0).tolist() for w in walks]
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        program = ClientProgram(phase, inputs, visible, local.data, setup, always)
+        flat = _batched(program, task) if setup.inner == "batched" else _serial(program, task)
+    if not torch.equal(before, torch.get_rng_state()):
+        raise ClientError(
+            f"phase {task.phase!r}: client code drew from torch's global generator, so results would depend on the order of "
+            f"work: draw from the step's key with fedfleet.simulator.rng instead"
+        )
+    return _result(phase, task, local, T.unflatten(program.structure, flat))
+
+
+def _batched(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
+    try:
+        return torch.func.vmap(program, randomness="error")(*program.inputs.tensors)
+    except Exception as e:
+        _serial(program, task)  # names the client and the step, if the fault is the client code's own
+        raise ClientError(
+            f"phase {task.phase!r}, {program.where}: client code runs alone but not under vmap ({type(e).__name__}: {e}): "
+            f"avoid data-dependent branches, .item() and in-place writes, or set executor.inner=serial"
+        ) from e
+
+
+def _serial(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
+    program.always = [[True] * len(mask) for mask in program.always]  # a client alone takes its own steps and no more
+    results = []
+    for i, client in enumerate(task.clients.tolist()):
+        key, count, mine, own, inbox = program.inputs.unpack(tuple(t[i] for t in program.inputs.tensors))
+        trimmed = [T.map(lambda t, w=w: t[: int(w.active.sum())], w) for w in mine]
+        try:
+            results.append(program(*ClientInputs(key, count, trimmed, own, inbox).tensors))
+        except Exception as e:
+            raise ClientError.at(client, task.phase, program.where, e) from e
+    return tuple(torch.stack(leaf) for leaf in zip(*results, strict=True))
+
+
+def _result(phase: Phase, task: BlockTask, local: LocalData, out: dict[str, Any]) -> BlockResult:
+    size = len(task.clients)
+    for slot, values in out["send"].items():
+        if not all(bool(torch.isfinite(v).all()) for v in T.leaves(values) if v.is_floating_point()):
+            finite = [bool(torch.isfinite(v.flatten(1)).all()) for v in _rows(values, size)]
+            culprit = int(task.clients[finite.index(False)])
+            raise ClientError(
+                f"client {culprit}, phase {task.phase!r}: it sends a value that is not finite in {slot!r}: training diverged, "
+                f"so lower the learning rates, or clip gradients"
+            )
+    if phase.weight == "uniform":
+        weight = torch.ones(size, dtype=torch.float64, device=local.counts.device)
+    elif phase.weight == "num_examples":
+        weight = local.counts.to(torch.float64)
+    else:
+        weight = out["config"][phase.weight]
+    rows = Rows(weight, local.domain)
+    partials = {slot: reduction.block(out["send"][slot], rows) for slot, reduction in phase.reduce.items()}
+    floats = T.count(out["send"]) // size
+    sent_bytes = T.num_bytes(out["send"]) // size + T.num_bytes(out["config"]) // size
+    result = BlockResult(partials, out["config"], out["own"], out["steps"], out["loss"], floats, sent_bytes)
+    return result._replace(**{k: T.to(getattr(result, k), "cpu") for k in ("partials", "config", "own", "steps", "loss")})
+
+
+def _rows(values: Tree, size: int) -> list[Tensor]:
+    """Return each client's values as one (1, d) matrix."""
+    return [torch.cat([v[i].flatten() for v in T.leaves(values)])[None] for i in range(size)]
+
+
+class Chunk(NamedTuple):
+    """A fixed slice of an evaluation split."""
+
+    function: str
+    split: str
+    start: int
+    stop: int
+
+
+def run_chunk(setup: Setup, shared: Message, task: Chunk) -> Tree:
+    """Evaluate ``functions[task.function]`` at the model ``shared.send["z"]`` on a chunk of an evaluation split."""
+    data = setup.evaluation[task.split]
+    device = torch.device(setup.device)
+    rows = torch.arange(task.start, task.stop)
+    batch = Batch({k: v.to(device) for k, v in gather(data, rows).items()}, torch.ones(len(rows), device=device))
+    with torch.no_grad():
+        return T.to(setup.functions[task.function](T.to(shared.send["z"], device), batch), "cpu")

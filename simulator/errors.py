@@ -1,0 +1,24 @@
+"""Errors a user can mend: one line saying what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+
+class FedfleetError(Exception):
+    """An error whose message is meant for the user, without a traceback of ours."""
+
+
+class ConfigError(FedfleetError, ValueError):
+    """A configuration that cannot run; the message names the key, the value and the mend."""
+
+
+class ClientError(FedfleetError):
+    """Client code raised, or sent something that cannot be averaged."""
+
+    @classmethod
+    def at(cls, client: int, phase: str, step: str, error: BaseException) -> ClientError:
+        """Name where it happened; the original error is chained by the caller."""
+        return cls(f"client {client}, phase {phase!r}, {step}: {type(error).__name__}: {error}")
+
+    def __reduce__(self) -> tuple[type[ClientError], tuple[str]]:
+        """Travel between processes as the message alone."""
+        return type(self), (str(self),)

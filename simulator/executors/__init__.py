@@ -1,0 +1,1 @@
+"""Where blocks of clients run: in this process, or on a pool of Ray actors."""

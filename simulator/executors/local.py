@@ -1,0 +1,38 @@
+"""Run everything in this process: the simplest executor, and the one to debug with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fedfleet.simulator.block import Setup
+from fedfleet.simulator.executors.base import Job
+from fedfleet.simulator.work import Message
+
+
+class LocalExecutor:
+    """One worker: the calling process, with a fixed number of torch threads while it runs."""
+
+    def __init__(self, threads: int = 1):
+        self.threads = threads
+        self._setup: Setup | None = None
+        self._threads_before = torch.get_num_threads()
+
+    def start(self, setup: Setup) -> None:
+        """Pin the threads and move the data to the device."""
+        torch.set_num_threads(self.threads)
+        self._setup = replace(setup, population=setup.population.to(torch.device(setup.device)))
+
+    def map(self, job: Job, shared: Message, tasks: Iterable[Any]) -> Iterator[Any]:
+        """Run the tasks one after another."""
+        assert self._setup is not None, "start the executor first"
+        for task in tasks:
+            yield job(self._setup, shared, task)
+
+    def close(self) -> None:
+        """Restore the threads."""
+        torch.set_num_threads(self._threads_before)
+        self._setup = None

@@ -1,0 +1,93 @@
+"""Who the clients are and where their examples lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class LocalData(NamedTuple):
+    """The data of a block of clients.
+
+    Attributes:
+        data: name -> (rows, ...) tensors that the clients' rows point into.
+        rows: (C, n) int64, row numbers of each client's examples, padded at the end with any valid row.
+        counts: (C,) int64, each client's number of examples.
+        domain: (C,) int64.
+
+    """
+
+    data: Mapping[str, Tensor]
+    rows: Tensor
+    counts: Tensor
+    domain: Tensor
+
+
+class Population(Protocol):
+    """Clients 0 .. size - 1 and their examples."""
+
+    @property
+    def size(self) -> int:
+        """Number of clients, N."""
+        ...
+
+    def num_examples(self, ids: Tensor) -> Tensor:
+        """Return the number of examples of each client: int64 of the shape of ``ids``."""
+        ...
+
+    def local_data(self, ids: Tensor) -> LocalData:
+        """Return the data of a block of clients (C,)."""
+        ...
+
+    def to(self, device: torch.device) -> Population:
+        """Return the population with its tensors on a device."""
+        ...
+
+
+@dataclass(frozen=True)
+class InMemoryPopulation:
+    """Examples in memory and an index partition: client i holds rows ``indices[offsets[i]:offsets[i+1]]``.
+
+    Attributes:
+        data: name -> (rows, ...) tensors, shared by all clients.
+        indices: (total,) int64.
+        offsets: (N + 1,) int64, rising.
+        domain: (N,) int64, the domain of each client.
+
+    """
+
+    data: Mapping[str, Tensor]
+    indices: Tensor
+    offsets: Tensor
+    domain: Tensor
+
+    @property
+    def size(self) -> int:
+        """Number of clients, N."""
+        return len(self.offsets) - 1
+
+    def num_examples(self, ids: Tensor) -> Tensor:
+        """Return the number of examples of each client."""
+        return self.offsets[ids + 1] - self.offsets[ids]
+
+    def local_data(self, ids: Tensor) -> LocalData:
+        """Return row numbers into the shared tensors, padded with the client's first row."""
+        counts = self.num_examples(ids)
+        at = torch.arange(int(counts.max()), device=ids.device)
+        at = torch.where(at < counts[:, None], at, torch.zeros_like(at))
+        return LocalData(self.data, self.indices[self.offsets[ids][:, None] + at], counts, self.domain[ids])
+
+    def to(self, device: torch.device) -> InMemoryPopulation:
+        """Return the population with its tensors on a device."""
+        data = {k: v.to(device) for k, v in self.data.items()}
+        return InMemoryPopulation(data, self.indices.to(device), self.offsets.to(device), self.domain.to(device))
+
+
+def gather(data: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    """Return the given rows of every tensor; uint8 pixels come out as float32 in [-1, 1] (x / 127.5 - 1)."""
+    taken = {k: v[rows] for k, v in data.items()}
+    return {k: v.to(torch.float32) * (1 / 127.5) - 1.0 if v.dtype == torch.uint8 else v for k, v in taken.items()}

@@ -1,0 +1,128 @@
+"""Counter-based hashed randomness: every draw is a pure function of a key, so nothing depends on the order of work.
+
+A key is an int64 tensor. ``bits`` is the output stream of SplitMix64 (Steele, Lea & Flood, "Fast splittable pseudorandom
+number generators", OOPSLA 2014) started at the key, written in torch integer ops: it is vectorised, works inside
+``torch.func.vmap``, and gives equal integers on every device. Keys are derived by ``fold``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+Key = Tensor
+"""An int64 tensor; zero-dimensional for one stream."""
+
+
+def _signed(x: int) -> int:
+    x &= (1 << 64) - 1
+    return x - (1 << 64) if x >= 1 << 63 else x
+
+
+_GAMMA = _signed(0x9E3779B97F4A7C15)
+_M1 = _signed(0xBF58476D1CE4E5B9)
+_M2 = _signed(0x94D049BB133111EB)
+_FOLD = _signed(0xD1B54A32D192ED03)  # an odd constant other than gamma, so that fold(k, i) is no point of k's own stream
+
+
+def _shift(x: Tensor, n: int) -> Tensor:
+    """Logical right shift of int64 (torch's is arithmetic)."""
+    return (x >> n) & ((1 << (64 - n)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _M1
+    x = (x ^ _shift(x, 27)) * _M2
+    return x ^ _shift(x, 31)
+
+
+def key(seed: int, device: torch.device | str = "cpu") -> Key:
+    """Return the root key of a seed."""
+    return torch.tensor(_signed(seed), dtype=torch.int64, device=device)
+
+
+def fold(k: Key, *data: int | str | Tensor) -> Key:
+    """Derive a key from ``k`` and the data, in order. Integers and int64 tensors broadcast; a string is hashed by SHA-256."""
+    for d in data:
+        if isinstance(d, str):
+            d = int.from_bytes(hashlib.sha256(d.encode()).digest()[:8], "little", signed=True)
+        word = d.to(torch.int64) if isinstance(d, Tensor) else torch.tensor(_signed(d), dtype=torch.int64, device=k.device)
+        k = _mix(_mix(k + _FOLD) ^ (word * _GAMMA + _M1))
+    return k
+
+
+def bits(k: Key, shape: tuple[int, ...] | int = ()) -> Tensor:
+    """Return 64 random bits a draw, as int64; draw i is SplitMix64's i-th output from state ``k``.
+
+    Args:
+        k: keys of any shape.
+        shape: the shape drawn for each key.
+
+    Returns:
+        int64 tensor (*k.shape, *shape).
+
+    """
+    shape = (shape,) if isinstance(shape, int) else shape
+    counter = torch.arange(1, math.prod(shape) + 1, dtype=torch.int64, device=k.device)
+    return _mix(k.unsqueeze(-1) + counter * _GAMMA).reshape((*k.shape, *shape))
+
+
+def uniform(k: Key, shape: tuple[int, ...] | int = (), dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return draws from U[0, 1), exact multiples of 2^-24 (float32) or 2^-53 (float64)."""
+    width = 53 if dtype == torch.float64 else 24
+    return _shift(bits(k, shape), 64 - width).to(dtype) * (2.0**-width)
+
+
+def normal(k: Key, shape: tuple[int, ...] | int = (), dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return standard normal draws (Box-Muller; one pair of uniforms a draw)."""
+    shape = (shape,) if isinstance(shape, int) else shape
+    u, v = uniform(k, (*shape, 2), dtype).unbind(-1)
+    radius = torch.sqrt(-2.0 * torch.log(1.0 - u))  # 1 - u is in (0, 1]
+    return radius * torch.cos((2.0 * math.pi) * v)
+
+
+def bernoulli(k: Key, p: float | Tensor, shape: tuple[int, ...] | int = ()) -> Tensor:
+    """Return booleans, true with probability ``p``."""
+    return uniform(k, shape, torch.float64) < p
+
+
+def permutation(k: Key, n: int) -> Tensor:
+    """Return a uniformly random permutation of range(n)."""
+    return torch.argsort(bits(k, n), dim=-1, stable=True)
+
+
+def sample(k: Key, n: int, size: int, *, replace: bool = False) -> Tensor:
+    """Draw ``size`` of ``range(n)``, in random order, in O(size) however large ``n`` is.
+
+    Args:
+        k: a scalar key.
+        n: size of the population, up to 2^53.
+        size: number of draws, at most ``n`` without replacement.
+        replace: whether an element may be drawn twice.
+
+    Returns:
+        int64 tensor (size,).
+
+    """
+    if not replace and size > n:
+        raise ValueError(f"cannot draw {size} of {n} without replacement")
+    if not replace and size * 4 >= n:
+        return permutation(k, n)[:size]
+
+    def draw(start: int, m: int) -> Tensor:
+        u = _shift(_mix(k + torch.arange(start + 1, start + m + 1, dtype=torch.int64) * _GAMMA), 11).to(torch.float64)
+        return (u * (2.0**-53) * n).to(torch.int64)
+
+    if replace:
+        return draw(0, size)
+    # The first `size` distinct values of the stream are a uniform draw without replacement.
+    drawn = draw(0, 2 * size + 16)
+    while True:
+        _, inverse = torch.unique(drawn, return_inverse=True)
+        first = torch.full((int(inverse.max()) + 1,), len(drawn)).scatter_reduce_(0, inverse, torch.arange(len(drawn)), "amin")
+        if len(first) >= size:
+            return drawn[first.sort().values[:size]]
+        drawn = torch.cat([drawn, draw(len(drawn), len(drawn))])

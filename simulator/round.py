@@ -1,0 +1,168 @@
+"""One round: invitations, phases, and the account of what travelled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator import rng
+from fedfleet.simulator import tree as T
+from fedfleet.simulator.algorithm import Cohort, Problem, Reduced
+from fedfleet.simulator.availability import Availability, Fate, Responses, ResponsePolicy, ResponseTime, respond
+from fedfleet.simulator.block import BlockResult, BlockTask, run_block
+from fedfleet.simulator.errors import ClientError, FedfleetError
+from fedfleet.simulator.executors.base import Executor
+from fedfleet.simulator.reduction import merge
+from fedfleet.simulator.rng import Key
+from fedfleet.simulator.state import ClientStore
+from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.work import Message, Phase
+
+SCALAR_BYTES = 8  # a config scalar travels as a float64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """How the federation behaves, fixed for a run.
+
+    Attributes:
+        seed: the run's seed.
+        availability, times, policy: who is online, how long answers take, whom the server waits for.
+        shared_response_count: both phases of a round wait for the same share p_t of answers.
+        min_responses: a phase with fewer answers is void, and the round starts again with new cohorts.
+        block_size: clients a block.
+
+    """
+
+    seed: int
+    availability: Availability
+    times: ResponseTime
+    policy: ResponsePolicy
+    shared_response_count: bool = False
+    min_responses: int = 1
+    block_size: int = 32
+
+
+@dataclass
+class PhaseRecord:
+    """A row of ``phases.parquet`` and its fates."""
+
+    phase: str
+    attempt: int
+    clients: Tensor
+    responses: Responses
+    started_s: float
+    counts: dict[str, int] = field(default_factory=dict)
+    train_loss: float | None = None
+
+
+class TooFewResponses(FedfleetError):
+    """A phase was answered by fewer clients than ``min_responses``."""
+
+
+class EngineRound:
+    """The engine's ``Round``: one attempt at one round."""
+
+    def __init__(
+        self, index: int, attempt: int, started_s: float, problem: Problem, conditions: Conditions, executor: Executor, store: ClientStore
+    ):
+        self.index, self.attempt, self.problem = index, attempt, problem
+        self.records: list[PhaseRecord] = []
+        self.clock_s = started_s
+        self._conditions, self._executor, self._store = conditions, executor, store
+        self._root = rng.key(conditions.seed)
+        self._invitations = 0
+
+    @property
+    def key(self) -> Key:
+        """A key of the round, for the server's own draws."""
+        return self._key("server")
+
+    def _key(self, purpose: str) -> Key:
+        return rng.fold(self._root, purpose, self.index, self.attempt)
+
+    def invite(self, size: int, *, replace: bool = False) -> Cohort:
+        """Invite a uniformly random cohort."""
+        key = rng.fold(self._key("invite"), self._invitations)
+        self._invitations += 1
+        clients = rng.sample(key, self.problem.clients, size, replace=replace)
+        return Cohort(clients, _occurrences(clients) if replace else torch.zeros_like(clients))
+
+    def map_reduce(
+        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+    ) -> Reduced:
+        """Run one phase. ``inbox`` leaves are (S, ...), a row a cohort member. Raises TooFewResponses, ClientError."""
+        c = self._conditions
+        number = len(self.records)
+        key = rng.fold(self._key("phase"), number)
+        count_key = self._key("responses") if c.shared_response_count else key
+        responses = respond(cohort.clients, cohort.copies, key, count_key, c.availability, c.times, c.policy)
+        record = PhaseRecord(phase.name, self.attempt, cohort.clients, responses, self.clock_s)
+        self.records.append(record)
+        self.clock_s += responses.duration_s
+        heard = responses.heard
+        online = int((responses.fate != Fate.OFFLINE).sum())
+        mail = T.count(inbox) // len(cohort) if inbox is not None else 0
+        mail_bytes = T.num_bytes(inbox) // len(cohort) if inbox is not None else 0
+        record.counts = {f.name.lower(): int((responses.fate == f).sum()) for f in Fate} | {
+            "invited": len(cohort),
+            "client_steps": 0,
+            "floats_up": 0,
+            "bytes_up": 0,
+            "floats_down": online * (T.count(dict(shared.send)) + mail),
+            "bytes_down": online * (T.num_bytes(dict(shared.send)) + mail_bytes + SCALAR_BYTES * len(shared.config)),
+        }
+        if len(heard) < c.min_responses:
+            raise TooFewResponses(f"round {self.index}, phase {phase.name!r}: {len(heard)} of {len(cohort)} invited answered")
+
+        rows = list(heard.split(c.block_size))
+        tasks = [
+            BlockTask(
+                phase=phase.name,
+                clients=cohort.clients[r],
+                copies=cohort.copies[r],
+                key=self._key("client"),
+                steps=steps,
+                own=None if phase.own is None else self._own(phase, shared, cohort.clients[r]),
+                inbox=None if inbox is None else T.index(inbox, r),
+            )
+            for r in rows
+        ]
+        return self._merge(phase, record, cohort.clients[heard], tasks, shared)
+
+    def _own(self, phase: Phase, shared: Message, clients: Tensor) -> Tree:
+        fresh = phase.own
+        assert fresh is not None
+        return self._store.get(clients, lambda: fresh(shared.merged()))
+
+    def _merge(self, phase: Phase, record: PhaseRecord, heard: Tensor, tasks: list[BlockTask], shared: Message) -> Reduced:
+        partials: dict[str, Any] = dict.fromkeys(phase.reduce)
+        results: list[BlockResult] = []
+        try:
+            for task, result in zip(tasks, self._executor.map(run_block, shared, tasks), strict=True):
+                for slot, reduction in phase.reduce.items():
+                    partials[slot] = merge(reduction, partials[slot], result.partials[slot])
+                if phase.own is not None:
+                    self._store.stage(task.clients, result.own)
+                results.append(result._replace(partials={}, own=None))
+        except ClientError as e:
+            raise ClientError(f"round {self.index}: {e}") from e.__cause__
+        steps, loss = torch.cat([r.steps for r in results]), torch.cat([r.loss for r in results])
+        record.counts["client_steps"] = int(steps.sum())
+        record.counts["floats_up"] = sum(r.floats_up * len(r.steps) for r in results)
+        record.counts["bytes_up"] = sum(r.bytes_up * len(r.steps) for r in results)
+        measured = loss[~loss.isnan()].double()
+        record.train_loss = float(measured.mean()) if len(measured) else None
+        config = {k: torch.cat([r.config[k] for r in results]) for k in results[0].config}
+        return Reduced({s: r.final(partials[s]) for s, r in phase.reduce.items()}, heard, config)
+
+
+def _occurrences(clients: Tensor) -> Tensor:
+    """Number repeated clients 0, 1, ... in order of appearance."""
+    order = clients.argsort(stable=True)
+    ordered = clients[order]
+    first = torch.searchsorted(ordered, ordered)
+    return torch.empty_like(clients).scatter_(0, order, torch.arange(len(clients)) - first)

@@ -1,0 +1,90 @@
+"""The driver's loop: rounds, retries, the virtual clock, evaluation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedfleet.simulator import rng
+from fedfleet.simulator import tree as T
+from fedfleet.simulator.algorithm import Algorithm, Problem, Task
+from fedfleet.simulator.block import Chunk, run_chunk
+from fedfleet.simulator.errors import FedfleetError
+from fedfleet.simulator.executors.base import Executor
+from fedfleet.simulator.round import Conditions, EngineRound, PhaseRecord, TooFewResponses
+from fedfleet.simulator.state import ClientStore
+from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.work import Message
+
+MAX_ATTEMPTS = 10
+EVALUATION_CHUNK = 500  # fixed, since the chunk decides the bits
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRecord:
+    """What happened in one round, all attempts counted; ``state`` is the algorithm's after it."""
+
+    index: int
+    seconds: float
+    started_s: float
+    virtual_s: float
+    phases: list[PhaseRecord]
+    metrics: Mapping[str, float]
+    state: Any
+
+
+def simulate(
+    algorithm: Algorithm, z: Tree, problem: Problem, conditions: Conditions, executor: Executor, rounds: int
+) -> Iterator[RoundRecord]:
+    """Run an algorithm round by round from the initial tree ``z``.
+
+    Raises FedfleetError when ten cohorts in a row gave too few answers, ClientError when client code is at fault.
+    """
+    state = algorithm.init(z, rng.fold(rng.key(conditions.seed), "init"), problem)
+    store = ClientStore()
+    clock_s = 0.0
+    for index in range(rounds):
+        started, started_s = time.perf_counter(), clock_s
+        phases: list[PhaseRecord] = []
+        for attempt in range(MAX_ATTEMPTS):
+            turn = EngineRound(index, attempt, clock_s, problem, conditions, executor, store)
+            try:
+                state, metrics = algorithm.round(state, turn)
+                store.commit()
+                break
+            except TooFewResponses as e:
+                store.discard()
+                failure = e
+            finally:
+                phases += turn.records
+                clock_s = turn.clock_s
+        else:
+            raise FedfleetError(
+                f"{failure}, in {MAX_ATTEMPTS} cohorts in a row (needed: {conditions.min_responses}): raise cohort.invite or "
+                f"availability.rate"
+            )
+        yield RoundRecord(
+            index=index,
+            seconds=time.perf_counter() - started,
+            started_s=started_s,
+            virtual_s=clock_s,
+            phases=phases,
+            metrics=metrics,
+            state=state,
+        )
+
+
+def evaluate(executor: Executor, task: Task, z: Tree, data: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, float]:
+    """Return the task's metrics at ``z`` on every split; those of the split "test" have no prefix."""
+    found: dict[str, float] = {}
+    for split, tensors in data.items():
+        size = len(next(iter(tensors.values())))
+        chunks = [Chunk("predict", split, i, min(i + EVALUATION_CHUNK, size)) for i in range(0, size, EVALUATION_CHUNK)]
+        outputs = T.concat(list(executor.map(run_chunk, Message(send={"z": z}), chunks)))
+        prefix = "" if split == "test" else f"{split}_"
+        found |= {f"{prefix}{name}": value for name, value in task.metrics(outputs, tensors).items()}
+    return found

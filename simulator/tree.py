@@ -1,0 +1,169 @@
+"""Parameter trees and their algebra.
+
+A tree is a nested dict / tuple / NamedTuple whose leaves are tensors (``None`` is an empty tree). Algorithms combine trees
+only through the functions below, so that the engine may hand them leaves that are not plain tensors: a leaf needs
+``+``, ``-``, and ``*`` by a scalar, nothing else.
+
+Scalars may be *prefix trees*: in ``axpy({"x": -eta, "y": -gamma}, d, z)`` every leaf under ``"x"`` is scaled by ``-eta``.
+Nothing here reduces over clients: a tree inside client code is one client's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+Tree = Any
+"""A nested dict / tuple / NamedTuple of leaves."""
+Scalar = Any
+"""A Python number, a zero-dimensional tensor, or a prefix tree of them."""
+
+
+def _children(node: Tree) -> list[tuple[str, Tree]] | None:
+    """Return the named children of a node, or None for a leaf."""
+    if isinstance(node, Mapping):
+        return [(str(k), v) for k, v in node.items()]
+    if isinstance(node, tuple):
+        names = getattr(node, "_fields", None) or [str(i) for i in range(len(node))]
+        return list(zip(names, node, strict=True))
+    if node is None:
+        return []
+    return None
+
+
+def _rebuild(node: Tree, values: Sequence[Tree]) -> Tree:
+    if isinstance(node, Mapping):
+        return dict(zip(node, values, strict=True))
+    if isinstance(node, tuple):
+        return type(node)(*values) if hasattr(node, "_fields") else tuple(values)
+    return None
+
+
+def map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:  # noqa: A001 - the field's name for it
+    """Apply ``fn`` leaf by leaf; ``rest`` must have the structure of ``tree``. Raises ValueError where it has not."""
+    children = _children(tree)
+    if children is None:
+        return fn(tree, *rest)
+    others = [_children(r) for r in rest]
+    names = [n for n, _ in children]
+    for other in others:
+        if other is None or [n for n, _ in other] != names:
+            found = "a leaf" if other is None else [n for n, _ in other]
+            raise ValueError(f"trees differ: one has {names}, another {found}")
+    return _rebuild(tree, [map(fn, child, *(cast(Any, o)[i][1] for o in others)) for i, (_, child) in enumerate(children)])
+
+
+def map_prefix(fn: Callable[[Any, Any], Any], prefix: Scalar, tree: Tree, *rest: Tree) -> Tree:
+    """Apply ``fn(p, leaf, ...)`` with ``p`` the prefix tree's value that stands above the leaf."""
+    if not isinstance(prefix, Mapping):
+        return map(lambda *leaves: fn(prefix, *leaves), tree, *rest)
+    if not isinstance(tree, Mapping) or list(prefix) != list(tree):
+        raise ValueError(f"prefix tree has {list(prefix)}, the tree {list(tree) if isinstance(tree, Mapping) else 'a leaf'}")
+    return {k: map_prefix(fn, prefix[k], tree[k], *(r[k] for r in rest)) for k in tree}
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """Return the leaves in structural order."""
+    return [leaf for _, leaf in named_leaves(tree)]
+
+
+def named_leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield ``(dotted path, leaf)`` in structural order."""
+    children = _children(tree)
+    if children is None:
+        yield prefix, tree
+        return
+    for name, child in children:
+        yield from named_leaves(child, f"{prefix}.{name}" if prefix else name)
+
+
+def unflatten(like: Tree, new_leaves: Sequence[Any]) -> Tree:
+    """Build a tree of the structure of ``like`` from leaves in structural order."""
+    it = iter(new_leaves)
+    return map(lambda _: next(it), like)
+
+
+def add(a: Tree, b: Tree) -> Tree:
+    """Return a + b."""
+    return map(lambda x, y: x + y, a, b)
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    """Return a - b."""
+    return map(lambda x, y: x - y, a, b)
+
+
+def scale(s: Scalar, a: Tree) -> Tree:
+    """Return s * a; ``s`` may be a prefix tree."""
+    return map_prefix(lambda p, x: x * p, s, a)
+
+
+def axpy(s: Scalar, a: Tree, b: Tree) -> Tree:
+    """Return b + s * a; ``s`` may be a prefix tree."""
+    return map_prefix(lambda p, x, y: y + x * p, s, a, b)
+
+
+def neg(s: Scalar) -> Scalar:
+    """Return -s for a scalar or a prefix tree of them."""
+    return {k: neg(v) for k, v in s.items()} if isinstance(s, Mapping) else -s
+
+
+def dot(a: Tree, b: Tree) -> Tensor:
+    """Return the Euclidean inner product, a zero-dimensional tensor."""
+    return torch.stack([(x * y).sum() for x, y in zip(leaves(a), leaves(b), strict=True)]).sum()
+
+
+def norm(a: Tree) -> Tensor:
+    """Return the Euclidean norm over all leaves."""
+    return dot(a, a).sqrt()
+
+
+def where(condition: Tensor, a: Tree, b: Tree) -> Tree:
+    """Return a where the zero-dimensional ``condition`` holds, else b; a NaN on the side not taken does no harm."""
+    return map(lambda x, y: torch.where(condition, x, y), a, b)
+
+
+def zeros_like(a: Tree) -> Tree:
+    """Return a tree of zeros."""
+    return map(torch.zeros_like, a)
+
+
+def mean(trees: Sequence[Tree]) -> Tree:
+    """Return the unweighted mean of a non-empty sequence of trees, summed in the order given."""
+    total = trees[0]
+    for t in trees[1:]:
+        total = add(total, t)
+    return scale(1.0 / len(trees), total)
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Stack trees leaf by leaf along a new first axis."""
+    return map(lambda *xs: torch.stack(xs), trees[0], *trees[1:])
+
+
+def concat(trees: Sequence[Tree]) -> Tree:
+    """Concatenate stacked trees along their first axis."""
+    return trees[0] if len(trees) == 1 else map(lambda *xs: torch.cat(xs), trees[0], *trees[1:])
+
+
+def index(a: Tree, i: Any) -> Tree:
+    """Index every leaf of a stacked tree along its first axis."""
+    return map(lambda x: x[i], a)
+
+
+def count(a: Tree) -> int:
+    """Return the number of scalars in the tree."""
+    return sum(x.numel() for x in leaves(a))
+
+
+def num_bytes(a: Tree) -> int:
+    """Return the number of bytes of the tree's leaves."""
+    return sum(x.numel() * x.element_size() for x in leaves(a))
+
+
+def to(a: Tree, device: torch.device | str) -> Tree:
+    """Move every leaf to a device."""
+    return map(lambda x: x.to(device), a)

@@ -1,0 +1,190 @@
+"""What an algorithm is made of: the work of one client, the phase it belongs to, the messages that travel.
+
+An author writes the work of ONE client as pure functions; there is no client axis anywhere in algorithm code. The engine runs
+many clients at once and reduces what they send by the phase's declared reductions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator.rng import Key
+from fedfleet.simulator.tree import Scalar, Tree, axpy, neg
+
+
+@dataclass(frozen=True)
+class Message:
+    """What travels one way between the server and a client.
+
+    Attributes:
+        send: slot name -> tree; counted in floats and in bytes.
+        config: scalars that go with it (step sizes, weights); counted in bytes only.
+
+    """
+
+    send: Mapping[str, Tree] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def merged(self) -> dict[str, Any]:
+        """Return slots and config as one mapping, as client code sees them."""
+        return {**self.send, **self.config}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A minibatch of one client: ``data[name]`` is (B, ...), ``weight`` (B,) is 1 on real rows and 0 on padding."""
+
+    data: Mapping[str, Tensor]
+    weight: Tensor
+
+    @property
+    def x(self) -> Tensor:
+        """Inputs (B, ...)."""
+        return self.data["x"]
+
+    @property
+    def y(self) -> Tensor:
+        """Labels (B,)."""
+        return self.data["y"]
+
+    def split(self, parts: int) -> tuple[Batch, ...]:
+        """Cut into equal parts along the rows."""
+        cut = {k: v.chunk(parts) for k, v in self.data.items()}
+        return tuple(Batch({k: v[i] for k, v in cut.items()}, w) for i, w in enumerate(self.weight.chunk(parts)))
+
+    def count(self) -> Tensor:
+        """Return the number of real rows, a zero-dimensional tensor."""
+        return self.weight.sum()
+
+    def mean(self, v: Tensor) -> Tensor:
+        """Average ``v`` (B,) over the real rows; 0 where there is none. Padding is masked, so garbage in it does no harm."""
+        masked = torch.where(self.weight > 0, v, torch.zeros_like(v))
+        return (masked * self.weight).sum() / self.count().clamp(min=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """How a client walks through its own examples: random reshuffling, each epoch a fresh permutation, last batch short.
+
+    Attributes:
+        size: rows a batch (B); None takes the client's whole set as one batch.
+        steps: local steps (K); give this or ``epochs``.
+        epochs: passes over the local set; clients with more examples then take more steps.
+        per_step: batches a step (Extra Step uses 2); the step then receives a tuple of them.
+        shuffle: False walks in stored order.
+
+    """
+
+    size: int | None
+    steps: int | None = None
+    epochs: int | None = None
+    per_step: int = 1
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("a batch plan needs either steps or epochs: give exactly one of the two")
+
+
+class At(NamedTuple):
+    """Where a local step stands: step ``k`` (int), epoch and epoch_end (tensors), the client's number of examples (tensor)."""
+
+    k: int
+    epoch: Tensor
+    epoch_end: Tensor
+    num_examples: Tensor
+
+
+class Ops(Protocol):
+    """What the engine gives client code: gradients and forward passes, whatever the leaves of a tree are."""
+
+    def grad(
+        self, objective: str, z: Tree, batch: Batch, key: Key, *, ctx: Tree = None, wrt: tuple[str, ...] | None = None
+    ) -> tuple[Tree, Mapping[str, Tensor]]:
+        """Return ``(direction, aux)`` with direction = sign * gradient, so that every method steps ``z - eta * direction``."""
+        ...
+
+    def step(self, objective: str, z: Tree, lr: Scalar, direction: Tree) -> Tree:
+        """Return the projection of ``z - lr * direction``; ``lr`` may be a prefix tree."""
+        ...
+
+    def apply(self, name: str, z: Tree, batch: Batch) -> Any:
+        """Evaluate a task's forward function, without gradient."""
+        ...
+
+
+StepFn = Callable[[Ops, Mapping[str, Any], Tree, Any, At, Key], Tree]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Local steps with no message between: ``step(ops, shared, carry, batch, at, key) -> carry``."""
+
+    step: StepFn
+    batches: BatchPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalWork:
+    """One client's work, pure.
+
+    Attributes:
+        begin: ``(shared, own, inbox, key) -> carry``.
+        stages: what is done with the local data, in order.
+        finish: ``(shared, own, inbox, carry) -> (Message, own)``.
+
+    """
+
+    begin: Callable[[Mapping[str, Any], Tree, Tree, Key], Tree]
+    stages: tuple[Stage, ...]
+    finish: Callable[[Mapping[str, Any], Tree, Tree, Tree], tuple[Message, Tree]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A constant description of one exchange with clients; per-round values travel in ``shared``.
+
+    Attributes:
+        name: unique within the algorithm; the name in ``phases.parquet``.
+        work: what each heard client does.
+        reduce: slot of the client's message -> reduction.
+        weight: "uniform", "num_examples", or the name of a scalar in the client's message config.
+        own: builds a client's state the first time it is needed, from ``shared``; None means clients are stateless.
+
+    """
+
+    name: str
+    work: LocalWork
+    reduce: Mapping[str, Any]
+    weight: str = "uniform"
+    own: Callable[[Mapping[str, Any]], Tree] | None = None
+
+
+LossFn = Callable[[Tree, Batch, Any, Key], tuple[Tensor | Mapping[str, Tensor], Mapping[str, Tensor]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What is minimised and maximised.
+
+    Attributes:
+        loss: ``(z, batch, ctx, key) -> (value, aux)``. ``value`` is one scalar, or one scalar a part of ``z`` when the players
+            have losses of their own (non-saturating GAN). Use ``batch.mean`` so that padding does not count.
+        sign: part of ``z`` -> +1 descend, -1 ascend, 0 frozen.
+        project: applied after every step; None means unconstrained.
+
+    """
+
+    loss: LossFn
+    sign: Mapping[str, float]
+    project: Callable[[Tree], Tree] | None = None
+
+    def step(self, z: Tree, lr: Scalar, direction: Tree) -> Tree:
+        """Return the projection of ``z - lr * direction``; ``lr`` may be a prefix tree."""
+        moved = axpy(neg(lr), direction, z)
+        return moved if self.project is None else self.project(moved)

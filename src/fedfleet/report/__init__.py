@@ -1,0 +1,74 @@
+"""The report of one run, or of a comparison of many: one HTML page that stands alone, and its figures as PNG files.
+
+It reads run folders and nothing else, so it also serves runs that were made on another machine or were cut short.
+`tables` reads them, `figures` draws, `page` writes the HTML.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+__all__ = ["write_report"]
+
+ROUNDS = "rounds.parquet"
+SEARCH_DEPTH = 3  # a comparison folder is <label>/seed-<n>/, and one level more for a folder of comparisons
+
+
+def write_report(runs: Sequence[Path], out: Path) -> Path:
+    """Write `out/report.html`, which embeds its figures, and the same figures as `out/*.png`.
+
+    Args:
+        runs: run folders, or comparison folders, which stand for the run folders up to three levels below them.
+            Runs of one label (`summary.json`'s, else the algorithm's name) are one line with a band over seeds.
+        out: the folder to write to, made if missing; it may be a run folder.
+
+    Returns:
+        The path of `report.html`.
+
+    Raises:
+        ValueError: no runs given, a folder that is or holds no run, or a run folder with an unreadable file.
+    """
+    from fedfleet.report import figures, page, tables  # here, for matplotlib takes most of a second to import
+
+    folders = list(dict.fromkeys(run.resolve() for path in runs for run in _expand(Path(path))))
+    if not folders:
+        raise ValueError("no run to report on: give at least one run folder, such as runs/my-run")
+    groups: dict[str, list[tables.Run]] = {}
+    for run in map(tables.read, folders):
+        groups.setdefault(run.label, []).append(run)
+    drawn = figures.draw(groups)
+    html = page.render(groups, drawn)
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    for figure in drawn:
+        (out / f"{figure.name}.png").write_bytes(figure.png)
+    target = out / "report.html"
+    partial = target.with_suffix(".html.partial")  # whoever has the page open never sees half of it
+    partial.write_text(html, encoding="utf-8")
+    return partial.replace(target)
+
+
+def _expand(path: Path) -> Iterator[Path]:
+    """The run folder itself, or the run folders below a comparison folder, in natural order (seed-2 before seed-10)."""
+    if not path.is_dir():
+        raise ValueError(f"{path}: no such folder; give the run folder that `fedfleet run` wrote")
+    if (path / ROUNDS).is_file():
+        yield path
+        return
+    level, found = [path], []
+    for _ in range(SEARCH_DEPTH):
+        below = [child for folder in level for child in folder.iterdir() if child.is_dir()]
+        found += [child for child in below if (child / ROUNDS).is_file()]
+        level = [child for child in below if not (child / ROUNDS).is_file()]
+    if not found:
+        raise ValueError(
+            f"{path}: no {ROUNDS} here or below; give a run folder that `fedfleet run` wrote, or a folder of them"
+        )
+    yield from sorted(found, key=lambda run: _natural(run.relative_to(path)))
+
+
+def _natural(path: Path) -> list[tuple[str, int]]:
+    """A sort key that compares the numbers in a path as numbers."""
+    return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", path.as_posix())]

@@ -1,0 +1,169 @@
+"""What the figures share: palette and style, panels, a line with its band, legends, and the way to PNG bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from fedfleet.report.page import Picture, quantity
+from fedfleet.report.tables import Curve, Run, band, smooth
+
+Groups = Mapping[str, Sequence[Run]]
+
+# Okabe and Ito's colours, told apart with any colour vision; past seven labels the line style changes too.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
+DASHES = ("-", "--", ":", "-.")
+CLOCK = ((3 * 86400, 86400, "days"), (3 * 3600, 3600, "hours"), (180, 60, "minutes"), (0, 1, "seconds"))
+X_LABELS = {
+    "completed": "rounds",
+    "total/floats_up": "floats received by the server",
+    "total/virtual_s": "virtual time",
+}
+SMOOTH_FROM = 100  # rounds; fewer are readable as they are
+DPI = 200  # twice what the page shows
+STYLE: Any = {
+    "axes.edgecolor": "#8A8F98", "axes.grid": True, "axes.labelcolor": "#30343B", "axes.labelsize": 9.5,
+    "axes.axisbelow": True, "axes.spines.right": False, "axes.spines.top": False, "axes.titlelocation": "left",
+    "axes.titlesize": 10, "axes.titleweight": "bold", "axes.linewidth": 0.8, "figure.facecolor": "white",
+    "font.size": 9, "grid.color": "#E4E6EA", "grid.linewidth": 0.7, "legend.fontsize": 9, "legend.frameon": False,
+    "lines.linewidth": 1.7, "lines.solid_capstyle": "round", "text.color": "#1B1E23", "xtick.color": "#8A8F98",
+    "xtick.labelcolor": "#30343B", "ytick.color": "#8A8F98", "ytick.labelcolor": "#30343B",
+    "legend.handletextpad": 0.5,
+}  # fmt: skip
+
+
+def lines(axes: Axes, groups: Groups, column: str, against: str, smoothed: bool = False) -> int:
+    """One line a label, with a band if it has several seeds. Returns the greatest smoothing window used, in rounds."""
+    found = {label: [c for run in runs if len((c := run.curve(column, against))[0])] for label, runs in groups.items()}
+    scale, name = 1.0, X_LABELS[against]
+    if against == "total/virtual_s":
+        top = max(x[-1] for curves in found.values() for x, _ in curves)
+        scale, name = next((unit, f"{name}, {word}") for least, unit, word in CLOCK if top >= least)
+    axes.set_xlabel(name)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=against == "completed", steps=[1, 2, 2.5, 5, 10]))
+    if against == "total/floats_up":
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
+    longest = 1
+    for label, curves in found.items():
+        color, dash = look(groups, label)
+        curves = [(x / scale, y) for x, y in curves]
+        width = max((window(len(x)) for x, _ in curves), default=1) if smoothed else 1
+        if width > 1:
+            if len(curves) == 1:
+                axes.plot(*curves[0], color=color, linewidth=0.7, alpha=0.3)
+            curves = [(x, smooth(y, width)) for x, y in curves]
+        longest = max(longest, width)
+        _line_and_band(axes, curves, color, dash)
+    return longest
+
+
+def _line_and_band(axes: Axes, curves: Sequence[Curve], color: str, dash: str) -> None:
+    middle = band(curves)
+    if middle is None:
+        for x, y in curves:  # the seeds share no range of x: each alone
+            axes.plot(x, y, color=color, linestyle=dash, linewidth=0.8, marker="o", markersize=2.5)
+        return
+    grid, mean, low, high = middle
+    marker = "o" if len(grid) <= 15 else ""
+    axes.plot(grid, mean, color=color, linestyle=dash, marker=marker, markersize=3.5)
+    if len(curves) > 1:
+        axes.fill_between(grid, low, high, color=color, alpha=0.16, linewidth=0)
+        for x, y in curves:
+            beyond = x >= grid[-1]
+            if beyond.sum() > 1:
+                axes.plot(x[beyond], y[beyond], color=color, linestyle=dash, linewidth=0.7, alpha=0.7)
+
+
+def steps(axes: Axes, bars: np.ndarray, edges: np.ndarray, color: str, filled: bool) -> None:
+    """A histogram with heights `bars` (n,) between `edges` (n + 1,): bars if it is alone, else an outline."""
+    if filled:
+        axes.bar(edges[:-1], bars, np.diff(edges), align="edge", color=color, edgecolor="white", linewidth=0.4)
+    else:
+        axes.stairs(bars, edges, color=color, linewidth=1.5)
+        axes.stairs(bars, edges, color=color, fill=True, alpha=0.06)
+
+
+def panels(count: int, width: float, height: float, share_y: bool = False) -> tuple[Figure, list[Axes]]:
+    """A figure of panels, at most three a row, each width x height inches."""
+    columns = min(count, 3)
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    panels = list(figure.subplots(rows, columns, sharey=share_y, squeeze=False).flat)
+    for spare in panels[count:]:
+        spare.set_axis_off()
+    return figure, panels[:count]
+
+
+def legend(figure: Figure, groups: Groups, notes: Mapping[str, str] | None = None) -> None:
+    """A legend of the labels below the panels, each with its note in brackets; none for a single label."""
+    if len(groups) < 2:
+        return
+    looks: list[Any] = [look(groups, label) for label in groups]
+    handles = [Line2D([], [], color=color, linestyle=dash) for color, dash in looks]
+    notes = notes or {}
+    labels = [plain(label) + (f" ({notes[label]})" if label in notes else "") for label in groups]
+    widths = [0.5 + 0.068 * len(label) for label in labels]  # inches, roughly: one row if it fits, else columns that do
+    fitting = len(labels) if sum(widths) < figure.get_figwidth() else int(figure.get_figwidth() / max(widths))
+    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, fitting))
+
+
+def look(groups: Groups, label: str) -> tuple[str, str]:
+    """A label's colour and line style, the same in every figure."""
+    turn, place = divmod(list(groups).index(label), len(PALETTE))
+    return PALETTE[place], DASHES[turn % len(DASHES)]
+
+
+def drawable(groups: Groups, column: str, against: str) -> bool:
+    """Some run has two points with different x; all-zero communication or virtual time says nothing."""
+    curves = [run.curve(column, against)[0] for runs in groups.values() for run in runs]
+    return any(len(x) > 1 and x[-1] > x[0] for x in curves)
+
+
+def band_note(groups: Groups) -> str:
+    """The sentence of a caption that says what lines and bands are; empty without several seeds."""
+    if all(len(runs) == 1 for runs in groups.values()):
+        return ""
+    return (
+        "Lines are means over seeds where all seeds have data, bands reach from the least to the greatest seed; "
+        "thin lines past a band's end are single seeds that went further."
+    )
+
+
+def window(rounds: int) -> int:
+    """An odd number of rounds to average over: 1 for short runs, about a twenty-fifth of long ones."""
+    return 1 if rounds <= SMOOTH_FROM else rounds // 50 * 2 + 1
+
+
+def plain(text: str) -> str:
+    """Text for matplotlib: no mathematics, no leading underscore (a legend would hide it), not too long."""
+    text = text if len(text) <= 48 else text[:47] + "…"
+    return text.replace("$", r"\$").replace("_", "\u200a_", 1) if text.startswith("_") else text.replace("$", r"\$")
+
+
+def picture(figure: Figure, name: str, title: str, caption: str) -> Picture:
+    """The figure as PNG bytes."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return Picture(name=name, title=title, caption=caption.strip(), png=buffer.getvalue())
+
+
+def distinct(pictures: Iterable[Picture]) -> Iterator[Picture]:
+    """File names made of letters, digits, dot and dash, no two the same (metric names are free text)."""
+    taken: set[str] = set()
+    for picture in pictures:
+        stem = re.sub(r"[^A-Za-z0-9.]+", "-", picture.name).strip("-.").lower()[:80]
+        name, turn = stem, 2
+        while name in taken:
+            name, turn = f"{stem}-{turn}", turn + 1
+        taken.add(name)
+        yield dataclasses.replace(picture, name=name)

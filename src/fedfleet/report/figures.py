@@ -1,0 +1,216 @@
+"""The figures of a report. Runs come in groups by label; a label has one colour everywhere, its seeds make a band.
+
+What no table holds is left out: each function returns None where there is nothing to draw.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+import matplotlib
+import numpy as np
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from fedfleet.report import canvas
+from fedfleet.report.canvas import Groups
+from fedfleet.report.page import Picture, joined, number, quantity, share
+from fedfleet.report.tables import FATES, Curve, Run, band, fate_shares, gini, heard_counts, smooth, worst_tenth
+
+FATE_COLORS: dict[str, str] = dict(zip(FATES, ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#C4C7CC"), strict=True))
+NO_METRICS = {"round", "client", "copy", "domain", "seed", "num_examples"}  # columns of clients.parquet
+HIGH_IS_BAD = re.compile(r"loss|err|mse|mae|nll|perplexity|regret|gap|violation", re.IGNORECASE)
+
+
+def draw(groups: Groups) -> list[Picture]:
+    """Every figure the runs have data for, in the order of the page, with file names that are safe and distinct."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a user's matplotlibrc (usetex!) must not change the report
+        matplotlib.rcParams.update(canvas.STYLE)
+        runs = [run for group in groups.values() for run in group]
+        drawn = [_metric(groups, metric) for metric in dict.fromkeys(m for run in runs for m in run.metrics)]
+        drawn += [_train_loss(groups), _participation(groups), _fates(groups), _communication(groups)]
+        drawn += [_clients(groups, column) for column in dict.fromkeys(c for run in runs for c in _client_metrics(run))]
+    return list(canvas.distinct(picture for picture in drawn if picture))
+
+
+def _metric(groups: Groups, metric: str) -> Picture | None:
+    column = f"eval/{metric}"
+    shown = [x for x in canvas.X_LABELS if canvas.drawable(groups, column, x)]
+    if not shown:
+        return None
+    figure, panels = canvas.panels(len(shown), width=4.1, height=3.3, share_y=True)
+    for panel, x in zip(panels, shown, strict=True):
+        canvas.lines(panel, groups, column, x)
+    panels[0].set_ylabel(canvas.plain(metric))
+    canvas.legend(figure, groups)
+    against = joined([canvas.X_LABELS[x] for x in shown])
+    caption = f"{metric} at each evaluation, against {against}. {canvas.band_note(groups)}"
+    return canvas.picture(figure, f"metric-{metric}", metric, caption)
+
+
+def _train_loss(groups: Groups) -> Picture | None:
+    if not canvas.drawable(groups, "train_loss", "completed"):
+        return None
+    figure, (axes,) = canvas.panels(1, width=7.2, height=3.4)
+    window = canvas.lines(axes, groups, "train_loss", "completed", smoothed=True)
+    low, high = axes.dataLim.intervaly
+    if low > 0 and high / low > 50:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_ylabel("training loss" + (", log scale" if axes.get_yscale() == "log" else ""))
+    canvas.legend(figure, groups)
+    pale = "" if all(len(runs) > 1 for runs in groups.values()) else " (pale: as recorded)"
+    smoothed = f"Smoothed: centred means over {window} rounds{pale}. " if window > 1 else ""
+    caption = f"Training loss on the clients that took part, by round. {smoothed}{canvas.band_note(groups)}"
+    return canvas.picture(figure, "train-loss", "Training loss", caption)
+
+
+def _participation(groups: Groups) -> Picture | None:
+    counts = {label: [found for run in runs if (found := heard_counts(run))] for label, runs in groups.items()}
+    counts = {label: found for label, found in counts.items() if found}
+    if not counts:
+        return None
+    top = max(int(heard.max(initial=0)) for found in counts.values() for heard, _ in found)
+    width = math.ceil((top + 1) / 60)
+    edges = np.arange(0, top + 1 + width, width) - 0.5
+    figure, (axes,) = canvas.panels(1, width=7.2, height=3.4)
+    ginis: dict[str, float] = {}
+    never: list[float] = []
+    steep = False
+    for label, found in counts.items():
+        bars = np.mean([np.histogram(heard, edges)[0] for heard, _ in found], axis=0)
+        bars[0] += np.mean([size - len(heard) for heard, size in found])  # those never heard are in no table
+        never += [1 - len(heard) / size for heard, size in found]
+        ginis[label] = float(np.mean([gini(heard, size) for heard, size in found]))
+        canvas.steps(axes, bars, edges, canvas.look(groups, label)[0], filled=len(counts) == 1)
+        steep |= bars.max() > 50 * np.median(bars[bars > 0])
+    if steep:
+        axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
+    known = [value for value in ginis.values() if math.isfinite(value)]
+    spread = " to ".join(dict.fromkeys(f"{value:.2f}" for value in (min(known), max(known)))) if known else "undefined"
+    axes.set_title(f"How often a client was heard: Gini coefficient {spread}")
+    axes.set_xlabel("rounds in which the client was heard" + (f" (bins of {width})" if width > 1 else ""))
+    axes.set_ylabel("clients" + (", log scale" if steep else ""))
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    canvas.legend(figure, groups, {label: f"Gini {value:.2f}" for label, value in ginis.items()})
+    seeds = " Counts are means over seeds." if any(len(found) > 1 for found in counts.values()) else ""
+    caption = (
+        "How evenly the fleet took part: how many clients were heard in how many rounds; "
+        f"{share(float(np.mean(never)))} of the clients were never heard. A Gini coefficient (here {spread}) of 0 "
+        f"means that all were heard equally often, near 1 that few did all the work.{seeds}"
+    )
+    return canvas.picture(figure, "participation", "Participation", caption)
+
+
+def _fates(groups: Groups) -> Picture | None:
+    shares = {label: found for label, runs in groups.items() if (found := fate_shares(runs)) is not None}
+    if not shares:
+        return None
+    one = len(shares) == 1
+    figure, panels = canvas.panels(len(shares), width=7.2 if one else 4.1, height=3.2 if one else 2.6, share_y=True)
+    window = max(canvas.window(len(rounds)) for rounds, _ in shares.values())
+    averages = np.mean([table.mean(axis=0) for _, table in shares.values()], axis=0)
+    means: dict[str, float] = dict(zip(FATES, averages.tolist(), strict=True))
+    seen = [fate for fate in FATES if means[fate] > 0]
+    colors = [FATE_COLORS[fate] for fate in seen]
+    for panel, (label, (rounds, table)) in zip(panels, shares.items(), strict=True):
+        x = np.append(rounds, rounds[-1] + 1)  # a share holds for its whole round, from t to t + 1
+        y = [smooth(table[:, FATES.index(fate)], window) for fate in seen]
+        y = [np.append(values, values[-1]) for values in y]
+        panel.stackplot(x, y, colors=colors, alpha=0.9, linewidth=0, step="post" if window == 1 else None)
+        panel.set(xlim=(x[0], x[-1]), ylim=(0, 1), xlabel="rounds")
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
+        panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        panel.grid(visible=False)
+        if len(groups) > 1:
+            panel.set_title(canvas.plain(label))
+    panels[0].set_ylabel("share of invitations")
+    squares = [Line2D([], [], marker="s", linestyle="", markersize=7, color=color, alpha=0.9) for color in colors]
+    figure.legend(squares, seen, loc="outside lower center", ncols=len(seen))
+    totals = joined([f"{share(means[fate])} {fate}" for fate in seen])
+    smoothed = f" Areas are centred means over {window} rounds." if window > 1 else ""
+    caption = f"What became of the invited clients, by round; on average {totals}.{smoothed}"
+    return canvas.picture(figure, "fates", "Fates of invited clients", caption)
+
+
+def _communication(groups: Groups) -> Picture | None:
+    ways = {"total/floats_up": "Up: received by the server", "total/floats_down": "Down: sent by the server"}
+    shown = [way for way in ways if canvas.drawable(groups, way, "completed")]
+    if not shown:
+        return None
+    figure, panels = canvas.panels(len(shown), width=7.2 if len(shown) == 1 else 4.1, height=3.2, share_y=True)
+    for panel, way in zip(panels, shown, strict=True):
+        canvas.lines(panel, groups, way, "completed")
+        panel.set_title(ways[way])
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
+    panels[0].set_ylabel("floats, cumulative")
+    panels[0].set_ylim(bottom=0)  # last, for it stops the shared axis from growing
+    canvas.legend(figure, groups)
+    caption = f"Floats exchanged between clients and server, summed over the rounds so far. {canvas.band_note(groups)}"
+    return canvas.picture(figure, "communication", "Communication", caption)
+
+
+def _clients(groups: Groups, column: str) -> Picture | None:
+    high_is_bad = HIGH_IS_BAD.search(column) is not None
+    last: dict[str, np.ndarray] = {}
+    trends: dict[str, list[tuple[Curve, Curve]]] = {}
+    for label, runs in groups.items():
+        tables = [table for run in runs if len((table := _finite(run, column))[0])]
+        if tables:
+            last[label] = np.concatenate([values[rounds == rounds.max()] for rounds, values in tables])
+            trends[label] = [_trends(*table, high_is_bad) for table in tables]
+    if not last:
+        return None
+    several = any(len(mean[0]) > 1 for found in trends.values() for mean, _ in found)
+    figure, panels = canvas.panels(1 + several, width=7.2 - 2 * several, height=3.4)
+    edges = np.histogram_bin_edges(np.concatenate(list(last.values())), bins=30)
+    worst = {label: worst_tenth(values, high_is_bad) for label, values in last.items()}
+    for label, values in last.items():
+        color = canvas.look(groups, label)[0]
+        bars = np.histogram(values, edges)[0] / len(values)
+        canvas.steps(panels[0], bars, edges, color, filled=len(last) == 1)
+        panels[0].axvline(worst[label], color=color, linestyle=(0, (4, 3)), linewidth=1.1)
+        for curves, dash in zip(zip(*trends[label], strict=True), ("-", "--"), strict=True) if several else ():
+            if middle := band(curves):
+                panels[1].plot(middle[0], middle[1], color=color, linestyle=dash, linewidth=1.5)
+    panels[0].set(xlabel=canvas.plain(column), title="Last evaluated round")
+    panels[0].set_ylabel("share of clients")
+    panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g} %"))
+    if several:
+        panels[1].set(xlabel="rounds", ylabel=canvas.plain(column), title="Mean (solid) and worst 10 % (dashed)")
+    canvas.legend(figure, groups, {label: f"worst 10 %: {value:.3g}" for label, value in worst.items()})
+    told = [
+        f"{label + ': ' if len(groups) > 1 else ''}mean {number(values.mean())}, worst 10 % {number(worst[label])}"
+        for label, values in last.items()
+    ]
+    pooled = " Clients of all seeds are pooled." if any(len(found) > 1 for found in trends.values()) else ""
+    caption = (
+        f"{column} of each client on its own data at the last evaluated round. Dashed: mean of the worst 10 % of "
+        f"clients (the {'highest' if high_is_bad else 'lowest'} values). {'; '.join(told)}.{pooled}"
+    )
+    return canvas.picture(figure, f"clients-{column}", f"{column} by client", caption)
+
+
+def _client_metrics(run: Run) -> list[str]:
+    return [name for name in run.clients if name not in NO_METRICS and len(_finite(run, name)[0])]
+
+
+def _finite(run: Run, column: str) -> Curve:
+    """Rounds and values, each (n,), of the finite entries of a column of clients.parquet; n = 0 if it has none."""
+    rounds, values = run.clients.get("round"), run.clients.get(column)
+    if rounds is None or values is None or values.dtype != np.float64:
+        return np.empty(0), np.empty(0)
+    keep = np.isfinite(values)
+    return rounds[keep], values[keep]
+
+
+def _trends(rounds: np.ndarray, values: np.ndarray, high_is_bad: bool) -> tuple[Curve, Curve]:
+    """Mean over clients and mean of the worst 10 %, each against the number of rounds done."""
+    evaluated = np.unique(rounds)
+    by_round = [values[rounds == at] for at in evaluated]
+    mean = np.array([found.mean() for found in by_round])
+    worst = np.array([worst_tenth(found, high_is_bad) for found in by_round])
+    return (evaluated + 1, mean), (evaluated + 1, worst)

@@ -1,0 +1,281 @@
+"""The HTML page of a report: headline numbers, tables, figures, configuration. All text from files is escaped."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from fedfleet.report.tables import Run, at_equal_floats, heard_counts
+
+WORST_FIRST = ("failed", "interrupted", "stopped", "unknown", "finished")
+PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+COMPARED = ("rounds", "population", "task", "algorithm", "cohort", "availability")  # what seeds of a label should share
+MISSING = "–"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A figure: `name` is its file name without .png, `caption` says what one sees, `png` holds the file's bytes."""
+
+    name: str
+    title: str
+    caption: str
+    png: bytes
+
+    @property
+    def url(self) -> str:
+        """The picture itself as a data URL."""
+        return "data:image/png;base64," + base64.b64encode(self.png).decode("ascii")
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels of the page: half the PNG's own, which is drawn for fine screens."""
+        width, height = (int.from_bytes(self.png[at : at + 4], "big") for at in (16, 20))  # the IHDR chunk
+        return width // 2, height // 2
+
+
+def render(groups: Mapping[str, Sequence[Run]], pictures: Sequence[Picture]) -> str:
+    """The page as text. `groups` holds the runs by label; every group has at least one."""
+    runs = [run for group in groups.values() for run in group]
+    several = len(runs) > 1
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    statuses = Counter(str(run.summary.get("status") or "unknown") for run in runs)
+    return environment.get_template("report.html.j2").render(
+        title=_title(runs),
+        status=_status(statuses),
+        status_kind=next((status for status in WORST_FIRST if status in statuses), "unknown"),
+        subtitle=f"{len(runs)} runs under {_count(len(groups), 'label')}" if several else str(runs[0].path),
+        errors=[(_name(run), str(run.summary["error"])) for run in runs if run.summary.get("error")],
+        notes=[note for label, group in groups.items() for note in _notes(label, group)],
+        cards=_cards(runs),
+        table=_table(groups) if several else None,
+        phases=_phases(runs[0]) if len(runs) == 1 else None,
+        pictures=pictures,
+        empty=not any(run.rounds_done for run in runs),
+        # Seeds of a label share all but the seed: shown once, for the names tell the seeds.
+        configs=_merged((_name(run), _config(run, several)) for run in runs),
+        environments=_merged(
+            (_name(run), json.dumps(run.environment, indent=2, ensure_ascii=False) if run.environment else "")
+            for run in runs
+        ),
+        several=several,
+    )
+
+
+def quantity(value: float | None, unit: str = "") -> str:
+    """Three digits and a decimal prefix: 1250000 -> '1.25 M', with a unit '1.25 M floats' or '3.4 MB'."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    for scale, prefix in PREFIXES:
+        if abs(value) >= 0.9995 * scale:  # 999 950 is 1 M, not 1e+03 k
+            return f"{value / scale:.3g} {prefix}{'' if unit == 'B' or not unit else ' '}{unit}"
+    return f"{value:.3g} {unit}".strip()
+
+
+def duration(seconds: float | None) -> str:
+    """A length of time: '250 ms', '12.5 s', '3 min 20 s', '5 h 12 min', '3.2 days'."""
+    if seconds is None or not math.isfinite(seconds):
+        return MISSING
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.3g} ms" if seconds else "0 s"
+    if seconds < 99.95:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{quantity(whole / 86400)} days"
+
+
+def number(value: Any) -> str:
+    """A metric with four digits, a dash if there is none."""
+    finite = isinstance(value, int | float | np.number) and math.isfinite(value)
+    return f"{value:.4g}" if finite else MISSING if value is None or value != value else str(value)
+
+
+def share(value: float) -> str:
+    """A fraction as a percentage with up to three digits; only all of it is 100 %."""
+    return f"{min(100 * value, 99.9) if value < 1 else 100:.3g} %"
+
+
+def joined(words: Sequence[str]) -> str:
+    """'a', 'a and b', 'a, b and c'."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def _title(runs: Sequence[Run]) -> str:
+    def names(section: str, key: str) -> str:
+        found = list(dict.fromkeys(str(name) for run in runs if (name := run.get(section, key)) is not None))
+        return joined(found) if len(found) <= 4 else f"{len(found)} {section}s"
+
+    algorithms = names("algorithm", "name") or joined(list(dict.fromkeys(run.label for run in runs))[:4])
+    parts = [algorithms, names("task", "name"), names("population", "dataset")]
+    return " · ".join(filter(None, parts))
+
+
+def _status(statuses: Mapping[str, int]) -> str:
+    if len(statuses) == 1:
+        return next(iter(statuses))
+    return ", ".join(f"{count} {status}" for status, count in statuses.items())
+
+
+def _cards(runs: Sequence[Run]) -> list[tuple[str, list[str], str]]:
+    """Headline numbers as (name, [value] or [least, greatest] of the runs, remark). Unknown ones are left out."""
+    cards: list[tuple[str, list[str], str]] = []
+
+    def add(name: str, values: Iterable[float | None], show: Callable[[float | None], str], remark: str = "") -> None:
+        known = [value for value in values if value is not None and math.isfinite(value)]
+        if known:
+            cards.append((name, list(dict.fromkeys(show(value) for value in (min(known), max(known)))), remark))
+
+    for metric in _metrics(runs)[:4]:
+        best = [value for run in runs if (value := run.summarised("best", metric)) is not None]
+        spread = " to ".join(dict.fromkeys(number(value) for value in (min(best), max(best)))) if best else ""
+        add(f"final {metric}", (run.final(metric) for run in runs), number, f"best {spread}" if best else "")
+    steps = [total for run in runs if (total := run.total("client_steps"))]
+    remark = f"{quantity(sum(steps) / len(steps))} client steps" + (" a run" if len(runs) > 1 else "") if steps else ""
+    add("rounds", (run.rounds_done for run in runs), _whole, remark)
+    add("floats up", (run.total("floats_up") for run in runs), quantity, "received by the server")
+    up, down = (quantity(runs[0].total(count), "B") for count in ("bytes_up", "bytes_down"))
+    remark = f"{up} up, {down} down" if len(runs) == 1 else "up and down"
+    add("bytes", (_sum(run, "bytes_up", "bytes_down") for run in runs), lambda value: quantity(value, "B"), remark)
+    add("virtual time", (run.total("virtual_s") or None for run in runs), duration, "on the simulated fleet")
+    seconds = (run.summarised("median_seconds_per_round") for run in runs)
+    add("a round takes", seconds, duration, "median wall-clock time")
+    asked, heard = (sum(run.total(count) or 0 for run in runs) for count in ("invited", "heard"))
+    if asked:
+        cards.append(("heard of invited", [share(heard / asked)], f"{heard:,.0f} of {asked:,.0f} invitations"))
+    if len(runs) == 1 and (counts := heard_counts(runs[0])):
+        heard, size = len(counts[0]), counts[1]
+        cards.append(("clients heard", [share(heard / size)], f"{heard:,} of {size:,}, at least once"))
+    return cards
+
+
+def _table(groups: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+    """The table of labels: `head` (cells), `rows` (cells, the first is the label), `caption`."""
+    metrics = _metrics([run for runs in groups.values() for run in runs])
+    equal = {metric: at_equal_floats(list(groups.values()), metric) for metric in metrics}
+    head = ["label", "runs finished", "seeds"]
+    for metric in metrics:
+        head.append(f"final {metric}")
+        if found := equal[metric]:
+            head.append(f"{metric} at {quantity(found[0], 'floats')} up")
+    rows = []
+    for place, (label, runs) in enumerate(groups.items()):
+        seeds = [str(run.seed) for run in runs if run.seed is not None]
+        some = ", ".join(seeds[:8]) + (", …" if len(seeds) > 8 else "")
+        done = sum(run.summary.get("status") == "finished" for run in runs)
+        row = [label, str(done) if done == len(runs) else f"{done} of {len(runs)}", some or MISSING]
+        for metric in metrics:
+            row.append(_mean_sd([run.final(metric) for run in runs]))
+            if found := equal[metric]:
+                row.append(_mean_sd(found[1][place].tolist()))
+        row += [_mean_text(runs, "floats_up", quantity), _mean_text(runs, "virtual_s", duration)]
+        rows.append(row)
+    head += ["floats up", "virtual time"]
+    text = "Mean ± sample standard deviation over seeds; floats and times are means."
+    if any(equal.values()):
+        text += (
+            " At equal floats: the metric once the server had received as many floats as the run that received fewest, "
+            "interpolated between evaluations."
+        )
+    return {"head": head, "rows": rows, "caption": text}
+
+
+def _phases(run: Run) -> dict[str, Any] | None:
+    """The table of phases of one run, None if it has fewer than two: they sum to the rounds."""
+    shows = {"invited": _whole, "heard": _whole, "floats_up": quantity, "floats_down": quantity}
+    shown = {name: show for name, show in shows.items() if name in run.phases}
+    names = run.phases.get("phase", np.empty(0))
+    phases = list(dict.fromkeys(names))
+    if len(phases) < 2:
+        return None
+    rows = [
+        [str(phase), *(show(float(np.nansum(run.phases[name][names == phase]))) for name, show in shown.items())]
+        for phase in phases
+    ]
+    head = ["phase", *(name.replace("_", " ") for name in shown)]
+    return {"head": head, "rows": rows, "caption": "Sums over all rounds."}
+
+
+def _notes(label: str, runs: Sequence[Run]) -> list[str]:
+    """Warnings that the runs of a label may not be seeds of one experiment."""
+    notes = []
+    differing = [part for part in COMPARED if len({repr(run.config.get(part)) for run in runs}) > 1]
+    if differing:
+        notes.append(
+            f"The runs of “{label}” differ in {joined(differing)}, not only in their seed: better use several labels."
+        )
+    elif len(seeds := [run.seed for run in runs if run.seed is not None]) > len({repr(seed) for seed in seeds}):
+        notes.append(f"Some runs of “{label}” have the same seed: their spread understates the spread over seeds.")
+    return notes
+
+
+def _metrics(runs: Sequence[Run]) -> list[str]:
+    named = [metric for run in runs for metric in (*_keys(run, "final"), *run.metrics)]
+    return list(dict.fromkeys(named))
+
+
+def _keys(run: Run, section: str) -> list[str]:
+    found = run.summary.get(section)
+    return [str(key) for key in found] if isinstance(found, dict) else []
+
+
+def _whole(value: float | None) -> str:
+    return MISSING if value is None else f"{value:,.0f}"
+
+
+def _sum(run: Run, *counts: str) -> float | None:
+    known = [total for count in counts if (total := run.total(count)) is not None]
+    return sum(known) if known else None
+
+
+def _mean_sd(values: Sequence[float | None]) -> str:
+    """'0.731 ± 0.019': mean and sample standard deviation of the known values; the value alone if it is one."""
+    known = np.array([value for value in values if value is not None and math.isfinite(value)])
+    if not len(known):
+        return MISSING
+    if len(known) == 1 or known.std() == 0:
+        return number(known.mean()) + (" ± 0" if len(known) > 1 else "")
+    spread = known.std(ddof=1)
+    digits = min(6, max(0, 1 - math.floor(math.log10(spread))))  # two digits of the spread, and the mean to match
+    return f"{known.mean():.{digits}f} ± {spread:.{digits}f}"
+
+
+def _mean_text(runs: Sequence[Run], count: str, show: Callable[[float | None], str]) -> str:
+    known = [total for run in runs if (total := run.total(count)) is not None]
+    return show(sum(known) / len(known)) if known else MISSING
+
+
+def _config(run: Run, several: bool) -> str:
+    return re.sub(r"(?m)^seed:.*\n?", "", run.config_text) if several else run.config_text
+
+
+def _name(run: Run) -> str:
+    return run.label + (f", seed {run.seed}" if run.seed is not None else "")
+
+
+def _merged(named: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Equal texts once, under all their names; empty texts not at all."""
+    by_text: dict[str, list[str]] = {}
+    for name, text in named:
+        by_text.setdefault(text, []).append(name)
+    return [("; ".join(names), text) for text, names in by_text.items() if text.strip()]
+
+
+def _count(many: int, word: str) -> str:
+    return f"{many} {word}" + ("s" if many != 1 else "")

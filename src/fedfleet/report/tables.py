@@ -1,0 +1,277 @@
+"""What run folders hold, read into memory, and the arithmetic a report does on it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+Table = dict[str, np.ndarray]  # columns (n,): float64 with nan for null, or str objects
+Curve = tuple[np.ndarray, np.ndarray]  # x and y, each (n,), x not decreasing
+COUNTS = ("seconds", "invited", "heard", "late", "failed", "offline", "client_steps")
+COUNTS += ("floats_up", "floats_down", "bytes_up", "bytes_down", "virtual_s")
+FATES = ("heard", "stale", "late", "failed", "offline")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a run folder says. Tables that are missing are empty, sections that are missing are `{}`.
+
+    `rounds` is sorted by round and has, beside the file's columns, `completed` (rounds done, so round + 1) and
+    `total/<count>` (the cumulative sum of each count in `COUNTS`). The other tables are as on disk.
+    """
+
+    path: Path
+    label: str
+    config: dict[str, Any]
+    config_text: str
+    environment: dict[str, Any]
+    summary: dict[str, Any]
+    rounds: Table
+    phases: Table
+    fates: Table
+    clients: Table
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the metrics that were evaluated at least once, in the order of the table."""
+        columns = [c for c in self.rounds if c.startswith("eval/")]
+        return [c.removeprefix("eval/") for c in columns if np.isfinite(self.rounds[c]).any()]
+
+    def curve(self, column: str, against: str) -> Curve:
+        """Two float arrays (n,) of the rows where both columns are finite; n = 0 if either column is missing."""
+        if not {column, against} <= set(self.rounds):
+            return np.empty(0), np.empty(0)
+        x, y = self.rounds[against], self.rounds[column]
+        keep = np.isfinite(x) & np.isfinite(y)
+        return x[keep], y[keep]
+
+    def total(self, count: str) -> float | None:
+        """Sum of a count over all rounds; None if it was not recorded."""
+        values = self.rounds.get(count, np.empty(0))
+        return None if np.isnan(values).all() else float(np.nansum(values))
+
+    def get(self, section: str, key: str) -> Any:
+        """`config[section][key]`, or None where either is missing."""
+        found = self.config.get(section)
+        return found.get(key) if isinstance(found, dict) else None
+
+    def summarised(self, key: str, metric: str | None = None) -> float | None:
+        """A finite number of `summary.json`, by key or by key and metric, else None."""
+        found = self.summary.get(key)
+        value = found.get(metric) if isinstance(found, dict) else found
+        return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+    def final(self, metric: str) -> float | None:
+        """The summary's final value, else that of the last evaluation (a run that was killed has no summary)."""
+        values = self.curve(f"eval/{metric}", "round")[1]
+        known = self.summarised("final", metric)
+        return known if known is not None else float(values[-1]) if len(values) else None
+
+    @property
+    def rounds_done(self) -> int:
+        """How many rounds were completed."""
+        known = self.summarised("rounds")
+        return int(known) if known is not None else int((self.rounds.get("round", np.empty(0)) >= 0).sum())
+
+    @property
+    def seed(self) -> Any:
+        """The seed in the config, or None."""
+        return self.config.get("seed")
+
+
+def at(x: np.ndarray, y: np.ndarray, where: np.ndarray) -> np.ndarray:
+    """Interpolate y (n,) linearly at `where` (m,): nan before the first x, the last value held after the last x.
+
+    x does not decrease; where it repeats (a round in which nobody was heard) the later value counts.
+    """
+    if len(x) == 0:
+        return np.full(np.shape(where), np.nan)
+    last = np.append(np.diff(x) > 0, True)
+    return np.interp(where, x[last], y[last], left=np.nan)
+
+
+def gini(counts: np.ndarray, size: int) -> float:
+    """Gini coefficient of how often `size` clients were heard: 0 if all equally, towards 1 if few do all, nan if none.
+
+    `counts` (n,) are the clients that were heard, n <= size; the others are zeros, which are never formed.
+    """
+    ordered = np.sort(np.asarray(counts, dtype=float))
+    if size < 1 or ordered.sum() == 0:
+        return math.nan
+    rank = np.arange(size - len(ordered) + 1, size + 1)
+    return float(((2 * rank - size - 1) * ordered).sum() / (size * ordered.sum()))
+
+
+def heard_counts(run: Run) -> tuple[np.ndarray, int] | None:
+    """In how many rounds each heard client was heard (n,), and the population's size. None without fates or clients.
+
+    A stale reply counts, for the algorithm used it; a client heard in two phases of a round counts once.
+    """
+    if not {"round", "client", "fate"} <= set(run.fates) or not len(run.fates["client"]):
+        return None
+    used = np.isin(run.fates["fate"], ("heard", "stale"))
+    rounds, when = np.unique(run.fates["round"][used], return_inverse=True)
+    clients, who = np.unique(run.fates["client"][used], return_inverse=True)
+    once = np.unique(who * len(rounds) + when)
+    known = run.get("population", "clients")
+    size = max(known if isinstance(known, int) else 0, len(np.unique(run.fates["client"])))
+    return np.bincount(once // max(1, len(rounds)), minlength=len(clients)), size
+
+
+def band(curves: Sequence[Curve], points: int = 300) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
+    """Mean, least and greatest of several curves on a common grid of x: (grid, mean, low, high), each (m,).
+
+    The grid is the x that all share, else `points` values over the range that all cover (None if that is empty).
+    """
+    curves = [curve for curve in curves if len(curve[0])]
+    if not curves:
+        return None
+    grid = curves[0][0]
+    if not all(np.array_equal(grid, x) for x, _ in curves):
+        start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+        if start > end:
+            return None
+        grid = np.linspace(start, end, points)
+        y = np.stack([at(x, y, grid) for x, y in curves])
+    else:
+        y = np.stack([y for _, y in curves])
+    return grid, y.mean(0), y.min(0), y.max(0)
+
+
+def at_equal_floats(groups: Sequence[Sequence[Run]], metric: str) -> tuple[float, list[np.ndarray]] | None:
+    """Every run's metric once the server had received as many floats as the run that received fewest, in all.
+
+    Returns that number of floats, and for each group the metric of its runs (runs,), interpolated between evaluations,
+    nan where the run was not evaluated by then. Runs that sent nothing do not count. None if that leaves nothing.
+    """
+    totals = [run.total("floats_up") or 0 for runs in groups for run in runs]
+    least = min((total for total in totals if total > 0), default=None)
+    if least is None:
+        return None
+    where = np.array([least])
+    curves = [[run.curve(f"eval/{metric}", "total/floats_up") for run in runs] for runs in groups]
+    found = [np.concatenate([at(x, y, where) for x, y in group]) for group in curves]
+    return (least, found) if np.isfinite(np.concatenate(found)).any() else None
+
+
+def worst_tenth(values: np.ndarray, high_is_bad: bool) -> float:
+    """Mean of the worst 10 % of values (n,), at least one of them; nan if there are none."""
+    ordered = np.sort(values)[::-1] if high_is_bad else np.sort(values)
+    return float(ordered[: max(1, math.ceil(len(values) / 10))].mean()) if len(values) else math.nan
+
+
+def smooth(values: np.ndarray, window: int) -> np.ndarray:
+    """Centred mean of values (n,) over an odd window, over what there is of it at the ends."""
+    kernel, edge = np.ones(window), window // 2
+    sums = np.convolve(values, kernel)[edge : edge + len(values)]
+    return sums / np.convolve(np.ones(len(values)), kernel)[edge : edge + len(values)]
+
+
+def fate_shares(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray] | None:
+    """The share of each fate by round, mean over runs: rounds (n,) and shares (n, 5), columns as in `FATES`; or None.
+
+    Counted in the fates table, which knows stale replies, or where that is missing taken from the counts of the rounds.
+    """
+    rounds, shares = [], []
+    for run in runs:
+        if {"round", "fate"} <= set(run.fates) and len(run.fates["round"]):
+            index, at_row = np.unique(run.fates["round"], return_inverse=True)
+            counts = np.stack([np.bincount(at_row, run.fates["fate"] == fate, len(index)) for fate in FATES], axis=1)
+        elif {"round", "heard"} <= set(run.rounds):
+            index, none = run.rounds["round"], np.zeros(len(run.rounds["round"]))
+            counts = np.nan_to_num(np.stack([run.rounds.get(fate, none) for fate in FATES], axis=1))
+        else:
+            continue
+        asked = counts.sum(axis=1) > 0
+        rounds.append(index[asked])
+        shares.append(counts[asked] / counts[asked].sum(axis=1, keepdims=True))
+    if not any(map(len, rounds)):
+        return None
+    index, at_row = np.unique(np.concatenate(rounds), return_inverse=True)
+    columns = np.concatenate(shares).T
+    return index, np.stack([np.bincount(at_row, column) / np.bincount(at_row) for column in columns], axis=1)
+
+
+def read(path: Path) -> Run:
+    """The run folder `path`, of which any file but `rounds.parquet` may be missing.
+
+    Raises:
+        ValueError: a file that is there cannot be read; the line names it and the mend.
+    """
+    config_text = _text(path / "config.yaml")
+    try:
+        config = _mapping(yaml.safe_load(config_text))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path / 'config.yaml'}: not readable as YAML; mend or remove it ({_line(error)})") from error
+    summary = _json(path / "summary.json")
+    algorithm = config.get("algorithm")
+    named = algorithm.get("name") if isinstance(algorithm, dict) else None
+    return Run(
+        path=path,
+        label=" ".join(str(summary.get("label") or named or path.name).split()),
+        config=config,
+        config_text=config_text,
+        environment=_json(path / "environment.json"),
+        summary=summary,
+        rounds=_with_totals(_table(path / "rounds.parquet")),
+        phases=_table(path / "phases.parquet"),
+        fates=_table(path / "fates.parquet"),
+        clients=_table(path / "clients.parquet"),
+    )
+
+
+def _with_totals(rounds: Table) -> Table:
+    """In order of rounds, the last of each, with `completed` and the cumulative sums that curves are drawn against."""
+    if "round" not in rounds:
+        return {}
+    _, last = np.unique(rounds["round"][::-1], return_index=True)
+    rounds = {name: values[::-1][last] for name, values in rounds.items() if values.dtype == np.float64}
+    rounds["completed"] = rounds["round"] + 1
+    for count in COUNTS:
+        if count in rounds and not np.isnan(rounds[count]).all():
+            rounds[f"total/{count}"] = np.nan_to_num(rounds[count])
+    return rounds
+
+
+def _table(path: Path) -> Table:
+    if not path.is_file():
+        return {}
+    try:
+        frame: Any = pd.read_parquet(path)
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        raise ValueError(f"{path}: not readable as Parquet; resume the run to rewrite it ({_line(error)})") from error
+    return {str(name): _column(frame[name]) for name in frame.columns}
+
+
+def _column(series: Any) -> np.ndarray:
+    """Floats with nan, also for an all-null column, whatever its type in the file; everything else as text."""
+    if pd.api.types.is_numeric_dtype(series):
+        return series.to_numpy(dtype=float, na_value=np.nan)
+    return np.full(len(series), np.nan) if series.isna().all() else series.astype(str).to_numpy(dtype=object)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return _mapping(json.loads(_text(path) or "null"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: not readable as JSON; mend or remove it ({_line(error)})") from error
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,1 @@
+"""Models, objectives and evaluation: what is learnt, whatever the algorithm."""

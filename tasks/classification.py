@@ -1,0 +1,62 @@
+"""Classification by cross-entropy: z = {"x": parameters of the net}."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedfleet.simulator.rng import Key
+from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.work import Batch, Objective
+from fedfleet.tasks.models import build
+from fedfleet.tasks.options import DataShape, ModelOptions
+
+
+class Classification:
+    """A net, cross-entropy, accuracy."""
+
+    parts = ("x",)
+
+    def __init__(self, options: ModelOptions, shape: DataShape):
+        self._options, self._shape = options, shape
+        self._net = self._build(0)
+
+    def _build(self, seed: int) -> nn.Module:
+        return build(self._options.model, self._shape.example, self._shape.classes, self._options.hidden, seed)
+
+    def init(self, seed: int) -> Tree:
+        """Return the net's initial parameters, by name."""
+        return {"x": {name: p.detach() for name, p in self._build(seed).named_parameters()}}
+
+    def logits(self, z: Tree, x: Tensor) -> Tensor:
+        """Return the net's outputs (B, classes) for inputs (B, ...)."""
+        return functional_call(self._net, z["x"], (x,))
+
+    def _loss(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Tensor]]:
+        return batch.mean(F.cross_entropy(self.logits(z, batch.x), batch.y, reduction="none")), {}
+
+    @cached_property
+    def objectives(self) -> Mapping[str, Objective]:
+        """The mean cross-entropy."""
+        return {"train": Objective(loss=self._loss, sign={"x": 1})}
+
+    @cached_property
+    def functions(self) -> Mapping[str, Callable[[Tree, Batch], Any]]:
+        """"predict": logits (B, classes); "per_example": accuracy and loss (B,)."""
+        return {"predict": lambda z, batch: self.logits(z, batch.x), "per_example": self._per_example}
+
+    def _per_example(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
+        logits = self.logits(z, batch.x)
+        right = (logits.argmax(1) == batch.y).to(torch.float32)
+        return {"accuracy": right, "loss": F.cross_entropy(logits, batch.y, reduction="none")}
+
+    def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return accuracy and mean cross-entropy."""
+        right = outputs.argmax(1) == data["y"]
+        return {"accuracy": float(right.double().mean()), "loss": float(F.cross_entropy(outputs.double(), data["y"]))}

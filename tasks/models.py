@@ -1,0 +1,88 @@
+"""Small networks, built from the shape of an example and the number of classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+
+def logistic(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:
+    """Multinomial logistic regression."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:
+    """Fully connected layers of the given widths, with ReLU between."""
+    widths = (math.prod(shape), *hidden)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for a, b in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+
+def cnn(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:
+    """Two 3x3 convolutions (16, 32 channels), each with ReLU and 2x2 max pooling, then one linear layer."""
+    channels, height, width = shape
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(32 * (height // 4) * (width // 4), classes)),
+    )
+
+
+def lenet(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:
+    """LeNet: two 5x5 convolutions (6, 16 channels) with ReLU and pooling, linear 120, 84, classes. 44,426 weights at 28x28."""
+    channels, height, width = shape
+    flat = 16 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(flat, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes)),
+    )
+
+
+def lenet_relu(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:
+    """LeNet with ReLU on the logits too, as in CDMA's AUC experiments on MNIST."""
+    return nn.Sequential(*lenet(shape, classes, hidden).children(), nn.ReLU())
+
+
+def convnet(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:
+    """Three 3x3 convolutions (32, 64, 64), two poolings, linear 64, classes: CDMA's CIFAR-10 net, 122,570 weights at 3x32x32."""
+    channels, height, width = shape
+    flat = 64 * (((height - 2) // 2 - 2) // 2 - 2) * (((width - 2) // 2 - 2) // 2 - 2)
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 64, 3), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(flat, 64), nn.ReLU(), nn.Linear(64, classes)),
+    )
+
+
+MODELS: dict[str, Callable[[tuple[int, ...], int, tuple[int, ...]], nn.Module]] = {
+    "logistic": logistic,
+    "mlp": mlp,
+    "cnn": cnn,
+    "lenet": lenet,
+    "lenet_relu": lenet_relu,
+    "convnet": convnet,
+}
+SMALLEST_SIDE = {"cnn": 4, "lenet": 16, "lenet_relu": 16, "convnet": 18}
+"""The least height and width that a convolutional net can take."""
+
+
+def build(name: str, shape: tuple[int, ...], classes: int, hidden: tuple[int, ...], seed: int) -> nn.Module:
+    """Build a net with torch's default initialisation, drawn from ``seed`` alone.
+
+    Raises ValueError for an unknown name, or images too small for a convolutional net.
+    """
+    if name not in MODELS:
+        raise ValueError(f"unknown model {name!r}: choose one of {', '.join(MODELS)}")
+    least = SMALLEST_SIDE.get(name, 0)
+    if least and (len(shape) != 3 or min(shape[1:]) < least):
+        raise ValueError(f"model {name!r} needs images of at least {least}x{least}, not {shape}: try model=mlp")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return MODELS[name](shape, classes, hidden)

@@ -1,0 +1,26 @@
+"""Options that tasks share: what a user may write under ``task:`` in a configuration."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+
+class DataShape(NamedTuple):
+    """What a task must know of its data: the shape of one example and the number of classes."""
+
+    example: tuple[int, ...]
+    classes: int
+
+
+class ModelOptions(BaseModel):
+    """Which net."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    model: str = "mlp"
+    """One of logistic, mlp, cnn, lenet, lenet_relu, convnet."""
+    hidden: tuple[int, ...] = (64,)
+    """Widths of the hidden layers (mlp only)."""
+

@@ -1,0 +1,27 @@
+"""Every task by the name used in configurations: a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from fedfleet.simulator.algorithm import Task
+from fedfleet.tasks.auc import AucMaximisation, AucOptions
+from fedfleet.tasks.classification import Classification
+from fedfleet.tasks.options import DataShape, ModelOptions
+
+
+class Entry(NamedTuple):
+    """What a name stands for: its options, how to build it, one line for ``fedfleet list``."""
+
+    options: type[BaseModel]
+    build: Callable[[Any, DataShape], Task]
+    about: str
+
+
+TASKS: dict[str, Entry] = {
+    "classification": Entry(ModelOptions, Classification, "cross-entropy, accuracy; minimisation"),
+    "auc": Entry(AucOptions, AucMaximisation, "l2-relaxed AUC maximisation of one class against the rest; minimax"),
+}

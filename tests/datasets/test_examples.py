@@ -1,0 +1,99 @@
+"""Examples, decoding, digits, and the registry."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedfleet.datasets.examples import Dataset, Examples, decode
+from fedfleet.datasets.files import DataError
+from fedfleet.datasets.registry import LOADERS, load
+
+
+def test_decode_maps_pixels_to_minus_one_to_one():
+    values = decode(torch.arange(256, dtype=torch.uint8))
+    assert values.dtype == torch.float32
+    assert values[0] == -1
+    assert values[255] == 1
+    torch.testing.assert_close(values.diff(), torch.full((255,), 2 / 255), atol=1e-6, rtol=0)
+
+
+def test_decode_passes_float_through_and_refuses_the_rest():
+    x = torch.randn(3)
+    assert decode(x) is x
+    with pytest.raises(TypeError, match=r"torch\.int64"):
+        decode(torch.arange(3))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "domain", "says"),
+    [
+        (torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.int64), None, "x is torch.float64"),
+        (torch.zeros(3), torch.zeros(3, dtype=torch.uint8), None, "y is torch.uint8"),
+        (torch.zeros(3), torch.zeros(2, dtype=torch.int64), None, r"y is torch.int64 \(2,\)"),
+        (torch.zeros(3), torch.zeros(3, dtype=torch.int64), torch.zeros(4, dtype=torch.int64), "domain is"),
+    ],
+)
+def test_examples_refuse_columns_that_disagree(x, y, domain, says):
+    with pytest.raises(ValueError, match=says):
+        Examples(x, y, 10, domain)
+
+
+def test_digits(tmp_path: Path):
+    digits = load("digits", tmp_path / "absent")
+    train, test = digits.train, digits.test
+    assert len(train) + len(test) == 1797
+    assert train.x.shape[1:] == (1, 8, 8)
+    assert train.x.dtype == torch.float32
+    assert (train.x.min(), train.x.max()) == (-1, 1)
+    for label in range(10):
+        held_out, all_ = int((test.y == label).sum()), int((train.y == label).sum() + (test.y == label).sum())
+        assert held_out == all_ // 5
+    # Published: the first ten rows are the digits 0..9 in order, and the first pixels of the first are 0 0 5 13 9 1.
+    assert train.y[:10].tolist() == list(range(10))
+    assert ((train.x[0, 0, 0, :6] + 1) * 8).tolist() == [0, 0, 5, 13, 9, 1]
+    again = load("digits", tmp_path)
+    assert torch.equal(again.test.x, test.x)
+
+
+def test_digits_test_set_is_the_end_of_each_class():
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    threes = pixels[labels == 3]
+    digits = load("digits", Path())
+    held_out = digits.test.x[digits.test.y == 3].reshape(-1, 64).double()
+    torch.testing.assert_close((held_out + 1) * 8, torch.from_numpy(threes[-len(held_out) :]))
+
+
+def test_fashion_mnist(fashion_mnist: Dataset):
+    assert fashion_mnist.name == "fashion_mnist"
+    for examples, size in ((fashion_mnist.train, 60_000), (fashion_mnist.test, 10_000)):
+        assert examples.x.shape == (size, 1, 28, 28)
+        assert examples.x.dtype == torch.uint8
+        assert torch.equal(examples.y.bincount(), torch.full((10,), size // 10))
+    assert fashion_mnist.train.y[:5].tolist() == [9, 0, 0, 3, 0]  # an ankle boot comes first
+    mean = fashion_mnist.train.x.double().mean() / 255
+    assert mean == pytest.approx(0.2860, abs=1e-4)  # as widely published for its normalisation
+
+
+@pytest.mark.parametrize(("wrong", "meant"), [("fashion-mnist", "fashion_mnist"), ("cifar-10", "cifar10")])
+def test_unknown_name_gives_the_nearest(wrong: str, meant: str):
+    with pytest.raises(DataError, match=f"'{wrong}'.*did you mean '{meant}'"):
+        load(wrong, Path())
+
+
+def test_unknown_name_far_from_all_lists_them():
+    with pytest.raises(DataError, match="use one of " + re.escape(", ".join(LOADERS))):
+        load("zzzzzz", Path())
+
+
+@pytest.mark.parametrize("name", [name for name in LOADERS if name != "digits"])
+def test_every_loader_says_what_is_missing(name: str, tmp_path: Path, no_network: list[str]):
+    with pytest.raises(DataError, match=r"FEDFLEET_DATA") as caught:
+        load(name, tmp_path / "data")
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path / "data") in str(caught.value)
+    assert no_network
+    assert not (tmp_path / "data").exists()

@@ -1,0 +1,337 @@
+"""Partitions: what every one has to hold, and what each kind promises."""
+
+import bisect
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import Field, TypeAdapter, ValidationError
+from torch import Tensor
+
+from fedfleet.datasets import partition
+from fedfleet.datasets.examples import Dataset
+from fedfleet.datasets.partition import Partition
+from fedfleet.datasets.partition_config import (
+    PARTITIONS,
+    ByDomain,
+    Dirichlet,
+    Iid,
+    LabelSorted,
+    PartitionConfig,
+    QuantitySkew,
+    Shards,
+)
+from fedfleet.datasets.registry import load
+
+AnyKind: TypeAdapter[PartitionConfig] = TypeAdapter(
+    Annotated[Iid | LabelSorted | Dirichlet | Shards | QuantitySkew | ByDomain, Field(discriminator="kind")]
+)
+
+labels_of = st.lists(st.integers(0, 6), min_size=1, max_size=120).map(torch.tensor)
+seeds = st.integers(0, 2**40)
+
+
+def split(config: Mapping[str, Any], labels: Tensor, clients: int, seed: int = 0) -> Partition:
+    return AnyKind.validate_python(dict(config)).split(labels, labels, clients, seed)
+
+
+def blocks(dealt: Partition) -> list[Tensor]:
+    return list(torch.split(dealt.indices, dealt.sizes.tolist()))
+
+
+def assert_sound(dealt: Partition, examples: int, clients: int) -> None:
+    assert dealt.indices.dtype == dealt.offsets.dtype == torch.int64
+    assert dealt.offsets.shape == (clients + 1,)
+    assert dealt.offsets[0] == 0
+    assert dealt.offsets[-1] == len(dealt.indices)
+    assert dealt.sizes.min() >= 0
+    assert dealt.indices.unique().numel() == dealt.indices.numel()
+    assert dealt.indices.min() >= 0
+    assert dealt.indices.max() < examples
+
+
+def assert_all_dealt(dealt: Partition, examples: int) -> None:
+    assert torch.equal(dealt.indices.sort().values, torch.arange(examples))
+
+
+# What every kind holds
+
+
+@settings(deadline=None)
+@given(labels=labels_of, data=st.data(), seed=seeds, similarity=st.floats(0, 1))
+def test_equal_blocks_drop_only_the_remainder(labels: Tensor, data, seed: int, similarity: float):
+    clients = data.draw(st.integers(1, len(labels)))
+    for config in ({"kind": "iid"}, {"kind": "label_sorted", "similarity": similarity}):
+        dealt = split(config, labels, clients, seed)
+        assert_sound(dealt, len(labels), clients)
+        assert set(dealt.sizes.tolist()) == {len(labels) // clients}
+
+
+@settings(deadline=None)
+@given(
+    labels=labels_of,
+    data=st.data(),
+    seed=seeds,
+    alpha=st.floats(1e-3, 1e6),
+    kind=st.sampled_from(["dirichlet", "quantity_skew"]),
+)
+def test_dirichlet_kinds_deal_everything(labels: Tensor, data, seed: int, alpha: float, kind: str):
+    clients = data.draw(st.integers(1, len(labels)))
+    dealt = split({"kind": kind, "alpha": alpha, "min_size": 0}, labels, clients, seed)
+    assert_sound(dealt, len(labels), clients)
+    assert_all_dealt(dealt, len(labels))
+
+
+@settings(deadline=None)
+@given(per_shard=st.integers(1, 5), clients=st.integers(1, 8), n=st.integers(1, 4), seed=seeds, data=st.data())
+def test_shards_deal_everything_in_runs_of_the_sorted_order(per_shard, clients, n, seed, data):
+    size = per_shard * clients * n
+    labels = torch.tensor(data.draw(st.lists(st.integers(0, 5), min_size=size, max_size=size)))
+    dealt = split({"kind": "shards", "labels_per_client": n}, labels, clients, seed)
+    assert_sound(dealt, size, clients)
+    assert_all_dealt(dealt, size)
+    assert set(dealt.sizes.tolist()) == {per_shard * n}
+    shards = {tuple(shard.tolist()) for shard in labels.argsort(stable=True).reshape(-1, per_shard)}
+    assert {tuple(shard.tolist()) for shard in dealt.indices.reshape(-1, per_shard)} == shards
+
+
+@settings(deadline=None)
+@given(domains=labels_of, data=st.data(), seed=seeds)
+def test_by_domain_keeps_clients_within_a_domain(domains: Tensor, data, seed: int):
+    kinds, totals = domains.unique(return_counts=True)
+    clients = data.draw(st.integers(len(kinds), len(domains)))
+    dealt = split({"kind": "by_domain"}, domains, clients, seed)
+    assert_sound(dealt, len(domains), clients)
+    assert_all_dealt(dealt, len(domains))
+    homes = [domains[block].unique() for block in blocks(dealt)]
+    assert all(len(home) == 1 for home in homes)
+    for kind, total in zip(kinds, totals, strict=True):
+        sizes = dealt.sizes[torch.cat(homes) == kind]
+        assert len(sizes) >= 1
+        assert sizes.max() - sizes.min() <= 1
+        quota = clients * int(total) / len(domains)
+        assert len(sizes) < max(1, quota) + 1  # never above the largest remainder's share
+
+
+CONFIGS = [
+    {"kind": "iid"},
+    {"kind": "label_sorted", "similarity": 0.5},
+    {"kind": "dirichlet"},
+    {"kind": "shards"},
+    {"kind": "quantity_skew"},
+    {"kind": "by_domain"},
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config["kind"])
+def test_the_seed_decides(config: dict[str, Any]):
+    labels = torch.arange(240) % 6
+    first, again, other = (split(config, labels, 12, seed) for seed in (3, 3, 4))
+    assert torch.equal(first.indices, again.indices)
+    assert torch.equal(first.offsets, again.offsets)
+    assert not torch.equal(first.indices, other.indices)
+
+
+def test_every_kind_is_configured_and_tested():
+    assert list(PARTITIONS) == [config["kind"] for config in CONFIGS]
+    assert all(model().model_dump()["kind"] == kind for kind, model in PARTITIONS.items())
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config["kind"])
+def test_more_clients_than_examples(config: dict[str, Any]):
+    for clients in (0, 8):
+        with pytest.raises(ValueError, match=f"{clients} clients cannot share 7 examples: ask for 1 to 7"):
+            split(config, torch.arange(7) % 2, clients)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"kind": "dirichlet", "min_size": 0}, *(c for c in CONFIGS if c["kind"] != "dirichlet")],
+    ids=lambda c: c["kind"],
+)
+def test_ten_thousand_clients_take_well_under_a_second(config: dict[str, Any]):
+    labels = torch.arange(60_000) % 10
+    started = time.perf_counter()
+    if config["kind"] == "quantity_skew":
+        config = config | {"min_size": 0}
+    dealt = split(config, labels, 10_000)
+    assert time.perf_counter() - started < 1
+    assert_sound(dealt, 60_000, 10_000)
+
+
+# What one kind promises
+
+
+def test_label_sorted_fashion_mnist_has_one_class_a_client(fashion_mnist: Dataset):
+    labels = fashion_mnist.train.y
+    dealt = partition.label_sorted(labels, 500, seed=0)
+    by_client = labels[dealt.indices].reshape(500, 120)
+    assert (by_client == by_client[:, :1]).all()
+    assert torch.equal(by_client[:, 0].bincount(), torch.full((10,), 50))
+    # The sort is stable: file order within a class.
+    assert (dealt.indices.reshape(10, 6000).diff(dim=1) > 0).all()
+
+
+def test_label_sorted_digits():
+    digits = load("digits", Path())
+    labels = torch.cat([digits.train.y, digits.test.y])
+    assert len(labels) == 1797
+    dealt = partition.label_sorted(labels, 100, seed=0)
+    assert set(dealt.sizes.tolist()) == {17}
+    assert torch.equal(labels[dealt.indices], labels.sort().values[:1700])
+
+
+def longest_rise(values: list[int]) -> int:
+    """The length of the longest increasing subsequence, by patience sorting."""
+    tails: list[int] = []
+    for value in values:
+        at = bisect.bisect_left(tails, value)
+        tails[at : at + 1] = [value]
+    return len(tails)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 100), st.integers(0, 10), seeds)
+def test_label_sorted_similarity_sorts_the_rest(examples: int, tenths: int, seed: int):
+    dealt = partition.label_sorted(torch.arange(examples), 1, seed, similarity=tenths / 10)
+    sorted_ = -(-examples * (10 - tenths) // 10)
+    assert longest_rise(dealt.indices.tolist()) >= sorted_
+
+
+def test_label_sorted_counts_in_decimals():
+    # (1 - 0.7) * 10 is 3.0000000000000004 in binary; with its ceiling, 4, no order could rise by 3 only.
+    orders = [partition.label_sorted(torch.arange(10), 1, seed, 0.7).indices.tolist() for seed in range(200)]
+    assert min(longest_rise(order) for order in orders) == 3
+
+
+def test_label_sorted_random_share_is_uniform_over_places_and_examples():
+    examples, similarity = 20_000, 0.3
+    labels = torch.arange(examples) // (examples // 2)  # two classes, so a one in the first places was put there
+    order = partition.label_sorted(labels, 1, 0, similarity).indices
+    ones = labels[order][: examples // 4].double().mean()
+    assert ones == pytest.approx(similarity / 2, abs=0.02)
+    zeros = 1 - labels[order][-examples // 4 :].double().mean()
+    assert zeros == pytest.approx(similarity / 2, abs=0.02)
+
+
+def test_dirichlet_alpha_tells_the_skew():
+    labels = torch.arange(50_000) % 10
+
+    def classes_held(alpha: float) -> float:
+        dealt = partition.dirichlet(labels, 50, 0, alpha, min_size=0)
+        return float(np.mean([len(labels[block].unique()) for block in blocks(dealt)]))
+
+    assert classes_held(0.01) < 3 < classes_held(0.3) < classes_held(100) == 10
+
+
+def test_dirichlet_proportions_have_the_right_spread():
+    """The share of a class has the variance of a Dirichlet margin, (1/N)(1 - 1/N) / (N alpha + 1)."""
+    clients, alpha = 20, 0.5
+    labels = torch.arange(1_000_000) % 100
+    dealt = partition.dirichlet(labels, clients, 0, alpha)
+    shares = torch.stack([labels[block].bincount(minlength=100) for block in blocks(dealt)]) / 10_000
+    expected = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
+    assert float(shares.var()) == pytest.approx(expected, rel=0.15)
+
+
+@pytest.mark.parametrize("kind", ["dirichlet", "quantity_skew"])
+def test_min_size_holds_or_says_why_not(kind: str):
+    labels = torch.arange(1000) % 10
+    dealt = split({"kind": kind, "alpha": 1, "min_size": 20}, labels, 10)
+    assert dealt.sizes.min() >= 20
+    with pytest.raises(ValueError, match=r"alpha=0\.001.* 100 clients min_size=5 examples: raise alpha"):
+        split({"kind": kind, "alpha": 0.001, "min_size": 5}, labels, 100)
+    with pytest.raises(ValueError, match="min_size is 101: 1000 examples among 10 clients allow 0 to 100"):
+        split({"kind": kind, "min_size": 101}, labels, 10)
+
+
+def test_dirichlet_gives_up_within_seconds():
+    started = time.perf_counter()
+    with pytest.raises(ValueError, match="10000 clients min_size=1 examples"):
+        partition.dirichlet(torch.arange(60_000) % 10, 10_000, 0, 0.1)
+    assert time.perf_counter() - started < 5
+
+
+def test_quantity_skew_labels_are_iid():
+    labels = (torch.arange(100_000) // 10_000).long()
+    dealt = partition.quantity_skew(labels, 4, 0, alpha=5)
+    for block in blocks(dealt):
+        shares = labels[block].bincount(minlength=10) / len(block)
+        torch.testing.assert_close(shares, torch.full((10,), 0.1), atol=0.02, rtol=0)
+    assert dealt.sizes.max() > 1.2 * dealt.sizes.min()
+
+
+@pytest.mark.parametrize(
+    ("totals", "clients", "expected"),
+    [
+        ([60, 30, 10], 10, [6, 3, 1]),
+        ([98, 1, 1], 10, [8, 1, 1]),
+        ([47, 16, 16, 21], 10, [5, 2, 1, 2]),
+        ([1, 1], 2, [1, 1]),
+    ],
+)
+def test_by_domain_apportions_by_largest_remainder(totals: list[int], clients: int, expected: list[int]):
+    domains = torch.arange(len(totals)).repeat_interleave(torch.tensor(totals)) * 7  # domain numbers may have gaps
+    dealt = partition.by_domain(domains, clients, 0)
+    homes = torch.stack([domains[block[0]] for block in blocks(dealt)]) // 7
+    assert homes.bincount().tolist() == expected
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda y: partition.label_sorted(y, 2, 0, 1.5), "similarity is 1.5: .* 0 to 1"),
+        (lambda y: partition.label_sorted(y, 2, 0, float("nan")), "similarity is nan"),
+        (lambda y: partition.dirichlet(y, 2, 0, 0.0), "alpha is 0.0: "),
+        (lambda y: partition.quantity_skew(y, 2, 0, -1.0), "alpha is -1.0: "),
+        (lambda y: partition.dirichlet(y, 2, 0, float("inf")), "alpha is inf: "),
+        (lambda y: partition.shards(y, 2, 0, 0), "labels_per_client is 0"),
+        (lambda y: partition.shards(y, 4, 0, 2), "12 examples do not cut into 4 clients x 2 .*clients that does is 3"),
+        (lambda y: partition.shards(y, 2, 0, 5), "choose a labels_per_client that divides"),
+        (lambda y: partition.by_domain(y, 2, 0), "2 clients cannot cover 3 domains: ask for at least 3"),
+        (lambda y: partition.iid(y, 2, -1), "seed is -1"),
+    ],
+)
+def test_refusals_are_one_line_with_the_number_and_the_mend(call, says: str):
+    with pytest.raises(ValueError, match=says) as caught:
+        call(torch.arange(12) % 3)
+    assert "\n" not in str(caught.value)
+
+
+def test_by_domain_needs_domains():
+    with pytest.raises(ValueError, match="has no domains"):
+        PARTITIONS["by_domain"]().split(torch.arange(4), None, 2, 0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"kind": "iid", "alpha": 1.0},
+        {"kind": "label_sorted", "similarity": -0.1},
+        {"kind": "dirichlet", "alpha": 0},
+        {"kind": "dirichlet", "alpha": float("inf")},
+        {"kind": "dirichlet", "min_size": -1},
+        {"kind": "shards", "labels_per_client": 0},
+        {"kind": "quantity_skew", "alpha": -1},
+        {"kind": "by_domian"},
+        {},
+    ],
+)
+def test_configuration_refuses(config: dict[str, Any]):
+    with pytest.raises(ValidationError):
+        AnyKind.validate_python(config)
+
+
+def test_every_setting_says_what_it_is():
+    for model in PARTITIONS.values():
+        for name, field in model.model_fields.items():
+            assert name == "kind" or field.description
