@@ -1,4 +1,4 @@
-"""The driver's loop: rounds, retries, the virtual clock, evaluation."""
+"""The driver's loop: rounds, retries, the virtual clock."""
 
 from __future__ import annotations
 
@@ -7,21 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from fedfleet.simulator import rng
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.algorithm import Algorithm, Problem, Task
-from fedfleet.simulator.block import Chunk, run_chunk
+from fedfleet.simulator.algorithm import Algorithm, Problem
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.round import Conditions, EngineRound, PhaseRecord, TooFewResponses
 from fedfleet.simulator.state import ClientStore
 from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import Message
 
 MAX_ATTEMPTS = 10
-EVALUATION_CHUNK = 500  # fixed, since the chunk decides the bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +70,3 @@ def simulate(
             metrics=metrics,
             state=state,
         )
-
-
-def evaluate(executor: Executor, task: Task, z: Tree, data: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, float]:
-    """Return the task's metrics at ``z`` on every split; those of the split "test" have no prefix."""
-    found: dict[str, float] = {}
-    for split, tensors in data.items():
-        size = len(next(iter(tensors.values())))
-        chunks = [Chunk("predict", split, i, min(i + EVALUATION_CHUNK, size)) for i in range(0, size, EVALUATION_CHUNK)]
-        outputs = T.concat(list(executor.map(run_chunk, Message(send={"z": z}), chunks)))
-        prefix = "" if split == "test" else f"{split}_"
-        found |= {f"{prefix}{name}": value for name, value in task.metrics(outputs, tensors).items()}
-    return found

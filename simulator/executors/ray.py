@@ -64,9 +64,16 @@ class RayExecutor:
     """A pool of ``ClientActor``s. Results come back in task order, so the number of actors never changes a bit."""
 
     def __init__(
-        self, actors: int, cpus_per_actor: float = 1.0, gpus_per_actor: float = 0.0, threads: int = 1, address: str | None = None
+        self,
+        actors: int,
+        cpus_per_actor: float = 1.0,
+        gpus_per_actor: float = 0.0,
+        threads: int = 1,
+        address: str | None = None,
+        cpus: int | None = None,
     ):
-        self.actors, self.cpus, self.gpus, self.threads, self.address = actors, cpus_per_actor, gpus_per_actor, threads, address
+        self.actors, self.cpus, self.gpus, self.threads = actors, cpus_per_actor, gpus_per_actor, threads
+        self._address, self._node_cpus = address, cpus
         self._pool: list[Any] = []
         self._started_ray = False
 
@@ -74,7 +81,9 @@ class RayExecutor:
         """Start Ray (on loopback, unless an address is given), put the setup once, and bring the actors up."""
         torch.set_num_threads(1)
         if not ray.is_initialized():
-            where: dict[str, Any] = {"address": self.address} if self.address else {"_node_ip_address": "127.0.0.1"}
+            where: dict[str, Any] = {"address": self._address}
+            if self._address is None:
+                where = {"_node_ip_address": "127.0.0.1", "num_cpus": self._node_cpus}
             ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **where)
             self._started_ray = True
         _share_tensors()

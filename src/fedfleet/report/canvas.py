@@ -80,7 +80,7 @@ def _line_and_band(axes: Axes, curves: Sequence[Curve], color: str, dash: str) -
         axes.fill_between(grid, low, high, color=color, alpha=0.16, linewidth=0)
         for x, y in curves:
             beyond = x >= grid[-1]
-            if beyond.sum() > 1:
+            if beyond.sum() > 1 and x[-1] > 1.1 * grid[-1]:  # shorter tails would only be whiskers
                 axes.plot(x[beyond], y[beyond], color=color, linestyle=dash, linewidth=0.7, alpha=0.7)
 
 
@@ -135,7 +135,7 @@ def band_note(groups: Groups) -> str:
         return ""
     return (
         "Lines are means over seeds where all seeds have data, bands reach from the least to the greatest seed; "
-        "thin lines past a band's end are single seeds that went further."
+        "a thin line past a band's end is a single seed that went much further."
     )
 
 

@@ -237,7 +237,7 @@ def _with_totals(rounds: Table) -> Table:
     rounds["completed"] = rounds["round"] + 1
     for count in COUNTS:
         if count in rounds and not np.isnan(rounds[count]).all():
-            rounds[f"total/{count}"] = np.nan_to_num(rounds[count])
+            rounds[f"total/{count}"] = np.nancumsum(rounds[count])
     return rounds
 
 

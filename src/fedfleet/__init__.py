@@ -1,0 +1,46 @@
+"""fedfleet simulates federated learning over very many unreliable devices.
+
+    import fedfleet
+
+    run = fedfleet.run("configs/quickstart.yaml", {"rounds": 20}, out="runs/first")
+    print(run.rounds[["round", "eval/auc", "floats_up"]].dropna())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedfleet.config import Config, load
+from fedfleet.experiment import Experiment, Run
+from fedfleet.report import write_report
+from fedfleet.simulator.algorithm import Algorithm, Task
+from fedfleet.simulator.errors import ClientError, ConfigError, FedfleetError
+from fedfleet.simulator.population import Population
+
+__all__ = ["ClientError", "Config", "ConfigError", "Experiment", "FedfleetError", "Run", "load", "run", "write_report"]
+
+
+def run(
+    config: str | Path | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    out: str | Path,
+    task: Task | None = None,
+    algorithm: Algorithm | None = None,
+    population: Population | None = None,
+) -> Run:
+    """Run one experiment and write its run folder ``out``, which must be new.
+
+    Args:
+        config: a YAML file, or a nested mapping of the same keys.
+        overrides: dotted keys -> values.
+        out: the run folder.
+        task, algorithm, population: your own, instead of the configured ones.
+
+    Raises ConfigError or DataError for input that cannot run, FedfleetError for a run that failed.
+
+    """
+    experiment = Experiment(load(config, overrides), task=task, algorithm=algorithm, population=population)
+    return experiment.run(Path(out))

@@ -1,0 +1,5 @@
+"""``python -m fedfleet``."""
+
+from fedfleet.cli import main
+
+main()

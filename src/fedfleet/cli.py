@@ -1,0 +1,123 @@
+"""The command line: ``fedfleet run | plan | list | report``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedfleet.simulator.errors import ConfigError, FedfleetError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+
+ConfigArg = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")]
+OverridesArg = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as rounds=20.")]
+
+
+@app.command()
+def run(
+    config: ConfigArg,
+    overrides: OverridesArg = None,
+    out: Annotated[Path | None, typer.Option(help="New folder for the run; runs/<name of CONFIG> if not given.")] = None,
+    until: Annotated[str | None, typer.Option(help="Stop once a metric is reached, such as eval/auc=0.95.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds.")] = None,
+    warm_start: Annotated[Path | None, typer.Option(help="Start from this model.safetensors.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, for a configuration of several runs.")] = 1,
+    report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
+) -> None:
+    """Run an experiment and write its run folder."""
+    from fedfleet import campaign
+    from fedfleet.config import load
+
+    given = {"until": until, "max_seconds": max_seconds, "warm_start": str(warm_start) if warm_start else None}
+    extra = [f"{k}={v}" for k, v in given.items() if v is not None]
+    chosen = load(config, [*(overrides or []), *extra])
+    folder = out or _new_folder(config)
+    campaign.run(chosen, folder, _progress(), jobs, report=report)
+
+
+@app.command()
+def plan(config: ConfigArg, overrides: OverridesArg = None) -> None:
+    """Check a configuration and show what a run would do, without running it."""
+    from fedfleet import campaign
+    from fedfleet.config import load
+    from fedfleet.plan import describe
+
+    console = Console()
+    for trial in campaign.trials(load(config, overrides)):
+        table = Table(title=trial.place if trial.place != "." else None, show_header=False)
+        for key, value in describe(trial.config):
+            table.add_row(key, value)
+        console.print(table)
+
+
+@app.command(name="list")
+def list_(what: Annotated[str, typer.Argument(help="algorithms, datasets or tasks")]) -> None:
+    """List what can be named in a configuration."""
+    from fedfleet.algorithms.registry import ALGORITHMS
+    from fedfleet.datasets.registry import LOADERS
+    from fedfleet.tasks.registry import TASKS
+
+    kinds: dict[str, dict[str, str]] = {
+        "algorithms": {k: v.about for k, v in ALGORITHMS.items()},
+        "datasets": dict.fromkeys(LOADERS, ""),
+        "tasks": {k: v.about for k, v in TASKS.items()},
+    }
+    if what not in kinds:
+        raise ConfigError(f"list {what!r}: choose one of {', '.join(kinds)}")
+    width = max(map(len, kinds[what]))
+    for name, about in kinds[what].items():
+        typer.echo(f"{name:{width}}  {about}".rstrip())
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of runs.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for report.html; the first RUN if not given.")] = None,
+) -> None:
+    """Write one report on one or several runs."""
+    from fedfleet.report import write_report
+
+    try:
+        typer.echo(write_report(runs, out or runs[0]))
+    except ValueError as e:
+        raise ConfigError(str(e)) from None
+
+
+def _progress() -> Any:
+    from fedfleet.progress import Progress
+
+    return Progress(Console())
+
+
+def _new_folder(config: Path) -> Path:
+    """Return runs/<name>, numbered where it is taken."""
+    base = Path("runs") / config.stem
+    number, folder = 1, base
+    while folder.exists():
+        number += 1
+        folder = base.with_name(f"{base.name}-{number}")
+    return folder
+
+
+def main(call: Callable[..., Any] = app) -> None:
+    """Run the command line and end the process with its status: 2 for bad input, 1 for a failed run, 130 if interrupted."""
+    from fedfleet.datasets.files import DataError
+
+    try:
+        call()
+    except (ConfigError, DataError) as e:
+        typer.echo(f"error: {e}", err=True)
+        sys.exit(BAD_INPUT)
+    except FedfleetError as e:
+        typer.echo(f"failed: {e}", err=True)
+        sys.exit(FAILED)
+    except KeyboardInterrupt:
+        typer.echo("interrupted: what was done is in the run folder", err=True)
+        sys.exit(INTERRUPTED)

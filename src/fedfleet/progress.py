@@ -1,0 +1,72 @@
+"""What is seen while a run is under way: one live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+PLAIN_EVERY_S = 5.0
+
+
+class Progress:
+    """Shows rounds as they end: round, heard / late / failed, metric, rounds/s, client steps/s, virtual time, time left."""
+
+    def __init__(self, console: Console | None):
+        self._console = console
+        self._live: Live | None = None
+        self._started = time.monotonic()
+        self._shown = 0.0
+        self._metric = ""
+        self._steps = 0
+        self._virtual_s = 0.0
+
+    @classmethod
+    def silent(cls) -> Progress:
+        """Return one that shows nothing."""
+        return cls(None)
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        if self._console is not None:
+            self._console.print(Text(text), soft_wrap=True)
+
+    def round(self, row: Mapping[str, Any], rounds: int) -> None:
+        """Show a row of ``rounds.parquet``."""
+        if self._console is None:
+            return
+        if row["round"] == 0:
+            self._started = time.monotonic() - row["seconds"]
+        metrics = [f"{k.removeprefix('eval/')} {v:.4f}" for k, v in row.items() if k.startswith("eval/") and v is not None]
+        self._metric = ", ".join(metrics) or self._metric
+        self._steps += row["client_steps"]
+        self._virtual_s += row["virtual_s"]
+        done = row["round"] + 1
+        line = self._line(row, done, rounds)
+        if self._console.is_terminal:
+            if self._live is None:
+                self._live = Live(console=self._console, refresh_per_second=8)
+                self._live.start()
+            self._live.update(Text(line, no_wrap=True))
+        elif metrics or done == rounds or time.monotonic() - self._shown > PLAIN_EVERY_S:
+            self._shown = time.monotonic()
+            self.say(line)
+
+    def _line(self, row: Mapping[str, Any], done: int, rounds: int) -> str:
+        spent = max(time.monotonic() - self._started, 1e-9)
+        left = spent / done * (rounds - done)
+        heard = f"heard {row['heard']} late {row['late']} failed {row['failed']} offline {row['offline']}"
+        return (
+            f"round {done}/{rounds} | {heard} | {self._metric or 'no metric yet'} | {done / spent:.1f} rounds/s | "
+            f"{self._steps / spent:,.0f} client steps/s | virtual {self._virtual_s:,.0f} s | left {left:,.0f} s"
+        )
+
+    def close(self) -> None:
+        """Leave the last line standing."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
