@@ -39,18 +39,18 @@ from fedfleet.simulator.work import At, Batch, Message, Ops, Phase
 class CdmaOptions(LocalOptions):
     """Options of CDMA-NC and CDMA-ONE."""
 
-    decay: float = Field(0.0, ge=0)
+    decay: float = Field(default=0.0, ge=0)
     """s in eta_t = eta_0 / (t+1)^s and gamma_t = gamma_0 / (t+1)^s."""
     theory: CdmaTheory | None = None
     """Constants of the problem: take the schedules of Theorems 1-3 instead of lr, dual_lr, decay and alpha."""
-    gradient_chunk: int = Field(500, ge=1)
+    gradient_chunk: int = Field(default=500, ge=1)
     """Examples a client takes at once while it averages its full local gradient; bounds memory, changes no result."""
 
 
 class AdaOptions(CdmaOptions):
     """Options of CDMA-ADA."""
 
-    alpha: float = Field(5.0, gt=0)
+    alpha: float = Field(default=5.0, gt=0)
     """alpha_0 in alpha_t = min(1, alpha_0 / (t+1)^(2s)); 1 is CDMA-ONE."""
 
 

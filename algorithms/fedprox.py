@@ -24,7 +24,7 @@ from fedfleet.simulator.work import At, Batch, Ops
 class FedProxOptions(FedAvgOptions):
     """Options of FedProx."""
 
-    mu: float = Field(0.01, ge=0)
+    mu: float = Field(default=0.01, ge=0)
     """Weight of the proximal term, mu."""
 
 

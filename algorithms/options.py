@@ -21,19 +21,19 @@ class Options(BaseModel):
 class CohortOptions(Options):
     """Who is invited, and how many answers are waited for."""
 
-    invite: int = Field(10, ge=1)
+    invite: int = Field(default=10, ge=1)
     """Clients invited a phase, S-hat."""
     respond: Literal["all", "siwer"] | Annotated[int, Field(ge=1)] = "all"
     """Answers waited for: "all" online clients; "siwer": S_t = ceil(p_t * invite) with p_t uniform; or a fixed number S."""
-    response_low: float = Field(0.5, ge=0, le=1)
+    response_low: float = Field(default=0.5, ge=0, le=1)
     """Lower end of p_t (siwer)."""
-    response_high: float = Field(1.0, gt=0, le=1)
+    response_high: float = Field(default=1.0, gt=0, le=1)
     """Upper end of p_t (siwer)."""
     resample: bool = True
     """Draw a new cohort for each phase of a round; false invites the same clients and redraws who answers."""
     shared_response_count: bool = False
     """Use one p_t for all phases of a round."""
-    min_responses: int = Field(1, ge=1)
+    min_responses: int = Field(default=1, ge=1)
     """A phase with fewer answers is void and the round starts again with new cohorts, ten times at most."""
 
 
@@ -42,10 +42,10 @@ class Schedule(Options):
 
     kind: Literal["constant", "power", "step", "cosine"] = "constant"
     """constant; power: 1 / (t + 1)^exponent; step: factor^(t // every); cosine: from 1 to 0 over ``rounds``."""
-    exponent: float = Field(0.5, ge=0)
-    every: int = Field(100, ge=1)
-    factor: float = Field(0.1, gt=0, le=1)
-    rounds: int = Field(100, ge=1)
+    exponent: float = Field(default=0.5, ge=0)
+    every: int = Field(default=100, ge=1)
+    factor: float = Field(default=0.1, gt=0, le=1)
+    rounds: int = Field(default=100, ge=1)
 
     def at(self, t: int) -> float:
         """Return the multiplier of round t."""
@@ -64,16 +64,16 @@ class ClientOptimizer(Options):
     """What clients do with their directions; the state starts afresh every round."""
 
     name: Literal["sgd", "adam"] = "sgd"
-    momentum: float = Field(0.0, ge=0, lt=1)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
     """SGD only."""
     nesterov: bool = False
     """SGD only; needs momentum."""
-    weight_decay: float = Field(0.0, ge=0)
-    clip_norm: float | None = Field(None, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    clip_norm: float | None = Field(default=None, gt=0)
     """Largest Euclidean norm of a direction."""
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
-    eps: float = Field(1e-8, gt=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
 
     def build(self) -> Optimizer:
         """Return the optimiser."""
@@ -87,13 +87,13 @@ class ServerOptimizer(Options):
     """What the server does with the mean update (Reddi et al. 2021): FedAvg, FedAvgM, FedAdam, FedYogi."""
 
     name: Literal["sgd", "adam", "yogi"] = "sgd"
-    lr: float = Field(1.0, gt=0)
+    lr: float = Field(default=1.0, gt=0)
     """Server learning rate, eta."""
-    momentum: float = Field(0.0, ge=0, lt=1)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
     """SGD only: with 0.9, FedAvgM (Hsu et al. 2019)."""
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.99, ge=0, lt=1)
-    eps: float = Field(1e-3, gt=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.99, ge=0, lt=1)
+    eps: float = Field(default=1e-3, gt=0)
     """The degree of adaptivity, tau."""
 
     def build(self) -> Optimizer:
@@ -106,15 +106,15 @@ class ServerOptimizer(Options):
 class LocalOptions(Options):
     """Local training: how many steps on which batches with which learning rates."""
 
-    steps: int | None = Field(None, ge=1)
+    steps: int | None = Field(default=None, ge=1)
     """Local steps a round, K; give this or ``epochs``."""
-    epochs: int | None = Field(None, ge=1)
+    epochs: int | None = Field(default=None, ge=1)
     """Passes over the local data a round; one if neither is given."""
-    batch_size: int = Field(10, ge=1)
+    batch_size: int = Field(default=10, ge=1)
     """Examples a step, B."""
-    lr: float = Field(0.1, gt=0)
+    lr: float = Field(default=0.1, gt=0)
     """Learning rate of the primal part, eta."""
-    dual_lr: float | None = Field(None, gt=0)
+    dual_lr: float | None = Field(default=None, gt=0)
     """Learning rate of the dual part, gamma; the same as ``lr`` if not given. Minimax tasks only."""
     lr_schedule: Schedule = Schedule()
 

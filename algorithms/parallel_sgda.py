@@ -24,12 +24,12 @@ from fedfleet.simulator.work import Batch, Message, Ops, Phase
 class ParallelOptions(Options):
     """Options of parallel SGDA."""
 
-    lr: float = Field(0.1, gt=0)
+    lr: float = Field(default=0.1, gt=0)
     """Primal step, eta."""
-    dual_lr: float | None = Field(None, gt=0)
+    dual_lr: float | None = Field(default=None, gt=0)
     """Dual step, gamma; the same as ``lr`` if not given."""
     lr_schedule: Schedule = Schedule()
-    gradient_chunk: int = Field(500, ge=1)
+    gradient_chunk: int = Field(default=500, ge=1)
     """Examples a client takes at once while it averages its full local gradient; bounds memory, changes no result."""
 
     def rates(self, t: int) -> dict[str, float]:

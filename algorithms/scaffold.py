@@ -31,7 +31,7 @@ from fedfleet.simulator.work import At, Batch, LocalWork, Message, Ops, Phase, S
 class ScaffoldOptions(LocalOptions):
     """Options of SCAFFOLD."""
 
-    global_lr: float = Field(1.0, gt=0)
+    global_lr: float = Field(default=1.0, gt=0)
     """Server learning rate, eta_g."""
 
 
@@ -81,6 +81,8 @@ def scaffold(options: ScaffoldOptions, task: Task, cohort: CohortOptions) -> Alg
         shared = Message(send={"z": state.z, "c": state.c}, config={"lr": options.rates(rnd.index, task.parts)})
         heard = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))
         share = len(heard.received) / rnd.problem.clients  # |S| / N
-        return State(T.axpy(options.global_lr, heard["dz"], state.z), T.axpy(share, heard["dc"], state.c)), {}  # l. 16-17
+        return State(
+            T.axpy(options.global_lr, heard["dz"], state.z), T.axpy(share, heard["dc"], state.c)
+        ), {}  # l. 16-17
 
     return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)})

@@ -21,9 +21,9 @@ class CdmaTheory(Options):
     """Bound on the dissimilarity of the clients' x-gradients."""
     sigma_2: float = Field(gt=0)
     """Bound on the dissimilarity of the clients' y-gradients."""
-    local_1: float = Field(0.0, ge=0)
+    local_1: float = Field(default=0.0, ge=0)
     """G_1, bound on the local variance of x-gradients (CDMA-NC)."""
-    local_2: float = Field(0.0, ge=0)
+    local_2: float = Field(default=0.0, ge=0)
     """G_2, bound on the local variance of y-gradients (CDMA-NC)."""
     gap: float = Field(gt=0)
     """L_0 (for CDMA-ADA its hatted form): the initial optimality gap."""
@@ -68,7 +68,9 @@ class CdmaTheory(Options):
     def _one(self, k: int) -> dict[str, float]:
         lf, gap, s, rounds = self.smoothness, self.gap, self.responses, self.rounds
         gamma = min(1 / (87 * lf * k), (4 * gap * s / (3 * lf * rounds * k**2 * self.sigma_2**2)) ** 0.5)
-        eta = min(gamma / (21 * self._kappa**2), (40 * gap * s / (21 * self._both * rounds * k**2 * self.sigma_1**2)) ** 0.5)
+        eta = min(
+            gamma / (21 * self._kappa**2), (40 * gap * s / (21 * self._both * rounds * k**2 * self.sigma_1**2)) ** 0.5
+        )
         return {"x": eta, "y": gamma}
 
     def _ada(self, k: int, t: int) -> tuple[dict[str, float], float]:

@@ -1,6 +1,6 @@
-"""What a data set is to the engine: tensors of examples, as published, and how stored pixels become numbers.
+"""What a data set is to the engine: tensors of examples, as published.
 
-Pixels stay uint8 until a batch is gathered, so that a data set takes a quarter of the memory and is shared unchanged.
+Pixels stay uint8 until the engine gathers a batch, so that a data set takes a quarter of the memory and is shared unchanged.
 """
 
 from dataclasses import dataclass
@@ -42,15 +42,3 @@ class Dataset:
     name: str
     train: Examples
     test: Examples
-
-
-def decode(x: Tensor) -> Tensor:
-    """Return float32 values of the same shape: uint8 pixels by `x / 127.5 - 1`, in [-1, 1]; float32 passes through.
-
-    Raises TypeError for any other dtype.
-    """
-    if x.dtype == torch.float32:
-        return x
-    if x.dtype != torch.uint8:
-        raise TypeError(f"cannot decode {x.dtype}: give torch.uint8 pixels or torch.float32")
-    return x.to(torch.float32) / 127.5 - 1

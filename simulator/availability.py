@@ -121,7 +121,13 @@ class Responses(NamedTuple):
 
 
 def respond(
-    clients: Tensor, copies: Tensor, key: Key, count_key: Key, availability: Availability, times: ResponseTime, policy: ResponsePolicy
+    clients: Tensor,
+    copies: Tensor,
+    key: Key,
+    count_key: Key,
+    availability: Availability,
+    times: ResponseTime,
+    policy: ResponsePolicy,
 ) -> Responses:
     """Resolve one phase: who is offline, who is heard, who is late.
 

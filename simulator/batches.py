@@ -55,7 +55,9 @@ def schedule(plan: BatchPlan, rows: Tensor, counts: Tensor, keys: Key, steps: in
     total = int(mine.max())
     batch = torch.arange(total * plan.per_step, device=rows.device).expand(clients, -1)  # (C, T * per_step)
     epoch = batch.div(an_epoch[:, None], rounding_mode="floor")
-    place = (batch % an_epoch[:, None])[..., None] * size + torch.arange(size, device=rows.device)  # (C, T * per_step, B)
+    place = (batch % an_epoch[:, None])[..., None] * size + torch.arange(
+        size, device=rows.device
+    )  # (C, T * per_step, B)
     real = place < counts[:, None, None]
     place = torch.where(real, place, torch.zeros_like(place))
     if plan.shuffle:

@@ -60,8 +60,8 @@ class BlockTask(NamedTuple):
 class BlockResult(NamedTuple):
     """What comes back: partial sums, never a client's upload unless the reduction stores it.
 
-    ``steps``, ``loss`` (mean over the steps that took a gradient, NaN where none did) and the scalars in ``config`` are (C,); ``own`` is stacked; ``floats_up`` and
-    ``bytes_up`` are those of one client.
+    ``steps``, ``loss`` (mean over the steps that took a gradient, NaN where none did) and the scalars in ``config`` are
+    (C,); ``own`` is stacked; ``floats_up`` and ``bytes_up`` are those of one client.
     """
 
     partials: dict[str, Any]
@@ -87,7 +87,9 @@ def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
         schedule(stage.batches, local.rows, local.counts, rng.fold(keys, "stage", s), task.steps)
         for s, stage in enumerate(phase.work.stages)
     ]
-    inputs = ClientInputs(rng.fold(keys, "begin"), local.counts, walks, T.to(task.own, device), T.to(task.inbox, device))
+    inputs = ClientInputs(
+        rng.fold(keys, "begin"), local.counts, walks, T.to(task.own, device), T.to(task.inbox, device)
+    )
     visible = {**T.to(dict(shared.send), device), **shared.config}
     always = [w.active.all(0).tolist() for w in walks]
     before = torch.get_rng_state()
@@ -147,7 +149,9 @@ def _result(phase: Phase, task: BlockTask, local: LocalData, out: dict[str, Any]
     floats = T.count(out["send"]) // size
     sent_bytes = T.num_bytes(out["send"]) // size + T.num_bytes(out["config"]) // size
     result = BlockResult(partials, out["config"], out["own"], out["steps"], out["loss"], floats, sent_bytes)
-    return result._replace(**{k: T.to(getattr(result, k), "cpu") for k in ("partials", "config", "own", "steps", "loss")})
+    return result._replace(
+        **{k: T.to(getattr(result, k), "cpu") for k in ("partials", "config", "own", "steps", "loss")}
+    )
 
 
 def _rows(values: Tree, size: int) -> list[Tensor]:

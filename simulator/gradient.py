@@ -61,7 +61,9 @@ class _Gradient(torch.autograd.Function):
         return _Gradient.evaluate(call, call.value, tensors)
 
     @staticmethod
-    def evaluate(call: _Call, value: Callable[..., tuple[Tensor, ...]], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def evaluate(
+        call: _Call, value: Callable[..., tuple[Tensor, ...]], tensors: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
         with torch.enable_grad():
             z = [t.detach().requires_grad_(r) for t, r in zip(tensors, call.trained, strict=False)]
             out = value(*z, *tensors[call.num_z :])
@@ -76,11 +78,12 @@ class _Gradient(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], call: _Call, *tensors: Tensor) -> tuple[Any, Any]:  # type: ignore[override]
         dims = list(in_dims[1:])
         args = list(tensors)
-        for i, trained in enumerate(call.trained):  # a leaf shared by all still has one gradient a client
-            if dims[i] is None and trained:
+        for i, trained in enumerate(call.trained):
+            dim = dims[i]
+            if dim is not None:
+                args[i], dims[i] = args[i].movedim(dim, 0), 0
+            elif trained:  # a leaf shared by all still has one gradient a client
                 args[i], dims[i] = args[i].expand(info.batch_size, *args[i].shape), 0
-            elif dims[i] is not None:
-                args[i], dims[i] = args[i].movedim(dims[i], 0), 0
         value = torch.func.vmap(call.value, in_dims=tuple(dims), randomness="error")
         out = _Gradient.evaluate(call, value, tuple(args))
         out_dims = tuple(dims[: call.num_z]) + (0,) * (len(out) - call.num_z)

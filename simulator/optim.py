@@ -22,7 +22,9 @@ class Optimizer(NamedTuple):
     update: Callable[[Any, Tree, Tree], tuple[Tree, Any]]
 
 
-def sgd(*, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0, clip_norm: float | None = None) -> Optimizer:
+def sgd(
+    *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0, clip_norm: float | None = None
+) -> Optimizer:
     """SGD as in ``torch.optim.SGD`` (dampening 0).
 
     Args:

@@ -88,6 +88,10 @@ class InMemoryPopulation:
 
 
 def gather(data: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-    """Return the given rows of every tensor; uint8 pixels come out as float32 in [-1, 1] (x / 127.5 - 1)."""
-    taken = {k: v[rows] for k, v in data.items()}
-    return {k: v.to(torch.float32) * (1 / 127.5) - 1.0 if v.dtype == torch.uint8 else v for k, v in taken.items()}
+    """Return the given rows of every tensor, decoded."""
+    return {k: decode(v[rows]) for k, v in data.items()}
+
+
+def decode(x: Tensor) -> Tensor:
+    """Return uint8 pixels as float32 in [-1, 1] (x / 127.5 - 1); all other tensors pass through."""
+    return x.to(torch.float32) / 127.5 - 1.0 if x.dtype == torch.uint8 else x

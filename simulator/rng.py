@@ -25,7 +25,9 @@ def _signed(x: int) -> int:
 _GAMMA = _signed(0x9E3779B97F4A7C15)
 _M1 = _signed(0xBF58476D1CE4E5B9)
 _M2 = _signed(0x94D049BB133111EB)
-_FOLD = _signed(0xD1B54A32D192ED03)  # an odd constant other than gamma, so that fold(k, i) is no point of k's own stream
+_FOLD = _signed(
+    0xD1B54A32D192ED03
+)  # an odd constant other than gamma, so that fold(k, i) is no point of k's own stream
 
 
 def _shift(x: Tensor, n: int) -> Tensor:
@@ -49,7 +51,9 @@ def fold(k: Key, *data: int | str | Tensor) -> Key:
     for d in data:
         if isinstance(d, str):
             d = int.from_bytes(hashlib.sha256(d.encode()).digest()[:8], "little", signed=True)
-        word = d.to(torch.int64) if isinstance(d, Tensor) else torch.tensor(_signed(d), dtype=torch.int64, device=k.device)
+        word = (
+            d.to(torch.int64) if isinstance(d, Tensor) else torch.tensor(_signed(d), dtype=torch.int64, device=k.device)
+        )
         k = _mix(_mix(k + _FOLD) ^ (word * _GAMMA + _M1))
     return k
 
@@ -122,7 +126,9 @@ def sample(k: Key, n: int, size: int, *, replace: bool = False) -> Tensor:
     drawn = draw(0, 2 * size + 16)
     while True:
         _, inverse = torch.unique(drawn, return_inverse=True)
-        first = torch.full((int(inverse.max()) + 1,), len(drawn)).scatter_reduce_(0, inverse, torch.arange(len(drawn)), "amin")
+        first = torch.full((int(inverse.max()) + 1,), len(drawn)).scatter_reduce_(
+            0, inverse, torch.arange(len(drawn)), "amin"
+        )
         if len(first) >= size:
             return drawn[first.sort().values[:size]]
         drawn = torch.cat([drawn, draw(len(drawn), len(drawn))])

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Cohort, Problem, Reduced
-from fedfleet.simulator.availability import Availability, Fate, Responses, ResponsePolicy, ResponseTime, respond
+from fedfleet.simulator.availability import Availability, Fate, ResponsePolicy, Responses, ResponseTime, respond
 from fedfleet.simulator.block import BlockResult, BlockTask, run_block
 from fedfleet.simulator.errors import ClientError, FedfleetError
 from fedfleet.simulator.executors.base import Executor
@@ -67,7 +67,14 @@ class EngineRound:
     """The engine's ``Round``: one attempt at one round."""
 
     def __init__(
-        self, index: int, attempt: int, started_s: float, problem: Problem, conditions: Conditions, executor: Executor, store: ClientStore
+        self,
+        index: int,
+        attempt: int,
+        started_s: float,
+        problem: Problem,
+        conditions: Conditions,
+        executor: Executor,
+        store: ClientStore,
     ):
         self.index, self.attempt, self.problem = index, attempt, problem
         self.records: list[PhaseRecord] = []
@@ -116,7 +123,9 @@ class EngineRound:
             "bytes_down": online * (T.num_bytes(dict(shared.send)) + mail_bytes + SCALAR_BYTES * len(shared.config)),
         }
         if len(heard) < c.min_responses:
-            raise TooFewResponses(f"round {self.index}, phase {phase.name!r}: {len(heard)} of {len(cohort)} invited answered")
+            raise TooFewResponses(
+                f"round {self.index}, phase {phase.name!r}: {len(heard)} of {len(cohort)} invited answered"
+            )
 
         rows = list(heard.split(c.block_size))
         tasks = [
@@ -138,7 +147,9 @@ class EngineRound:
         assert fresh is not None
         return self._store.get(clients, lambda: fresh(shared.merged()))
 
-    def _merge(self, phase: Phase, record: PhaseRecord, heard: Tensor, tasks: list[BlockTask], shared: Message) -> Reduced:
+    def _merge(
+        self, phase: Phase, record: PhaseRecord, heard: Tensor, tasks: list[BlockTask], shared: Message
+    ) -> Reduced:
         partials: dict[str, Any] = dict.fromkeys(phase.reduce)
         results: list[BlockResult] = []
         try:

@@ -44,6 +44,7 @@ def simulate(
     for index in range(rounds):
         started, started_s = time.perf_counter(), clock_s
         phases: list[PhaseRecord] = []
+        failure = ""
         for attempt in range(MAX_ATTEMPTS):
             turn = EngineRound(index, attempt, clock_s, problem, conditions, executor, store)
             try:
@@ -52,7 +53,7 @@ def simulate(
                 break
             except TooFewResponses as e:
                 store.discard()
-                failure = e
+                failure = str(e)
             finally:
                 phases += turn.records
                 clock_s = turn.clock_s

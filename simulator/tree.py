@@ -42,7 +42,7 @@ def _rebuild(node: Tree, values: Sequence[Tree]) -> Tree:
     return None
 
 
-def map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:  # noqa: A001 - the field's name for it
+def map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     """Apply ``fn`` leaf by leaf; ``rest`` must have the structure of ``tree``. Raises ValueError where it has not."""
     children = _children(tree)
     if children is None:
@@ -53,15 +53,19 @@ def map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:  # noqa: A001 
         if other is None or [n for n, _ in other] != names:
             found = "a leaf" if other is None else [n for n, _ in other]
             raise ValueError(f"trees differ: one has {names}, another {found}")
-    return _rebuild(tree, [map(fn, child, *(cast(Any, o)[i][1] for o in others)) for i, (_, child) in enumerate(children)])
+    return _rebuild(
+        tree, [map(fn, child, *(cast(Any, o)[i][1] for o in others)) for i, (_, child) in enumerate(children)]
+    )
 
 
-def map_prefix(fn: Callable[[Any, Any], Any], prefix: Scalar, tree: Tree, *rest: Tree) -> Tree:
+def map_prefix(fn: Callable[..., Any], prefix: Scalar, tree: Tree, *rest: Tree) -> Tree:
     """Apply ``fn(p, leaf, ...)`` with ``p`` the prefix tree's value that stands above the leaf."""
     if not isinstance(prefix, Mapping):
         return map(lambda *leaves: fn(prefix, *leaves), tree, *rest)
     if not isinstance(tree, Mapping) or list(prefix) != list(tree):
-        raise ValueError(f"prefix tree has {list(prefix)}, the tree {list(tree) if isinstance(tree, Mapping) else 'a leaf'}")
+        raise ValueError(
+            f"prefix tree has {list(prefix)}, the tree {list(tree) if isinstance(tree, Mapping) else 'a leaf'}"
+        )
     return {k: map_prefix(fn, prefix[k], tree[k], *(r[k] for r in rest)) for k in tree}
 
 

@@ -16,7 +16,6 @@ alpha = h- - h+, with value p (1-p) (v+ + v- + (1 - h+ + h-)^2 - 1).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -37,9 +36,9 @@ SCORE_INDEX = 1
 class AucOptions(ModelOptions):
     """Options of the AUC task."""
 
-    positive_class: int = Field(0, ge=0)
+    positive_class: int = Field(default=0, ge=0)
     """The class that counts as positive; all others are negative."""
-    prior: float | None = Field(None, gt=0, lt=1)
+    prior: float | None = Field(default=None, gt=0, lt=1)
     """p, the share of positives assumed; 1 / classes if not given."""
 
 
@@ -52,7 +51,10 @@ def auc_loss(score: Tensor, positive: Tensor, a: Tensor, b: Tensor, alpha: Tenso
 
 
 class AucMaximisation:
-    """A net scoring examples, the relaxed AUC objective, ROC AUC as the metric."""
+    """A net scoring examples, the relaxed AUC objective, ROC AUC.
+
+    Functions: "predict", scores (B,); "per_example", score and objective (B,).
+    """
 
     parts = ("x", "y")
 
@@ -64,6 +66,11 @@ class AucMaximisation:
         self._options, self._shape = options, shape
         self._prior = options.prior if options.prior is not None else 1 / shape.classes
         self._net = self._build(0)
+        self.objectives = {"train": Objective(loss=self._loss, sign={"x": 1, "y": -1})}
+        self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
+            "predict": lambda z, batch: self.score(z, batch.x),
+            "per_example": lambda z, batch: {"score": self.score(z, batch.x), "loss": self._each(z, batch)},
+        }
 
     def _build(self, seed: int) -> nn.Module:
         return build(self._options.model, self._shape.example, self._shape.classes, self._options.hidden, seed)
@@ -83,19 +90,6 @@ class AucMaximisation:
 
     def _loss(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Tensor]]:
         return batch.mean(self._each(z, batch)), {}
-
-    @cached_property
-    def objectives(self) -> Mapping[str, Objective]:
-        """The relaxed AUC objective: descend x, ascend y."""
-        return {"train": Objective(loss=self._loss, sign={"x": 1, "y": -1})}
-
-    @cached_property
-    def functions(self) -> Mapping[str, Callable[[Tree, Batch], Any]]:
-        """"predict": scores (B,); "per_example": score and objective (B,)."""
-        return {
-            "predict": lambda z, batch: self.score(z, batch.x),
-            "per_example": lambda z, batch: {"score": self.score(z, batch.x), "loss": self._each(z, batch)},
-        }
 
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the ROC AUC; 0 where a score is not finite, as in the CDMA protocol."""

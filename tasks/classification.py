@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,13 +18,18 @@ from fedfleet.tasks.options import DataShape, ModelOptions
 
 
 class Classification:
-    """A net, cross-entropy, accuracy."""
+    """A net, cross-entropy, accuracy. Functions: "predict", logits (B, classes); "per_example", accuracy and loss (B,)."""
 
     parts = ("x",)
 
     def __init__(self, options: ModelOptions, shape: DataShape):
         self._options, self._shape = options, shape
         self._net = self._build(0)
+        self.objectives = {"train": Objective(loss=self._loss, sign={"x": 1})}
+        self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
+            "predict": lambda z, batch: self.logits(z, batch.x),
+            "per_example": self._per_example,
+        }
 
     def _build(self, seed: int) -> nn.Module:
         return build(self._options.model, self._shape.example, self._shape.classes, self._options.hidden, seed)
@@ -40,16 +44,6 @@ class Classification:
 
     def _loss(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Tensor]]:
         return batch.mean(F.cross_entropy(self.logits(z, batch.x), batch.y, reduction="none")), {}
-
-    @cached_property
-    def objectives(self) -> Mapping[str, Objective]:
-        """The mean cross-entropy."""
-        return {"train": Objective(loss=self._loss, sign={"x": 1})}
-
-    @cached_property
-    def functions(self) -> Mapping[str, Callable[[Tree, Batch], Any]]:
-        """"predict": logits (B, classes); "per_example": accuracy and loss (B,)."""
-        return {"predict": lambda z, batch: self.logits(z, batch.x), "per_example": self._per_example}
 
     def _per_example(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
         logits = self.logits(z, batch.x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -18,7 +19,7 @@ def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Mod
     """Fully connected layers of the given widths, with ReLU between."""
     widths = (math.prod(shape), *hidden)
     layers: list[nn.Module] = [nn.Flatten()]
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in itertools.pairwise(widths):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
@@ -34,7 +35,7 @@ def cnn(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Mod
 
 
 def lenet(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:
-    """LeNet: two 5x5 convolutions (6, 16 channels) with ReLU and pooling, linear 120, 84, classes. 44,426 weights at 28x28."""
+    """LeNet: two 5x5 convolutions (6, 16 channels) with ReLU and pooling, linear 120, 84, classes: 44,426 weights at 28x28."""
     channels, height, width = shape
     flat = 16 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
     return nn.Sequential(

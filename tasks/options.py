@@ -23,4 +23,3 @@ class ModelOptions(BaseModel):
     """One of logistic, mlp, cnn, lenet, lenet_relu, convnet."""
     hidden: tuple[int, ...] = (64,)
     """Widths of the hidden layers (mlp only)."""
-

@@ -17,8 +17,11 @@ from fedfleet.simulator.errors import ClientError, FedfleetError
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.work import Message
 
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # an actor without a GPU keeps CUDA_VISIBLE_DEVICES as it is
-import ray  # noqa: E402 - after the line above
+os.environ.setdefault(
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+)  # an actor without a GPU keeps CUDA_VISIBLE_DEVICES as it is
+import ray
+from ray.exceptions import RayActorError
 
 IN_FLIGHT = 2  # blocks an actor has at hand, so that it never waits for the driver
 AHEAD = 64  # blocks dispatched beyond the merge front, which bounds the driver's memory
@@ -121,7 +124,7 @@ class RayExecutor:
     def _get(self, reference: Any) -> Any:
         try:
             return ray.get(reference)
-        except ray.exceptions.RayActorError as e:
+        except RayActorError as e:
             raise FedfleetError(
                 f"executor: a Ray actor died ({str(e).splitlines()[0]}): if memory ran out, lower executor.actors or "
                 f"executor.block_size"

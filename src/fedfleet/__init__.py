@@ -1,9 +1,9 @@
 """fedfleet simulates federated learning over very many unreliable devices.
 
-    import fedfleet
+import fedfleet
 
-    run = fedfleet.run("configs/quickstart.yaml", {"rounds": 20}, out="runs/first")
-    print(run.rounds[["round", "eval/auc", "floats_up"]].dropna())
+run = fedfleet.run("configs/quickstart.yaml", {"rounds": 20}, out="runs/first")
+print(run.rounds[["round", "eval/auc", "floats_up"]].dropna())
 """
 
 from __future__ import annotations

@@ -39,7 +39,15 @@ def trials(config: Config) -> list[Trial]:
             point = dict(zip(varied, values, strict=True))
             name = " ".join(filter(None, [label, *(f"{k.split('.')[-1]}={v}" for k, v in point.items())]))
             for seed in config.seeds or [config.seed]:
-                one = {**overrides, **point, "label": name or None, "seed": seed, "seeds": None, "compare": None, "vary": None}
+                one = {
+                    **overrides,
+                    **point,
+                    "label": name or None,
+                    "seed": seed,
+                    "seeds": None,
+                    "compare": None,
+                    "vary": None,
+                }
                 folder = _safe(name) if name else "."
                 found.append(Trial(with_overrides(config, one), f"{folder}/seed-{seed}" if config.seeds else folder))
     return found
@@ -76,7 +84,16 @@ def _in_processes(plan: list[Trial], out: Path, progress: Progress, jobs: int) -
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "config.yaml"
             path.write_text(yaml.safe_dump(trial.config.model_dump()), encoding="utf-8")
-            command = [sys.executable, "-m", "fedfleet", "run", str(path), "--out", str(out / trial.place), "--no-report"]
+            command = [
+                sys.executable,
+                "-m",
+                "fedfleet",
+                "run",
+                str(path),
+                "--out",
+                str(out / trial.place),
+                "--no-report",
+            ]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
         if done.returncode:

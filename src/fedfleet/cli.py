@@ -17,14 +17,18 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
 ConfigArg = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")]
-OverridesArg = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as rounds=20.")]
+OverridesArg = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as rounds=20.")
+]
 
 
 @app.command()
 def run(
     config: ConfigArg,
     overrides: OverridesArg = None,
-    out: Annotated[Path | None, typer.Option(help="New folder for the run; runs/<name of CONFIG> if not given.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="New folder for the run; runs/<name of CONFIG> if not given.")
+    ] = None,
     until: Annotated[str | None, typer.Option(help="Stop once a metric is reached, such as eval/auc=0.95.")] = None,
     max_seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds.")] = None,
     warm_start: Annotated[Path | None, typer.Option(help="Start from this model.safetensors.")] = None,

@@ -33,7 +33,7 @@ class Always(Options):
 class Bernoulli(Options):
     """Each client is online with a fixed probability, afresh at every invitation."""
 
-    rate: float = Field(0.9, gt=0, le=1)
+    rate: float = Field(default=0.9, gt=0, le=1)
     """Probability of being online."""
 
 
@@ -45,9 +45,9 @@ class Population(Options):
 
     dataset: str = "digits"
     """Name of a data set; ``fedfleet list datasets`` shows them."""
-    clients: int = Field(100, ge=1)
+    clients: int = Field(default=100, ge=1)
     """Number of clients, N."""
-    partition: dict[str, Any] = {"kind": "iid"}
+    partition: dict[str, Any] = Field(default={"kind": "iid"})
     """How examples are dealt to clients: kind, and its options."""
     partition_seed: int = 0
     """Seed of the partition; apart from ``seed``, so that runs of several seeds share their clients."""
@@ -58,8 +58,8 @@ class Population(Options):
 class Devices(Options):
     """How long clients take to answer, in virtual seconds: median * exp(sigma * normal), independently in every phase."""
 
-    median_s: float = Field(1.0, gt=0)
-    sigma: float = Field(0.5, ge=0)
+    median_s: float = Field(default=1.0, gt=0)
+    sigma: float = Field(default=0.5, ge=0)
 
 
 class Executor(Options):
@@ -71,11 +71,11 @@ class Executor(Options):
     """One client at a time, or a block at once under vmap."""
     actors: int | Literal["auto"] = "auto"
     """Ray actors; auto: one a CPU."""
-    cpus_per_actor: float = Field(1.0, gt=0)
+    cpus_per_actor: float = Field(default=1.0, gt=0)
     """CPUs reserved for an actor; may be fractional."""
-    gpus_per_actor: float = Field(0.0, ge=0)
+    gpus_per_actor: float = Field(default=0.0, ge=0)
     """GPUs reserved for an actor; may be fractional. Above 0, clients are trained on the GPU."""
-    threads_per_actor: int = Field(1, ge=1)
+    threads_per_actor: int = Field(default=1, ge=1)
     """Torch threads of an actor."""
     block_size: int | Literal["auto"] = "auto"
     """Clients a block: the unit of dispatch and of summation."""
@@ -88,9 +88,9 @@ class Executor(Options):
 class Evaluation(Options):
     """What is measured on the server's side, and when."""
 
-    every: int = Field(10, ge=1)
+    every: int = Field(default=10, ge=1)
     """Rounds between evaluations; the initial and the final model are always evaluated."""
-    train_examples: int = Field(0, ge=0)
+    train_examples: int = Field(default=0, ge=0)
     """Evaluate on this many training examples too (a fixed draw), as ``eval/train_<metric>``."""
     per_client: bool = False
     """Write ``clients.parquet``: every client's own metrics on its own data at each evaluation."""
@@ -102,17 +102,17 @@ class Config(Options):
     schema_version: int = SCHEMA_VERSION
     label: str | None = None
     """Name in reports; the algorithm's name if not given."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """Seed of everything but the partition."""
     seeds: list[int] | None = None
     """Run once for each of these instead of ``seed``."""
-    rounds: int = Field(100, ge=0)
+    rounds: int = Field(default=100, ge=0)
     """Rounds, T."""
     population: Population = Population()
-    task: dict[str, Any] = {"name": "classification"}
-    algorithm: dict[str, Any] = {"name": "fedavg"}
+    task: dict[str, Any] = Field(default={"name": "classification"})
+    algorithm: dict[str, Any] = Field(default={"name": "fedavg"})
     cohort: CohortOptions = CohortOptions()
-    availability: dict[str, Any] = {"kind": "always"}
+    availability: dict[str, Any] = Field(default={"kind": "always"})
     devices: Devices = Devices()
     executor: Executor = Executor()
     evaluation: Evaluation = Evaluation()
@@ -120,7 +120,7 @@ class Config(Options):
     """Start from this safetensors file (a ``model.safetensors`` of an earlier run)."""
     until: str | None = None
     """Stop once a metric is reached, such as ``eval/auc=0.95``."""
-    max_seconds: float | None = Field(None, gt=0)
+    max_seconds: float | None = Field(default=None, gt=0)
     """Stop after this many seconds."""
     compare: dict[str, dict[str, Any]] | None = None
     """Label -> overrides: run each of these, on every seed, and report them together."""
@@ -155,7 +155,9 @@ def options(config: Config, section: str) -> Any:
     """Return the typed options of a named section of a checked configuration."""
     key, kinds = NAMED[section]
     mapping = dict(_get(config, section))
-    return kinds[mapping.pop(key)].model_validate({k: v for k, v in mapping.items() if k != "kind"} if key == "kind" else mapping)
+    return kinds[mapping.pop(key)].model_validate(
+        {k: v for k, v in mapping.items() if k != "kind"} if key == "kind" else mapping
+    )
 
 
 def named(config: Config, section: str) -> str:
@@ -260,7 +262,12 @@ def _fill(raw: dict[str, Any], section: str) -> None:
         node = node.setdefault(name, {})
         if not isinstance(node, dict):
             return  # the schema will say so
-    default = {"task": "classification", "algorithm": "fedavg", "population.partition": "iid", "availability": "always"}[section]
+    default = {
+        "task": "classification",
+        "algorithm": "fedavg",
+        "population.partition": "iid",
+        "availability": "always",
+    }[section]
     given = node.get(last, default)
     mapping: Any = {key: given} if isinstance(given, str) else given
     if not isinstance(mapping, Mapping):
@@ -282,7 +289,11 @@ def _validate(model: type[BaseModel], mapping: Mapping[str, Any], prefix: str) -
 
 def _one_line(errors: Any, model: type[BaseModel], prefix: str) -> str:
     error = min(errors, key=lambda e: e["type"] != "extra_forbidden")
-    keys = [str(part) for part in error["loc"] if not (isinstance(part, str) and part.startswith(("literal", "constrained")))]
+    keys = [
+        str(part)
+        for part in error["loc"]
+        if not (isinstance(part, str) and part.startswith(("literal", "constrained")))
+    ]
     if error["type"] == "extra_forbidden":
         *parents, last = keys
         names = _fields(model, parents)
@@ -291,7 +302,7 @@ def _one_line(errors: Any, model: type[BaseModel], prefix: str) -> str:
         mend = f"did you mean {where}{near[0]}?" if near else f"known here: {', '.join(names)}"
         return f"{where}{last}={error['input']!r}: unknown key; {mend}"
     said = [e["msg"] for e in errors if e["loc"][:1] == error["loc"][:1]]
-    while keys and keys[-1] in ("int", "str", "float", "bool") or (keys and "[" in keys[-1]):
+    while (keys and keys[-1] in ("int", "str", "float", "bool")) or (keys and "[" in keys[-1]):
         keys.pop()
     messages = " or ".join(dict.fromkeys(m[0].lower() + m[1:] for m in said))
     path = f"{prefix}{'.'.join(keys)}".rstrip(".")

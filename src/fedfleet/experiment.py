@@ -24,7 +24,16 @@ from fedfleet.runfolder import RunFolder, claim, load_model
 from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
-from fedfleet.simulator.availability import Always, Availability, Bernoulli, First, ResponsePolicy, ResponseTime, Siwer, WaitAll
+from fedfleet.simulator.availability import (
+    Always,
+    Availability,
+    Bernoulli,
+    First,
+    ResponsePolicy,
+    ResponseTime,
+    Siwer,
+    WaitAll,
+)
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 from fedfleet.simulator.evaluation import client_phase, evaluate, evaluate_clients
@@ -33,7 +42,6 @@ from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.population import InMemoryPopulation, Population
 from fedfleet.simulator.round import Conditions
 from fedfleet.simulator.simulate import RoundRecord, simulate
-from fedfleet.simulator.tree import Tree
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
 
@@ -62,7 +70,12 @@ class Experiment:
     """
 
     def __init__(
-        self, config: Config, *, task: Task | None = None, algorithm: Algorithm | None = None, population: Population | None = None
+        self,
+        config: Config,
+        *,
+        task: Task | None = None,
+        algorithm: Algorithm | None = None,
+        population: Population | None = None,
     ):
         resolve.check_early(config)
         data = datasets.load(config.population.dataset, data_dir(config.population.data_dir))
@@ -145,7 +158,12 @@ class Experiment:
         from fedfleet.simulator.executors.ray import RayExecutor  # importing Ray takes a second
 
         return RayExecutor(
-            resolve.actors(self.config), e.cpus_per_actor, e.gpus_per_actor, e.threads_per_actor, e.address, resolve.cpus()
+            resolve.actors(self.config),
+            e.cpus_per_actor,
+            e.gpus_per_actor,
+            e.threads_per_actor,
+            e.address,
+            resolve.cpus(),
         )
 
     def run(self, out: Path, progress: Progress | None = None) -> Run:
@@ -232,7 +250,9 @@ class _Runner:
 
     def _summary(self, status: str, error: str | None) -> dict[str, Any]:
         rounds = self.folder.rounds()
-        totals = {k: float(rounds[k].sum()) if len(rounds) else 0.0 for k in ("floats_up", "floats_down", "virtual_s")}
+        totals = {
+            k: sum(rounds[k].tolist()) for k in ("floats_up", "floats_down", "bytes_up", "bytes_down", "virtual_s")
+        }
         return {
             "status": status,
             "error": error,
@@ -294,5 +314,3 @@ def _evaluation(config: Config, data: Dataset) -> dict[str, dict[str, torch.Tens
         rows = rng.sample(rng.fold(rng.key(0), "evaluation"), len(data.train), wanted).sort().values
         splits["train"] = {"x": data.train.x[rows], "y": data.train.y[rows]}
     return splits
-
-

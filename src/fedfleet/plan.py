@@ -24,10 +24,16 @@ def describe(config: Config) -> Iterator[tuple[str, str]]:
     yield "clients", f"{x.problem.clients:,} with {int(sizes.min())} to {int(sizes.max())} examples each"
     yield "model", f"{floats:,} floats ({_parts(x)}), {model_bytes / 1e6:.2f} MB"
     yield "phases a round", ", ".join(p.name for p in x.algorithm.phases)
-    yield "cohort", f"{invite} invited a phase, respond: {x.config.cohort.respond}, availability: {x.config.availability['kind']}"
+    yield (
+        "cohort",
+        f"{invite} invited a phase, respond: {x.config.cohort.respond}, availability: {x.config.availability['kind']}",
+    )
     yield "blocks a phase", f"up to {-(-invite // block)} of {block} clients"
     where = f"{resolve.actors(x.config)} Ray actors of {e.cpus_per_actor:g} CPUs and {e.gpus_per_actor:g} GPUs"
-    yield "executor", f"{where if e.kind == 'ray' else 'this process'}, {e.inner}, {e.threads_per_actor} threads, {e.device}"
+    yield (
+        "executor",
+        f"{where if e.kind == 'ray' else 'this process'}, {e.inner}, {e.threads_per_actor} threads, {e.device}",
+    )
     a_block = block * model_bytes * (4 if e.inner == "batched" else 1)
     yield "memory of a block", f"about {a_block / 1e6:.1f} MB of parameters and gradients"
     models = invite * model_bytes * len(x.algorithm.phases)

@@ -41,7 +41,9 @@ class Progress:
             return
         if row["round"] == 0:
             self._started = time.monotonic() - row["seconds"]
-        metrics = [f"{k.removeprefix('eval/')} {v:.4f}" for k, v in row.items() if k.startswith("eval/") and v is not None]
+        metrics = [
+            f"{k.removeprefix('eval/')} {v:.4f}" for k, v in row.items() if k.startswith("eval/") and v is not None
+        ]
         self._metric = ", ".join(metrics) or self._metric
         self._steps += row["client_steps"]
         self._virtual_s += row["virtual_s"]

@@ -26,10 +26,14 @@ def check_early(config: Config) -> None:
     """Refuse what needs no data to be refused. Raises ConfigError."""
     invite, clients = config.cohort.invite, config.population.clients
     if invite > clients:
-        raise ConfigError(f"cohort.invite={invite}: there are only {clients} clients: lower it or raise population.clients")
+        raise ConfigError(
+            f"cohort.invite={invite}: there are only {clients} clients: lower it or raise population.clients"
+        )
     respond = config.cohort.respond
     if isinstance(respond, int) and respond > invite:
-        raise ConfigError(f"cohort.respond={respond}: only cohort.invite={invite} clients are invited: lower it or raise invite")
+        raise ConfigError(
+            f"cohort.respond={respond}: only cohort.invite={invite} clients are invited: lower it or raise invite"
+        )
     if config.cohort.min_responses > invite:
         raise ConfigError(
             f"cohort.min_responses={config.cohort.min_responses}: only cohort.invite={invite} clients are invited: lower it"
@@ -67,7 +71,9 @@ def _check_executor(config: Config) -> None:
         if have == 0 or wanted > have:
             key = "executor.gpus_per_actor" if e.gpus_per_actor else "executor.device"
             value = f"{e.gpus_per_actor:g}" if e.gpus_per_actor else e.device
-            raise ConfigError(f"{key}={value}: this machine has {have} CUDA devices: lower it, or set executor.device=cpu")
+            raise ConfigError(
+                f"{key}={value}: this machine has {have} CUDA devices: lower it, or set executor.device=cpu"
+            )
 
 
 def device(config: Config) -> str:
@@ -99,7 +105,12 @@ def block_size(config: Config) -> int:
 
 def resolved(config: Config, floats: int) -> Config:
     """Return the configuration with every ``auto`` replaced."""
-    found = {"device": device(config), "inner": inner(config, floats), "block_size": block_size(config), "actors": actors(config)}
+    found = {
+        "device": device(config),
+        "inner": inner(config, floats),
+        "block_size": block_size(config),
+        "actors": actors(config),
+    }
     return config.model_copy(update={"executor": config.executor.model_copy(update=found)})
 
 

@@ -135,16 +135,30 @@ def load_model(path: Path, like: Tree) -> Tree:
     except (OSError, SafetensorError) as e:
         raise ConfigError(f"warm_start={path}: not a readable safetensors file ({' '.join(str(e).split())})") from None
     wanted = dict(T.named_leaves(like))
-    wrong = [n for n in wanted if n not in found or found[n].shape != wanted[n].shape] + [n for n in found if n not in wanted]
+    wrong = [n for n in wanted if n not in found or found[n].shape != wanted[n].shape] + [
+        n for n in found if n not in wanted
+    ]
     if wrong:
-        raise ConfigError(f"warm_start={path}: it does not fit this task's model at {wrong[0]!r}: use the same task and model")
+        raise ConfigError(
+            f"warm_start={path}: it does not fit this task's model at {wrong[0]!r}: use the same task and model"
+        )
     return T.unflatten(like, [found[n].to(leaf.dtype) for n, leaf in wanted.items()])
 
 
 def environment() -> dict[str, Any]:
     """Return what the numbers may depend on: versions and machine."""
     packages = {}
-    for name in ("fedfleet", "ray", "torch", "torchvision", "numpy", "pandas", "pyarrow", "safetensors", "scikit-learn"):
+    for name in (
+        "fedfleet",
+        "ray",
+        "torch",
+        "torchvision",
+        "numpy",
+        "pandas",
+        "pyarrow",
+        "safetensors",
+        "scikit-learn",
+    ):
         try:
             packages[name] = version(name)
         except PackageNotFoundError:

@@ -6,24 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedfleet.datasets.examples import Dataset, Examples, decode
+from fedfleet.datasets.examples import Dataset, Examples
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.registry import LOADERS, load
-
-
-def test_decode_maps_pixels_to_minus_one_to_one():
-    values = decode(torch.arange(256, dtype=torch.uint8))
-    assert values.dtype == torch.float32
-    assert values[0] == -1
-    assert values[255] == 1
-    torch.testing.assert_close(values.diff(), torch.full((255,), 2 / 255), atol=1e-6, rtol=0)
-
-
-def test_decode_passes_float_through_and_refuses_the_rest():
-    x = torch.randn(3)
-    assert decode(x) is x
-    with pytest.raises(TypeError, match=r"torch\.int64"):
-        decode(torch.arange(3))
 
 
 @pytest.mark.parametrize(
