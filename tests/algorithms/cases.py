@@ -1,0 +1,16 @@
+"""One row an algorithm: the task it is tried on and its options. Every registered algorithm needs one."""
+
+CASES: dict[str, tuple[str, dict]] = {
+    "fedavg": ("classification", {"epochs": 1, "batch_size": 7, "client_optimizer": {"momentum": 0.9}}),
+    "fedopt": (
+        "classification",
+        {"epochs": 2, "batch_size": 10, "client_optimizer": {"name": "adam", "eps": 1e-3}, "lr": 0.01},
+    ),
+    "fedprox": ("classification", {"steps": 4, "batch_size": 7, "mu": 0.1}),
+    "scaffold": ("classification", {"epochs": 1, "batch_size": 7}),
+    "parallel_sgda": ("auc", {"gradient_chunk": 20}),
+    "local_sgda": ("auc", {"epochs": 1, "batch_size": 7, "dual_lr": 0.2}),
+    "cdma_nc": ("auc", {"steps": 3, "batch_size": 7}),
+    "cdma_one": ("auc", {"epochs": 1, "batch_size": 7}),
+    "cdma_ada": ("auc", {"steps": 3, "batch_size": 7, "decay": 0.3, "alpha": 0.9}),
+}

@@ -1,0 +1,168 @@
+"""Run algorithms on small problems in this process."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.datasets.digits import load
+from fedfleet.datasets.partition_config import PARTITIONS
+from fedfleet.simulator.algorithm import Algorithm, Cohort, Problem, Task
+from fedfleet.simulator.availability import Always, ResponsePolicy, ResponseTime, WaitAll
+from fedfleet.simulator.block import Setup
+from fedfleet.simulator.executors.base import Executor
+from fedfleet.simulator.executors.local import LocalExecutor
+from fedfleet.simulator.population import InMemoryPopulation
+from fedfleet.simulator.round import Conditions, EngineRound
+from fedfleet.simulator.simulate import RoundRecord, simulate
+from fedfleet.simulator.work import Objective
+from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.registry import TASKS
+
+
+@dataclass(frozen=True)
+class World:
+    """A task and its clients."""
+
+    task: Task
+    population: InMemoryPopulation
+
+
+class Game:
+    """Scalar games a x^2/2 + b x y - c y^2/2 + p x + q y; a client's examples are rows (a, b, c, p, q)."""
+
+    parts = ("x", "y")
+    functions: Mapping[str, Any] = {}
+
+    def __init__(self) -> None:
+        self.objectives = {"train": Objective(loss=self._loss, sign={"x": 1, "y": -1})}
+
+    def _loss(self, z, batch, ctx, key):
+        a, b, c, p, q = batch.x.unbind(-1)
+        x, y = z["x"]["x"], z["y"]["y"]
+        return batch.mean(a * x**2 / 2 + b * x * y - c * y**2 / 2 + p * x + q * y), {}
+
+    def init(self, seed: int):
+        return point(1.0, -1.0)
+
+    def metrics(self, outputs, data):
+        return {}
+
+
+class Bowl:
+    """Quadratics (a / 2) (w - m)^2; a client's examples are rows (a, m)."""
+
+    parts = ("x",)
+    functions: Mapping[str, Any] = {}
+
+    def __init__(self) -> None:
+        self.objectives = {"train": Objective(loss=self._loss, sign={"x": 1})}
+
+    def _loss(self, z, batch, ctx, key):
+        a, m = batch.x.unbind(-1)
+        return batch.mean(a * (z["x"]["w"] - m) ** 2 / 2), {}
+
+    def init(self, seed: int):
+        return {"x": {"w": torch.tensor(1.0, dtype=torch.float64)}}
+
+    def metrics(self, outputs, data):
+        return {}
+
+
+def point(x: float, y: float):
+    return {"x": {"x": torch.tensor(x, dtype=torch.float64)}, "y": {"y": torch.tensor(y, dtype=torch.float64)}}
+
+
+def xy(z) -> tuple[float, float]:
+    return float(z["x"]["x"]), float(z["y"]["y"])
+
+
+def rows(*clients: Sequence[Sequence[float]]) -> InMemoryPopulation:
+    """Clients from their rows of numbers, float64."""
+    sizes = torch.tensor([0, *(len(c) for c in clients)])
+    data = torch.tensor([r for c in clients for r in c], dtype=torch.float64)
+    domain = torch.zeros(len(clients), dtype=torch.int64)
+    return InMemoryPopulation({"x": data}, torch.arange(len(data)), sizes.cumsum(0), domain)
+
+
+TOY = rows([(1, 2, 1, 1, -1)], [(3, 0, 2, -3, 2)])
+"""The two-client game of the CDMA specification; saddle (1/4, 1/2)."""
+
+
+def digits(task: str, partition: str = "label_sorted", clients: int = 30, **options: Any) -> World:
+    data = load(None)  # type: ignore[arg-type]
+    split = PARTITIONS[partition](**options).split(data.train.y, None, clients, 0)
+    domain = torch.arange(clients) % 3
+    population = InMemoryPopulation({"x": data.train.x, "y": data.train.y}, split.indices, split.offsets, domain)
+    entry = TASKS[task]
+    return World(entry.build(entry.options(model="mlp", hidden=(8,)), DataShape((1, 8, 8), 10)), population)
+
+
+def build(name: str, task: Task, cohort: CohortOptions | None = None, **options: Any) -> Algorithm:
+    entry = ALGORITHMS[name]
+    return entry.build(entry.options(**options), task, cohort or CohortOptions(invite=2))
+
+
+def records(
+    algorithm: Algorithm,
+    world: World,
+    rounds: int,
+    *,
+    z: Any = None,
+    inner: str = "serial",
+    policy: ResponsePolicy | None = None,
+    executor: Executor | None = None,
+    block_size: int = 4,
+    seed: int = 0,
+    shared_response_count: bool = False,
+) -> Iterator[RoundRecord]:
+    setup = Setup(
+        population=world.population,
+        phases={p.name: p for p in algorithm.phases},
+        objectives=world.task.objectives,
+        functions=world.task.functions,
+        evaluation={},
+        inner=inner,
+    )
+    executor = executor or LocalExecutor(1)
+    executor.start(setup)
+    conditions = Conditions(
+        seed=seed,
+        availability=Always(),
+        times=ResponseTime(),
+        policy=policy or WaitAll(),
+        block_size=block_size,
+        shared_response_count=shared_response_count,
+    )
+    size = world.population.size
+    problem = Problem(size, float(world.population.num_examples(torch.arange(size)).double().mean()))
+    try:
+        yield from simulate(algorithm, world.task.init(seed) if z is None else z, problem, conditions, executor, rounds)
+    finally:
+        executor.close()
+
+
+def play(algorithm: Algorithm, world: World, rounds: int, **options: Any) -> list[Any]:
+    """The model after each round."""
+    return [algorithm.views["global"].params(r.state) for r in records(algorithm, world, rounds, **options)]
+
+
+def script(monkeypatch, cohorts: Sequence[Sequence[int]]) -> None:
+    """Make invitations follow a script, whatever their size."""
+    left = iter(cohorts)
+
+    def invite(self: EngineRound, size: int, *, replace: bool = False) -> Cohort:
+        clients = torch.tensor(next(left))
+        return Cohort(clients, torch.zeros_like(clients))
+
+    monkeypatch.setattr(EngineRound, "invite", invite)
+
+
+def flat(z: Any) -> Tensor:
+    from fedfleet.simulator import tree as T
+
+    return torch.cat([leaf.flatten().double() for leaf in T.leaves(z)])

@@ -1,0 +1,243 @@
+"""CDMA: the vectors of a two-client toy game worked out by hand, and the identities that hold exactly."""
+
+import pytest
+import torch
+from harness import TOY, Game, World, build, digits, flat, play, point, records, rows, script, xy
+
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.theory import CdmaTheory
+from fedfleet.simulator.availability import Siwer
+
+GAME = World(Game(), TOY)
+TWO_STEPS = {"steps": 2, "batch_size": 1, "lr": 0.1}
+SADDLE = (0.25, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "trace"),
+    [
+        ("parallel_sgda", {"lr": 0.1}, [(1, -0.7), (0.97, -0.445), (0.9205, -0.23125)]),
+        ("cdma_one", {**TWO_STEPS, "steps": 1}, [(1, -0.7), (0.97, -0.445), (0.9205, -0.23125)]),
+        ("cdma_ada", {**TWO_STEPS, "steps": 1, "alpha": 0.5}, [(1, -0.7), (0.97, -0.445), (0.9205, -0.23125)]),
+        ("cdma_nc", TWO_STEPS, [(0.98, -0.45), (0.8684, -0.06585), (0.728945, 0.18488775)]),
+        ("local_sgda", TWO_STEPS, [(0.98, -0.45), (0.8684, -0.06585), (0.728945, 0.18488775)]),
+        ("cdma_one", TWO_STEPS, [(0.97, -0.445), (0.859525, -0.0545125), (0.7254953125, 0.2054814688)]),
+        (
+            "cdma_ada",
+            {**TWO_STEPS, "alpha": 0.3},
+            [(0.97, -0.445), (0.859525, -0.0545125), (0.7254953125, 0.2054814688)],
+        ),
+    ],
+)
+def test_toy_game_round_by_round(name, options, trace):
+    found = [xy(z) for z in play(build(name, GAME.task, **options), GAME, 3)]
+    assert found == [pytest.approx(want, abs=1e-9) for want in trace]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "limit"),
+    [
+        ("parallel_sgda", {"lr": 0.1}, SADDLE),
+        ("cdma_nc", TWO_STEPS, (0.25891911, 0.41222183)),  # client drift: not the saddle
+        ("cdma_one", TWO_STEPS, SADDLE),
+        ("cdma_ada", {**TWO_STEPS, "alpha": 0.5}, SADDLE),
+    ],
+)
+def test_toy_game_limit(name, options, limit):
+    assert xy(play(build(name, GAME.task, **options), GAME, 200)[-1]) == pytest.approx(limit, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "u_trace", "z_trace"),
+    [
+        (0.5, [(0, 2), (-0.06, 2.26), (1.1556, 1.4827)], [(0.98, -0.63), (0.9682, -0.2113), (0.745365, 0.0514435)]),
+        (1.0, [(0, 2), (-0.06, 3.26), (1.9056, 0.9427)], [(0.98, -0.63), (0.9582, -0.0263), (0.605765, 0.1290435)]),
+    ],
+)
+def test_recursion_under_partial_participation(monkeypatch, alpha, u_trace, z_trace):
+    script(monkeypatch, [[0], [0, 1], [1], [0, 1], [0], [0, 1]])  # phase-1 cohorts {1}, {2}, {1}; phase 2 both
+    algorithm = build("cdma_ada", GAME.task, alpha=alpha, **TWO_STEPS)
+    states = [r.state for r in records(algorithm, GAME, 3)]
+    # u is kept in direction space, so its dual part has the opposite sign of v
+    assert [(xy(s.u)[0], -xy(s.u)[1]) for s in states] == [pytest.approx(u, abs=1e-9) for u in u_trace]
+    assert [xy(s.z) for s in states] == [pytest.approx(z, abs=1e-9) for z in z_trace]
+
+
+def test_one_round_with_different_cohorts_in_the_two_phases(monkeypatch):
+    script(monkeypatch, [[0], [1]])
+    assert xy(play(build("cdma_one", GAME.task, **TWO_STEPS), GAME, 1)[0]) == pytest.approx((1, -0.64), abs=1e-12)
+
+
+def test_the_saddle_is_a_fixed_point_of_one_and_ada_but_not_of_nc():
+    at = point(*SADDLE)
+    for name in ("cdma_one", "cdma_ada", "parallel_sgda"):
+        options = {"lr": 0.1} if name == "parallel_sgda" else TWO_STEPS
+        assert xy(play(build(name, GAME.task, **options), GAME, 1, z=at)[0]) == pytest.approx(SADDLE, abs=1e-12)
+    assert xy(play(build("cdma_nc", GAME.task, **TWO_STEPS), GAME, 1, z=at)[0]) == pytest.approx(
+        (0.2375, 0.4725), abs=1e-12
+    )
+
+
+def test_one_client_is_centralised_training():
+    alone = World(Game(), rows([(1, 2, 1, 1, -1)]))
+    invite = CohortOptions(invite=1)
+    x, y = 1.0, -1.0
+    for _ in range(6):  # plain descent-ascent, K T = 6 steps
+        x, y = x - 0.1 * (x + 2 * y + 1), y + 0.1 * (2 * x - y - 1)
+    for name in ("cdma_nc", "cdma_one", "cdma_ada", "local_sgda"):
+        assert xy(play(build(name, alone.task, invite, **TWO_STEPS), alone, 3)[-1]) == pytest.approx((x, y), abs=1e-12)
+
+
+AUC = digits("auc")
+INVITE = CohortOptions(invite=8)
+LOCAL = {"steps": 3, "batch_size": 7, "lr": 0.3, "dual_lr": 0.1}
+
+
+def auc(name, rounds=4, cohort=INVITE, inner="batched", **options):
+    return play(build(name, AUC.task, cohort, **options), AUC, rounds, inner=inner, policy=Siwer())
+
+
+def test_beta_zero_is_local_sgda_bit_for_bit():
+    for a, b in zip(auc("cdma_nc", **LOCAL), auc("local_sgda", **LOCAL), strict=True):
+        assert torch.equal(flat(a), flat(b))
+
+
+def test_alpha_one_is_cdma_one_bit_for_bit():
+    for a, b in zip(auc("cdma_ada", alpha=1.0, **LOCAL), auc("cdma_one", **LOCAL), strict=True):
+        assert torch.equal(flat(a), flat(b))
+
+
+def test_ada_equals_one_exactly_as_long_as_its_schedule_keeps_alpha_at_one():
+    # alpha_0 = 1.5, s = 0.25: alpha = 1.5 / sqrt(t + 1) falls below 1 at t = 2
+    ada, one = (
+        auc(name, decay=0.25, **extra, **LOCAL) for name, extra in (("cdma_ada", {"alpha": 1.5}), ("cdma_one", {}))
+    )
+    assert [torch.equal(flat(a), flat(b)) for a, b in zip(ada, one, strict=True)] == [True, True, False, False]
+
+
+def test_one_local_step_is_parallel_sgda_bit_for_bit():
+    once = LOCAL | {"steps": 1}
+    for a, b in zip(auc("cdma_one", **once), auc("parallel_sgda", lr=0.3, dual_lr=0.1), strict=True):
+        assert torch.equal(flat(a), flat(b))
+
+
+def test_ada_with_every_client_heard_in_phase_one_is_one_for_every_alpha():
+    everyone = CohortOptions(invite=AUC.population.size)
+    runs = [
+        play(build(name, AUC.task, everyone, decay=0.4, **extra, **LOCAL), AUC, 3, inner="batched")[-1]
+        for name, extra in (("cdma_one", {}), ("cdma_ada", {"alpha": 0.7}))
+    ]
+    torch.testing.assert_close(flat(runs[0]), flat(runs[1]), rtol=1e-4, atol=1e-5)
+
+
+def test_identical_hessians_make_phase_two_independent_of_who_answers(monkeypatch):
+    same = World(Game(), rows([(1, 2, 1, 5, -1)], [(1, 2, 1, -3, 2)], [(1, 2, 1, 0, 7)]))
+    found = []
+    for second in ([0], [1, 2], [0, 1, 2]):
+        script(monkeypatch, [[0, 1, 2], second])
+        found.append(xy(play(build("cdma_one", same.task, steps=4, batch_size=1, lr=0.1), same, 1)[0]))
+    assert found == [pytest.approx(found[0], abs=1e-12)] * 3
+
+
+def test_the_correction_cancels_linear_minibatch_noise():
+    noisy = [(1, 2, 1, p, q) for p, q in ((3, 1), (-5, 2), (0, -8), (2, 5))]
+    mean = [(1, 2, 1, 0, 0)]
+    results = [
+        xy(
+            play(
+                build("cdma_one", GAME.task, CohortOptions(invite=1), steps=4, batch_size=1, lr=0.1),
+                World(Game(), p),
+                3,
+            )[-1]
+        )
+        for p in (rows(noisy), rows(mean))
+    ]
+    assert results[0] == pytest.approx(results[1], abs=1e-12)
+    plain = play(
+        build("cdma_nc", GAME.task, CohortOptions(invite=1), steps=3, batch_size=1, lr=0.1),
+        World(Game(), rows(noisy)),
+        1,
+    )
+    assert xy(plain[0]) != pytest.approx(
+        xy(
+            play(
+                build("cdma_nc", GAME.task, CohortOptions(invite=1), steps=3, batch_size=1, lr=0.1),
+                World(Game(), rows(mean)),
+                1,
+            )[0]
+        ),
+        abs=1e-3,
+    )
+
+
+def test_floats_follow_the_message_formulas():
+    d = len(flat(AUC.task.init(0)))
+    up = {"cdma_nc": (1,), "cdma_one": (1, 1), "cdma_ada": (1, 1), "parallel_sgda": (1,), "local_sgda": (1,)}
+    down = {"cdma_nc": (1,), "cdma_one": (1, 2), "cdma_ada": (2, 2), "parallel_sgda": (1,), "local_sgda": (1,)}
+    for name, vectors in up.items():
+        options = {"lr": 0.3} if name == "parallel_sgda" else LOCAL
+        for r in records(build(name, AUC.task, INVITE, **options), AUC, 3, policy=Siwer(), inner="batched"):
+            for i, p in enumerate(r.phases):
+                sent = 1 if name == "cdma_ada" and r.index == 0 else down[name][i]  # no z_{-1} in round 0
+                sent = 2 if name == "cdma_ada" and i == 1 else sent
+                assert p.counts["floats_up"] == p.counts["heard"] * d * vectors[i]
+                assert p.counts["floats_down"] == 8 * d * sent
+                assert p.counts["heard"] in (5, 6, 7, 8)
+    once = list(records(build("cdma_one", AUC.task, INVITE, **(LOCAL | {"steps": 1})), AUC, 2, policy=Siwer()))
+    assert [[p.phase for p in r.phases] for r in once] == [["gradient"], ["gradient"]]
+
+
+def test_cohort_options_of_the_two_phases():
+    def cohorts(**options):
+        cohort = CohortOptions(invite=8, **options)
+        one = build("cdma_one", AUC.task, cohort, **LOCAL)
+        run = records(one, AUC, 6, policy=Siwer(), shared_response_count=cohort.shared_response_count, inner="batched")
+        return [[(p.clients.tolist(), p.responses.heard.tolist()) for p in r.phases] for r in run]
+
+    paper, code, shared = cohorts(), cohorts(resample=False), cohorts(shared_response_count=True)
+    assert all(a[0] != b[0] for a, b in paper)
+    assert all(a[0] == b[0] for a, b in code)
+    assert any(a[1] != b[1] for a, b in code)  # who answers is drawn again
+    assert all(len(a[1]) == len(b[1]) for a, b in shared)
+    assert any(len(a[1]) != len(b[1]) for a, b in paper)
+
+
+def test_practical_schedule():
+    algorithm = build("cdma_ada", AUC.task, INVITE, decay=0.2, alpha=5.0, **LOCAL)
+    alphas = [r.metrics["alpha"] for r in records(algorithm, AUC, 3, inner="batched")]
+    assert alphas == [1.0, 1.0, 1.0]
+    alphas = [min(1, 5 / (t + 1) ** 0.4) for t in range(60)]
+    assert alphas.index(next(a for a in alphas if a < 1)) == 55  # alpha_t = 1 for t <= 54
+
+
+def test_theory_schedules():
+    t = CdmaTheory(
+        smoothness=2.0, pl=0.5, sigma_1=1.0, sigma_2=3.0, local_1=0.5, local_2=0.25, gap=1.5, responses=8, rounds=100
+    )
+    nc, _ = t.at("nc", 10, 7)
+    assert nc["y"] == pytest.approx(
+        min((20 * 1.5 * 8 / (2 * 100 * 100 * 9)) ** 0.5, (45 / (4 * 9.0625 * 100 * 1000)) ** (1 / 3), 1 / 1740)
+    )
+    assert nc["x"] == pytest.approx(nc["y"] / (21 * 16))
+    one, _ = t.at("one", 10, 7)
+    assert one["y"] == pytest.approx(1 / 1740)
+    ada, alpha = t.at("ada", 10, 7)
+    assert ada["y"] == pytest.approx(5.78e-4 / 20)
+    assert alpha == pytest.approx(2e5 * 4 * 100 * ada["y"] ** 2)
+    assert alpha <= 0.0669
+    assert ada["x"] == pytest.approx(ada["y"] / (12 * 16))
+    late = t.model_copy(update={"sigma_2": 1e6}).at("ada", 10, 999)[0]["y"]
+    assert late == pytest.approx(12 ** (1 / 3) / (2 ** (2 / 3) * 10 * 10 * (1 / 16 + 1e12) ** (1 / 3)))
+
+
+def test_the_gradient_estimate_has_the_stationary_variance_of_its_recursion():
+    # identical Hessians, clients' gradients differ by noise of variance sigma^2: Var(u) -> alpha / (2 - alpha) * sigma^2 / S
+    noise = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = (noise - noise.mean()) / noise.std(correction=0)
+    clients = World(Game(), rows(*([(0.5, 0, 0.5, float(p), 0)] for p in noise)))
+    alpha = 0.5
+    algorithm = build("cdma_ada", clients.task, CohortOptions(invite=1), alpha=alpha, steps=1, batch_size=1, lr=1e-3)
+    errors = [
+        float(r.state.u["x"]["x"]) - 0.5 * float(r.state.z_before["x"]["x"]) for r in records(algorithm, clients, 1500)
+    ][50:]
+    assert torch.tensor(errors).var().item() == pytest.approx(alpha / (2 - alpha), rel=0.15)

@@ -1,0 +1,62 @@
+"""Every registered algorithm gives the same result one client at a time and many at once."""
+
+import pytest
+import torch
+from cases import CASES
+from harness import build, digits, flat, play, records
+
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.simulator.availability import Siwer
+
+INVITE = CohortOptions(invite=8)
+
+
+def test_every_registered_algorithm_has_a_case():
+    assert set(CASES) == set(ALGORITHMS)
+
+
+def world(task: str):
+    # clients of very different sizes, so that padding and masks are exercised
+    return digits(task, "quantity_skew", alpha=1.0, min_size=2)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_batched_equals_serial(name):
+    task, options = CASES[name]
+    where = world(task)
+    runs = []
+    for inner in ("serial", "batched"):
+        algorithm = build(name, where.task, INVITE, **options)
+        runs.append(list(records(algorithm, where, 3, inner=inner, policy=Siwer())))
+    for one, many in zip(*runs, strict=True):
+        view = build(name, where.task, INVITE, **options).views["global"].params
+        torch.testing.assert_close(flat(view(one.state)), flat(view(many.state)), rtol=2e-5, atol=2e-6)
+        for p, q in zip(one.phases, many.phases, strict=True):
+            assert p.counts == q.counts
+            assert p.train_loss == pytest.approx(q.train_loss, rel=1e-4, abs=1e-6)
+    start = flat(where.task.init(0))
+    assert (flat(view(runs[0][-1].state)) - start).abs().max() > 1e-3  # it moved
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_size_of_blocks_changes_nothing_but_rounding(name):
+    task, options = CASES[name]
+    where = world(task)
+    small, large = (
+        play(build(name, where.task, INVITE, **options), where, 2, inner="batched", block_size=size)[-1]
+        for size in (3, 8)
+    )
+    torch.testing.assert_close(flat(small), flat(large), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_is_a_function_of_its_seed(name):
+    task, options = CASES[name]
+    where = world(task)
+    a, b, c = (
+        flat(play(build(name, where.task, INVITE, **options), where, 2, inner="batched", seed=seed)[-1])
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)

@@ -1,0 +1,61 @@
+"""Classification: models, initialisation, metrics."""
+
+import pytest
+import torch
+
+from fedfleet.simulator import tree as T
+from fedfleet.tasks.classification import Classification
+from fedfleet.tasks.models import MODELS, SMALLEST_SIDE, build
+from fedfleet.tasks.options import DataShape, ModelOptions
+
+
+@pytest.mark.parametrize(
+    ("model", "hidden", "shape", "floats"),
+    [
+        ("logistic", (), (784,), 7_850),
+        ("mlp", (200, 200), (1, 28, 28), 199_210),
+        ("lenet", (), (1, 28, 28), 44_426),
+        ("convnet", (), (3, 32, 32), 122_570),
+        ("cnn", (), (1, 8, 8), 16 * 10 + 32 * 145 + 128 * 10 + 10),
+    ],
+)
+def test_parameter_counts(model, hidden, shape, floats):
+    z = Classification(ModelOptions(model=model, hidden=hidden), DataShape(shape, 10)).init(0)
+    assert T.count(z) == floats
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_every_model_gives_one_output_a_class_at_its_smallest_image(model):
+    side = SMALLEST_SIDE.get(model, 3)
+    net = build(model, (2, side, side), 7, (5,), 0)
+    assert net(torch.zeros(3, 2, side, side)).shape == (3, 7)
+
+
+def test_initialisation_is_a_function_of_the_seed_and_leaves_torch_alone():
+    task = Classification(ModelOptions(), DataShape((1, 8, 8), 10))
+    before = torch.get_rng_state()
+    a, b, c = (torch.cat([v.flatten() for v in T.leaves(task.init(s))]) for s in (1, 1, 2))
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
+def test_lenet_relu_never_gives_negative_logits():
+    net = build("lenet_relu", (1, 28, 28), 10, (), 0)
+    assert float(net(torch.randn(20, 1, 28, 28)).min()) >= 0
+
+
+def test_metrics():
+    task = Classification(ModelOptions(model="logistic"), DataShape((4,), 3))
+    logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 2.0], [2.0, 0.0, 0.0]])
+    found = task.metrics(logits, {"y": torch.tensor([0, 1, 2, 2])})
+    assert found["accuracy"] == 0.75
+    assert found["loss"] == pytest.approx(
+        float(torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2, 2]))), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize(("name", "shape"), [("nonsense", (1, 8, 8)), ("lenet", (1, 8, 8)), ("cnn", (64,))])
+def test_models_that_cannot_be_built_say_why(name, shape):
+    with pytest.raises(ValueError, match=name):
+        build(name, shape, 10, (), 0)
