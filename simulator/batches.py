@@ -54,7 +54,8 @@ def schedule(plan: BatchPlan, rows: Tensor, counts: Tensor, keys: Key, steps: in
         mine = torch.full_like(counts, wanted)
     total = int(mine.max())
     batch = torch.arange(total * plan.per_step, device=rows.device).expand(clients, -1)  # (C, T * per_step)
-    epoch = batch.div(an_epoch[:, None], rounding_mode="floor")
+    last = (mine * plan.per_step - 1).div(an_epoch, rounding_mode="floor")
+    epoch = batch.div(an_epoch[:, None], rounding_mode="floor").minimum(last[:, None])  # beyond its last step, no new epochs
     place = (batch % an_epoch[:, None])[..., None] * size + torch.arange(
         size, device=rows.device
     )  # (C, T * per_step, B)

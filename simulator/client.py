@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.batches import Schedule
 from fedfleet.simulator.gradient import EngineOps
@@ -79,8 +80,11 @@ class ClientProgram:
                     measured = measured + step.active
         self.where = "finish"
         message, own = work.finish(shared, own, inbox, carry)
+        send = message.send
+        for i, transform in enumerate(self.phase.uplink):
+            send = transform(send, rng.fold(key, "uplink", i))
         config = {k: torch.as_tensor(v, dtype=torch.float64, device=count.device) for k, v in message.config.items()}
-        out = {"send": dict(message.send), "config": config, "own": own, "steps": done, "loss": loss / measured}
+        out = {"send": dict(send), "config": config, "own": own, "steps": done, "loss": loss / measured}
         self.structure = T.map(lambda _: 0, out)
         return tuple(T.leaves(out))
 

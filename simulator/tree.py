@@ -45,9 +45,12 @@ def _rebuild(node: Tree, values: Sequence[Tree]) -> Tree:
 def map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     """Apply ``fn`` leaf by leaf; ``rest`` must have the structure of ``tree``. Raises ValueError where it has not."""
     children = _children(tree)
-    if children is None:
-        return fn(tree, *rest)
     others = [_children(r) for r in rest]
+    if children is None:
+        branch = next((o for o in others if o is not None), None)
+        if branch is not None:
+            raise ValueError(f"trees differ: one has a leaf, another {[n for n, _ in branch]}")
+        return fn(tree, *rest)
     names = [n for n, _ in children]
     for other in others:
         if other is None or [n for n, _ in other] != names:
@@ -66,6 +69,10 @@ def map_prefix(fn: Callable[..., Any], prefix: Scalar, tree: Tree, *rest: Tree) 
         raise ValueError(
             f"prefix tree has {list(prefix)}, the tree {list(tree) if isinstance(tree, Mapping) else 'a leaf'}"
         )
+    for other in rest:
+        if not isinstance(other, Mapping) or list(other) != list(tree):
+            found = list(other) if isinstance(other, Mapping) else "a leaf"
+            raise ValueError(f"trees differ: one has {list(tree)}, another {found}")
     return {k: map_prefix(fn, prefix[k], tree[k], *(r[k] for r in rest)) for k in tree}
 
 
@@ -85,7 +92,10 @@ def named_leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def unflatten(like: Tree, new_leaves: Sequence[Any]) -> Tree:
-    """Build a tree of the structure of ``like`` from leaves in structural order."""
+    """Build a tree of the structure of ``like`` from leaves in structural order. Raises ValueError for too few or too many."""
+    places = len(leaves(like))
+    if places != len(new_leaves):
+        raise ValueError(f"{len(new_leaves)} leaves do not fill a tree of {places}")
     it = iter(new_leaves)
     return map(lambda _: next(it), like)
 
@@ -117,7 +127,7 @@ def neg(s: Scalar) -> Scalar:
 
 def dot(a: Tree, b: Tree) -> Tensor:
     """Return the Euclidean inner product, a zero-dimensional tensor."""
-    return torch.stack([(x * y).sum() for x, y in zip(leaves(a), leaves(b), strict=True)]).sum()
+    return torch.stack(leaves(map(lambda x, y: (x * y).sum(), a, b))).sum()
 
 
 def norm(a: Tree) -> Tensor:

@@ -145,6 +145,10 @@ class LocalWork:
     finish: Callable[[Mapping[str, Any], Tree, Tree, Tree], tuple[Message, Tree]]
 
 
+Uplink = Callable[[Mapping[str, Tree], Key], Mapping[str, Tree]]
+"""A transform of one client's slots on their way up: ``(send, key) -> send`` (clip, quantise, sparsify, add noise)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """A constant description of one exchange with clients; per-round values travel in ``shared``.
@@ -155,6 +159,7 @@ class Phase:
         reduce: slot of the client's message -> reduction.
         weight: "uniform", "num_examples", or the name of a scalar in the client's message config.
         own: builds a client's state the first time it is needed, from ``shared``; None means clients are stateless.
+        uplink: transforms applied in order to what a client sends, before it is reduced.
 
     """
 
@@ -163,6 +168,7 @@ class Phase:
     reduce: Mapping[str, Any]
     weight: str = "uniform"
     own: Callable[[Mapping[str, Any]], Tree] | None = None
+    uplink: tuple[Uplink, ...] = ()
 
 
 LossFn = Callable[[Tree, Batch, Any, Key], tuple[Tensor | Mapping[str, Tensor], Mapping[str, Tensor]]]

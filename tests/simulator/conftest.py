@@ -1,0 +1,106 @@
+"""A tiny made-up federation, on which one phase can be run without an algorithm."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedfleet.simulator import rng
+from fedfleet.simulator.block import BlockResult, BlockTask, Setup, run_block
+from fedfleet.simulator.population import InMemoryPopulation
+from fedfleet.simulator.reduction import Store
+from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.work import BatchPlan, LocalWork, Message, Objective, Phase, Stage
+
+
+def make_population(sizes: tuple[int, ...], features: int = 3, seed: int = 0) -> InMemoryPopulation:
+    """Clients of the given sizes, their rows scattered over the data; ``data["id"]`` numbers the examples."""
+    total = sum(sizes)
+    x = rng.normal(rng.key(seed), (total, features))
+    y = (x.sum(1) > 0).to(torch.int64)
+    offsets = torch.tensor([0, *sizes]).cumsum(0)
+    order = rng.permutation(rng.key(seed + 1), total)
+    data = {"x": x, "y": y, "id": torch.arange(total)}
+    return InMemoryPopulation(data, order, offsets, torch.arange(len(sizes)) % 2)
+
+
+def squares(z: Tree, batch: Any, ctx: Any, key: Any) -> tuple[Any, dict[str, Any]]:
+    """Half the mean squared error of a linear model without intercept."""
+    error = batch.x @ z["x"]["w"] - batch.y
+    return 0.5 * batch.mean(error**2), {}
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Runs one phase of gradient steps for a block of clients."""
+
+    population: InMemoryPopulation
+    objective: Objective = Objective(loss=squares, sign={"x": 1})
+    plan: BatchPlan = BatchPlan(size=2, steps=3)
+
+    def with_(self, **changes: Any) -> "Federation":
+        """Return a federation with some fields replaced."""
+        return replace(self, **changes)
+
+    def run(
+        self,
+        inner: str,
+        clients: list[int],
+        *,
+        step: Callable[..., Tree] | None = None,
+        finish: Callable[..., tuple[Message, Tree]] | None = None,
+        reduce: Mapping[str, Any] | None = None,
+        weight: str = "uniform",
+    ) -> BlockResult:
+        """Run the phase "train"; by default it takes the plan's steps with rate 0.1 and stores every final point."""
+
+        def sgd_step(ops: Any, shared: Any, z: Tree, batch: Any, at: Any, key: Any) -> Tree:
+            return ops.step("train", z, 0.1, ops.grad("train", z, batch, key)[0])
+
+        def send_point(shared: Any, own: Tree, inbox: Tree, z: Tree) -> tuple[Message, Tree]:
+            return Message(send={"z": z}), own
+
+        work = LocalWork(
+            begin=lambda shared, own, inbox, key: shared["z"],
+            stages=(Stage(step=step or sgd_step, batches=self.plan),),
+            finish=finish or send_point,
+        )
+        phase = Phase(name="train", work=work, reduce={"z": Store()} if reduce is None else reduce, weight=weight)
+        setup = Setup(
+            population=self.population,
+            phases={"train": phase},
+            objectives={"train": self.objective},
+            functions={},
+            evaluation={},
+            inner=inner,
+        )
+        ids = torch.tensor(clients)
+        z = {"x": {"w": torch.zeros(self.population.data["x"].shape[1])}}
+        return run_block(setup, Message(send={"z": z}), BlockTask("train", ids, torch.zeros_like(ids), rng.key(7)))
+
+
+@pytest.fixture(scope="session")
+def federation() -> Federation:
+    """Six clients of unequal sizes with three features."""
+    return Federation(make_population((5, 2, 9, 1, 4, 7)))
+
+
+@pytest.fixture(scope="session", params=["serial", "batched"])
+def inner(request: pytest.FixtureRequest) -> str:
+    """Both inner executors."""
+    return request.param
+
+
+def chi_square_p(counts: Any, expected: Any = None) -> float:
+    """The p value of the counts against the expected ones, equal if not given."""
+    from scipy.stats import chisquare
+
+    return float(chisquare(counts, expected).pvalue)
+
+
+@pytest.fixture(scope="session")
+def p_value() -> Callable[..., float]:
+    """The chi-square test of goodness of fit."""
+    return chi_square_p
