@@ -55,7 +55,8 @@ def schedule(plan: BatchPlan, rows: Tensor, counts: Tensor, keys: Key, steps: in
     total = int(mine.max())
     batch = torch.arange(total * plan.per_step, device=rows.device).expand(clients, -1)  # (C, T * per_step)
     last = (mine * plan.per_step - 1).div(an_epoch, rounding_mode="floor")
-    epoch = batch.div(an_epoch[:, None], rounding_mode="floor").minimum(last[:, None])  # beyond its last step, no new epochs
+    # A client done with its steps starts no new epoch: beside a far larger one it would be shuffled a great many times.
+    epoch = batch.div(an_epoch[:, None], rounding_mode="floor").minimum(last[:, None])
     place = (batch % an_epoch[:, None])[..., None] * size + torch.arange(
         size, device=rows.device
     )  # (C, T * per_step, B)

@@ -92,25 +92,41 @@ def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     )
     visible = {**T.to(dict(shared.send), device), **shared.config}
     always = [w.active.all(0).tolist() for w in walks]
-    before = torch.get_rng_state()
+    before, versions = torch.get_rng_state(), _versions(visible)
     with torch.no_grad():
         program = ClientProgram(phase, inputs, visible, local.data, setup, always)
         flat = _batched(program, task) if setup.inner == "batched" else _serial(program, task)
+    _refuse_draws(before, task)
+    if written := [path for path, version in _versions(visible).items() if version != versions[path]]:
+        raise ClientError(
+            f"phase {task.phase!r}: client code wrote in place into {written[0]!r}, which all clients share, so results would "
+            f"depend on the order of work: return new tensors instead"
+        )
+    return _result(phase, task, local, T.unflatten(program.structure, flat))
+
+
+def _versions(shared: Mapping[str, Any]) -> dict[str, int]:
+    """Return how often each shared tensor was written to."""
+    return {path: leaf._version for path, leaf in T.named_leaves(shared) if isinstance(leaf, Tensor)}
+
+
+def _refuse_draws(before: Tensor, task: BlockTask) -> None:
     if not torch.equal(before, torch.get_rng_state()):
         raise ClientError(
             f"phase {task.phase!r}: client code drew from torch's global generator, so results would depend on the order of "
             f"work: draw from the step's key with fedfleet.simulator.rng instead"
         )
-    return _result(phase, task, local, T.unflatten(program.structure, flat))
 
 
 def _batched(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
     try:
         return torch.func.vmap(program, randomness="error")(*program.inputs.tensors)
     except Exception as e:
+        where, before = program.where, torch.get_rng_state()
         _serial(program, task)  # names the client and the step, if the fault is the client code's own
+        _refuse_draws(before, task)
         raise ClientError(
-            f"phase {task.phase!r}, {program.where}: client code runs alone but not under vmap ({type(e).__name__}: {e}): "
+            f"phase {task.phase!r}, {where}: client code runs alone but not under vmap ({type(e).__name__}: {e}): "
             f"avoid data-dependent branches, .item() and in-place writes, or set executor.inner=serial"
         ) from e
 
@@ -130,7 +146,7 @@ def _serial(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
 
 def _result(phase: Phase, task: BlockTask, local: LocalData, out: dict[str, Any]) -> BlockResult:
     size = len(task.clients)
-    for slot, values in out["send"].items():
+    for slot, values in (*out["send"].items(), *out["config"].items()):
         if not all(bool(torch.isfinite(v).all()) for v in T.leaves(values) if v.is_floating_point()):
             finite = [bool(torch.isfinite(v.flatten(1)).all()) for v in _rows(values, size)]
             culprit = int(task.clients[finite.index(False)])

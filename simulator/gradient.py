@@ -36,6 +36,8 @@ class _Call:
         z, data, weight, ctx = T.unflatten(self.args, flat)
         value, aux = self.objective.loss(z, Batch(data, weight), ctx, key)
         self.players = list(value) if isinstance(value, Mapping) else [None]
+        if strangers := [p for p in self.players if p is not None and p not in z]:
+            raise ValueError(f"the objective has losses for {strangers}, but the parts are {list(z)}")
         self.aux_names = list(aux)
         values = list(value.values()) if isinstance(value, Mapping) else [value]
         return (*values, *aux.values())
@@ -46,6 +48,8 @@ class _Call:
         grads = [torch.zeros_like(leaf) for leaf in z]
         for player, value in zip(self.players, values, strict=False):
             mine = [i for i, p in enumerate(paths) if self.trained[i] and player in (None, p)]
+            if not mine or not value.requires_grad:  # a frozen player, or a loss that depends on nothing trained
+                continue
             found = torch.autograd.grad(
                 value.sum(), [z[i] for i in mine], allow_unused=True, retain_graph=player != self.players[-1]
             )

@@ -56,8 +56,11 @@ class Stored(NamedTuple):
         return self._reduce(lambda v: weights.to(v.dtype) @ v)
 
     def mean(self) -> Tree:
-        """Return the weighted mean."""
-        return self.combine(self.weight / self.weight.sum())
+        """Return the weighted mean. Raises ValueError where all weights are zero."""
+        total = self.weight.sum()
+        if float(total) == 0.0:
+            raise ValueError("the weights of all heard clients are zero, so their mean does not exist")
+        return self.combine(self.weight / total)
 
     def median(self) -> Tree:
         """Return the coordinate-wise median, the mean of the two middle values for an even number (Yin et al. 2018)."""
@@ -75,7 +78,8 @@ class Stored(NamedTuple):
         """
         if not 0 <= trim < 0.5:
             raise ValueError(f"trim={trim}: the share cut on each side must be at least 0 and below 0.5")
-        cut = int(trim * len(self.weight))
+        size = len(self.weight)
+        cut = min(int(trim * size + 1e-9), (size - 1) // 2)  # 0.29 * 100 is a little less than 29
         return self._reduce(lambda v: v.sort(0).values[cut : len(v) - cut].mean(0))
 
     def krum(self, byzantine: int, keep: int = 1) -> Tree:

@@ -37,8 +37,8 @@ class Federation:
     """Runs one phase of gradient steps for a block of clients."""
 
     population: InMemoryPopulation
-    objective: Objective = Objective(loss=squares, sign={"x": 1})
-    plan: BatchPlan = BatchPlan(size=2, steps=3)
+    objective: Objective
+    plan: BatchPlan
 
     def with_(self, **changes: Any) -> "Federation":
         """Return a federation with some fields replaced."""
@@ -84,7 +84,9 @@ class Federation:
 @pytest.fixture(scope="session")
 def federation() -> Federation:
     """Six clients of unequal sizes with three features."""
-    return Federation(make_population((5, 2, 9, 1, 4, 7)))
+    return Federation(
+        make_population((5, 2, 9, 1, 4, 7)), Objective(loss=squares, sign={"x": 1}), BatchPlan(size=2, steps=3)
+    )
 
 
 @pytest.fixture(scope="session", params=["serial", "batched"])

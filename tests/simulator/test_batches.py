@@ -1,3 +1,4 @@
+import itertools
 import math
 from collections import Counter
 
@@ -42,6 +43,10 @@ def own_rows(client: int, count: int) -> list[int]:
     return [START * (client + 1) + j for j in range(count)]
 
 
+def flatten(batches: list[list[int]]) -> list[int]:
+    return list(itertools.chain.from_iterable(batches))
+
+
 sizes = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 plans = st.builds(
     lambda size, length, per_step, shuffle: BatchPlan(size=size, per_step=per_step, shuffle=shuffle, **length),
@@ -66,11 +71,11 @@ def test_every_epoch_visits_every_example_exactly_once(counts, size, epochs, shu
         assert len(batches) == epochs * math.ceil(n / a_batch)
         for e in range(epochs):
             mine = batches[e * len(batches) // epochs : (e + 1) * len(batches) // epochs]
-            assert sorted(sum(mine, [])) == own_rows(c, n)
+            assert sorted(flatten(mine)) == own_rows(c, n)
             assert [len(b) for b in mine[:-1]] == [a_batch] * (len(mine) - 1)
             assert len(mine[-1]) == (n % a_batch or a_batch)
             if not shuffle:
-                assert sum(mine, []) == own_rows(c, n)
+                assert flatten(mine) == own_rows(c, n)
 
 
 @settings(deadline=None)
@@ -131,7 +136,7 @@ def test_more_steps_than_an_epoch_go_on_into_the_next():
     assert found.active.all()
     assert found.epoch.tolist() == [[0, 0, 0, 1, 1, 1, 2], list(range(7))]
     assert found.epoch_end.tolist() == [[False, False, True, False, False, True, False], [True] * 7]
-    assert sorted(sum(visits(found, 0)[3:6], [])) == own_rows(0, 5)
+    assert sorted(flatten(visits(found, 0)[3:6])) == own_rows(0, 5)
     assert [len(b) for b in visits(found, 0)] == [2, 2, 1, 2, 2, 1, 2]
 
 
@@ -161,7 +166,7 @@ def test_two_batches_a_step_are_the_single_ones_in_pairs():
 def test_an_odd_number_of_batches_makes_the_last_pair_borrow_from_the_next_epoch():
     pairs = walk(BatchPlan(size=2, epochs=1, per_step=2), [5])
     assert int(pairs.active.sum()) == 2
-    assert sorted(sum(visits(pairs, 0), [])[:5]) == own_rows(0, 5)
+    assert sorted(flatten(visits(pairs, 0))[:5]) == own_rows(0, 5)
 
 
 @pytest.mark.parametrize("size", [None, 5, 100])
@@ -179,7 +184,10 @@ def test_each_step_and_client_has_a_key_of_its_own():
 
 
 def test_a_small_client_beside_a_large_one_does_not_blow_up_memory():
-    counts = [1, 200_000]  # if the small one were shuffled for all of the large one's steps: 20,000 epochs of 200,000 rows
+    counts = [
+        1,
+        200_000,
+    ]  # if the small one were shuffled for all of the large one's steps: 20,000 epochs of 200,000 rows
     found = walk(BatchPlan(size=10, epochs=1), counts)
     assert found.active.sum(1).tolist() == [1, 20_000]
 

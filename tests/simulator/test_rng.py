@@ -225,6 +225,13 @@ def test_sample_from_an_enormous_population_is_cheap_and_spread_out():
     assert int(rng.sample(rng.key(4), 2**53, 1000).max()) < 2**53
 
 
+def test_sample_draws_on_until_it_has_enough_distinct_values(monkeypatch):
+    mix = rng._mix
+    monkeypatch.setattr(rng, "_mix", lambda x: mix(x) & (-1 << 60))  # 16 values only, so 46 draws often miss a few
+    for seed in range(40):
+        assert len(rng.sample(torch.tensor(seed), 100, 15).unique()) == 15
+
+
 def test_a_sample_is_uniform_in_inclusion_and_in_order(p_value):
     n, size, draws = 50, 5, 3000  # below a quarter: drawn with rejection
     found = torch.stack([rng.sample(rng.fold(rng.key(5), i), n, size) for i in range(draws)])

@@ -1,0 +1,57 @@
+"""The wheel holds everything and works away from the repository."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    out = tmp_path_factory.mktemp("wheel")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(out),
+        str(ROOT),
+    ]
+    subprocess.run(command, check=True, cwd=out)
+    return next(out.glob("fedfleet-*.whl"))
+
+
+def test_the_wheel_holds_every_module_once(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder in ("simulator", "algorithms", "datasets", "tasks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert f"fedfleet/{path.relative_to(ROOT)}" in names
+    assert {"fedfleet/py.typed", "fedfleet/report/report.html.j2", "fedfleet/cli.py"} <= names
+    assert not [n for n in names if n.startswith(("simulator/", "datasets/", "tests/"))]
+
+
+def test_the_wheel_runs_from_another_folder(wheel, tmp_path):
+    site = tmp_path / "site"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)], check=True
+    )
+    code = (
+        "import fedfleet; print(fedfleet.__file__);"
+        "fedfleet.run({'rounds': 2, 'population': {'clients': 20}, 'executor': {'kind': 'local'}}, out='run')"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip().startswith(str(site))
+    assert (tmp_path / "run" / "model.safetensors").exists()

@@ -1,0 +1,153 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedfleet.simulator import rng
+from fedfleet.simulator.availability import (
+    Always,
+    Bernoulli,
+    Fate,
+    First,
+    Responses,
+    ResponseTime,
+    Siwer,
+    WaitAll,
+    respond,
+)
+
+DRAWS = 4000
+
+
+def answer(seed: int, clients: Tensor, **models: Any) -> Responses:
+    chosen: dict[str, Any] = {"availability": Always(), "times": ResponseTime(), "policy": WaitAll(), **models}
+    key = rng.fold(rng.key(seed), "phase")
+    return respond(clients, torch.zeros_like(clients), key, key, **chosen)
+
+
+@pytest.mark.parametrize(("invited", "least"), [(8, 5), (16, 9), (9, 5), (2, 2), (1, 1)])
+def test_siwer_waits_for_each_number_above_half_alike(invited, least, p_value):
+    counts = torch.tensor([Siwer().wanted(invited, rng.fold(rng.key(1), i)) for i in range(DRAWS)]).bincount()
+    found = counts[least:].numpy()
+    assert int(counts[:least].sum()) == 0
+    assert len(counts) == invited + 1
+    if invited % 2 == 0:
+        assert p_value(found) > 1e-3 or len(found) == 1
+    elif invited == 9:  # ceil(9 p): 5 for p in (1/2, 5/9], then 6 .. 9 each twice as likely
+        assert p_value(found, DRAWS * torch.tensor([1, 2, 2, 2, 2]).numpy() / 9) > 1e-3
+
+
+def test_siwer_with_limits_of_its_own(p_value):
+    policy = Siwer(low=0.2, high=0.6)
+    counts = torch.tensor([policy.wanted(10, rng.fold(rng.key(2), i)) for i in range(DRAWS)]).bincount(minlength=11)
+    assert counts.nonzero().flatten().tolist() == [3, 4, 5, 6]
+    assert p_value(counts[3:7].numpy()) > 1e-3
+    assert {Siwer(low=1.0).wanted(7, rng.fold(rng.key(2), i)) for i in range(50)} == {7}
+    assert {Siwer(low=0.0, high=0.01).wanted(7, rng.fold(rng.key(2), i)) for i in range(50)} == {1}
+
+
+def test_fixed_policies():
+    key = rng.key(0)
+    assert [First(3).wanted(n, key) for n in (1, 3, 8)] == [1, 3, 3]
+    assert [WaitAll().wanted(n, key) for n in (1, 3, 8)] == [1, 3, 8]
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.9, 1.0])
+def test_bernoulli_clients_are_online_at_their_rate(rate):
+    online = Bernoulli(rate).online(rng.key(3), torch.arange(DRAWS))
+    assert abs(float(online.double().mean()) - rate) <= 4 * math.sqrt(rate * (1 - rate) / DRAWS)
+    again = Bernoulli(rate).online(rng.key(4), torch.arange(DRAWS))
+    both = float((online & again).double().mean())
+    assert abs(both - rate**2) <= 4 * math.sqrt(rate**2 * (1 - rate**2) / DRAWS)  # afresh at every invitation
+    assert Always().online(rng.key(3), torch.arange(5)).all()
+
+
+def test_answer_times_have_the_median_and_spread_they_say():
+    seconds = ResponseTime(median_s=3.0, sigma=0.5).seconds(rng.key(5), torch.arange(20_000))
+    assert seconds.dtype == torch.float64
+    assert float(seconds.median()) == pytest.approx(3.0, rel=0.03)
+    assert float(seconds.log().std()) == pytest.approx(0.5, rel=0.03)
+    assert ResponseTime(2.0, 0.0).seconds(rng.key(5), torch.arange(4)).tolist() == [2.0] * 4
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    invited=st.integers(1, 12),
+    rate=st.sampled_from([0.0, 0.5, 1.0]),
+    policy=st.sampled_from([WaitAll(), First(3), First(100), Siwer()]),
+)
+def test_the_fastest_online_clients_are_heard(seed, invited, rate, policy):
+    clients = 7 * torch.arange(invited) + 2
+    found = answer(seed, clients, availability=Bernoulli(rate), policy=policy)
+    key = rng.fold(rng.key(seed), "phase")
+    online = Bernoulli(rate).online(key, clients).tolist()
+    times = ResponseTime().seconds(rng.fold(key, 0), clients).tolist()
+    wanted = min(policy.wanted(invited, key), sum(online))
+    fastest = sorted((i for i in range(invited) if online[i]), key=lambda i: times[i])[:wanted]
+    for i in range(invited):  # exactly one fate each
+        fate = Fate.HEARD if i in fastest else Fate.LATE if online[i] else Fate.OFFLINE
+        assert Fate(int(found.fate[i])) is fate
+        assert float(found.seconds[i]) == (times[i] if online[i] else 0.0)
+    assert found.heard.tolist() == sorted(fastest)
+    assert found.duration_s == max((times[i] for i in fastest), default=0.0)
+    assert found.fate.dtype == torch.int8
+
+
+def test_what_a_client_draws_depends_on_no_other():
+    clients = torch.tensor([11, 5, 8, 2])
+    models: dict[str, Any] = {"availability": Bernoulli(0.5)}
+    together = answer(6, clients, **models)
+    backwards = answer(6, clients.flip(0), **models)
+    assert torch.equal(together.fate, backwards.fate.flip(0))
+    assert torch.equal(together.seconds, backwards.seconds.flip(0))
+    assert float(answer(6, clients[2:3], **models).seconds) == float(together.seconds[2])
+
+
+def test_copies_of_one_client_share_availability_but_not_times():
+    key = rng.key(7)
+    clients, copies = torch.zeros(6, dtype=torch.int64), torch.arange(6)
+    for seed in range(10):
+        found = respond(clients, copies, rng.fold(key, seed), key, Bernoulli(0.5), ResponseTime(), WaitAll())
+        assert len(found.fate.unique()) == 1
+        assert len(found.seconds.unique()) == (6 if found.fate[0] == Fate.HEARD else 1)
+
+
+@pytest.mark.parametrize("policy", [First(3), Siwer()], ids=repr)
+def test_every_invited_client_is_heard_equally_often(policy):
+    clients = torch.tensor([3, 1000, 17, 4, 5, 900_000, 0, 12])
+    draws = [answer(i, clients, availability=Bernoulli(0.6), policy=policy) for i in range(1000)]
+    heard = torch.stack([d.fate == Fate.HEARD for d in draws]).double()
+    # The clients of a phase compete, so a count's spread is not binomial. Under exchangeability, with variance v of one
+    # entry and c between two, sum (count - mean)^2 / (draws * (v - c)) is chi-square with 7 degrees of freedom.
+    covariance = heard.T.cov()
+    apart = (covariance.trace() - (covariance.sum() - covariance.trace()) / 7) / 8
+    counts = heard.sum(0)
+    statistic = float(((counts - counts.mean()) ** 2).sum() / (len(heard) * apart))
+    assert 0.3 < statistic < 29  # 1e-4 on either side
+
+
+def test_every_client_comes_first_equally_often(p_value):
+    first = torch.cat([answer(i, torch.arange(50, 58), policy=First(1)).heard for i in range(1000)])
+    assert p_value(first.bincount(minlength=8).numpy()) > 1e-3
+
+
+def test_all_sets_of_heard_clients_are_alike(p_value):
+    sets = torch.stack([answer(i, torch.arange(5), policy=First(2)).heard for i in range(1500)])
+    counts = (sets @ torch.tensor([5, 1])).unique(return_counts=True)[1]
+    assert len(counts) == 10
+    assert p_value(counts.numpy()) > 1e-3
+
+
+def test_the_count_key_alone_decides_how_many_are_waited_for():
+    clients = torch.arange(16)
+    count_key = rng.key(8)
+    numbers = {
+        len(respond(clients, torch.zeros_like(clients), rng.key(s), count_key, Always(), ResponseTime(), Siwer()).heard)
+        for s in range(20)
+    }
+    assert len(numbers) == 1

@@ -1,0 +1,83 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedfleet.simulator.population import InMemoryPopulation, decode, gather
+
+SIZES = (3, 1, 4, 2)
+INDICES = torch.tensor([9, 2, 5, 0, 8, 7, 6, 1, 4, 3])
+
+
+def population() -> InMemoryPopulation:
+    data = {"x": torch.arange(20).reshape(10, 2), "y": torch.arange(10)}
+    return InMemoryPopulation(data, INDICES, torch.tensor([0, *SIZES]).cumsum(0), torch.tensor([5, 6, 5, 7]))
+
+
+def test_size_and_numbers_of_examples():
+    assert population().size == 4
+    assert population().num_examples(torch.arange(4)).tolist() == list(SIZES)
+    assert population().num_examples(torch.tensor([[2, 0], [3, 3]])).tolist() == [[4, 3], [2, 2]]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6))
+def test_a_block_lists_each_clients_rows_in_order_and_pads_with_its_first(ids):
+    local = population().local_data(torch.tensor(ids))
+    width = max(SIZES[c] for c in ids)
+    assert local.rows.shape == (len(ids), width)
+    assert local.counts.tolist() == [SIZES[c] for c in ids]
+    assert local.domain.tolist() == [(5, 6, 5, 7)[c] for c in ids]
+    for rows, c in zip(local.rows.tolist(), ids, strict=True):
+        start = sum(SIZES[:c])
+        own = INDICES[start : start + SIZES[c]].tolist()
+        assert rows == own + [own[0]] * (width - len(own))
+
+
+def test_clients_cover_the_partition_exactly_once():
+    local = population().local_data(torch.arange(4))
+    real = [r for rows, n in zip(local.rows.tolist(), local.counts.tolist(), strict=True) for r in rows[:n]]
+    assert real == INDICES.tolist()
+    assert local.data["x"] is population().data["x"] or torch.equal(local.data["x"], population().data["x"])
+
+
+def test_moving_to_a_device_keeps_everything():
+    moved = population().to(torch.device("cpu"))
+    ids = torch.tensor([2, 1])
+    before, after = population().local_data(ids), moved.local_data(ids)
+    for field in ("rows", "counts", "domain"):
+        assert torch.equal(getattr(before, field), getattr(after, field))
+    assert {k: v.device.type for k, v in moved.data.items()} == {"x": "cpu", "y": "cpu"}
+
+
+def test_gather_takes_rows_of_every_tensor():
+    data = {
+        "x": torch.arange(12.0).reshape(6, 2),
+        "pixels": torch.tensor([0, 51, 102, 153, 204, 255], dtype=torch.uint8),
+    }
+    found = gather(data, torch.tensor([5, 0, 5]))
+    assert found["x"].tolist() == [[10, 11], [0, 1], [10, 11]]
+    assert found["pixels"].tolist() == [1.0, -1.0, 1.0]
+    assert gather(data, torch.tensor([[0, 1], [2, 3]]))["x"].shape == (2, 2, 2)
+
+
+def test_gather_inside_vmap_is_gather_outside():
+    data = {"x": torch.arange(12.0).reshape(6, 2), "p": torch.arange(6, dtype=torch.uint8)}
+    rows = torch.tensor([[0, 5], [3, 3]])
+    mapped = torch.func.vmap(lambda r: gather(data, r))(rows)
+    for name, expected in gather(data, rows).items():
+        assert torch.equal(mapped[name], expected)
+
+
+def test_pixels_are_decoded_to_minus_one_to_one():
+    pixels = torch.arange(256, dtype=torch.uint8).reshape(16, 16)
+    found = decode(pixels)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, torch.arange(256.0).reshape(16, 16) / 127.5 - 1)
+    assert (float(found.min()), float(found.max())) == (-1.0, 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool, torch.int8])
+def test_all_but_pixels_pass_through(dtype):
+    x = torch.tensor([0, 1, 1]).to(dtype)
+    assert decode(x) is x
