@@ -15,6 +15,14 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     out = tmp_path_factory.mktemp("wheel")
+    source = out / "source"  # building leaves files behind, so not in the repository itself
+    source.mkdir()
+    for name in ("src", "simulator", "algorithms", "datasets", "tasks"):
+        shutil.copytree(
+            ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+        )
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
     command = [
         sys.executable,
         "-m",
@@ -25,7 +33,7 @@ def wheel(tmp_path_factory):
         "--no-build-isolation",
         "-w",
         str(out),
-        str(ROOT),
+        str(source),
     ]
     subprocess.run(command, check=True, cwd=out)
     return next(out.glob("fedfleet-*.whl"))
