@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class DataShape(NamedTuple):
@@ -21,5 +21,5 @@ class ModelOptions(BaseModel):
 
     model: str = "mlp"
     """One of logistic, mlp, cnn, lenet, lenet_relu, convnet."""
-    hidden: tuple[int, ...] = (64,)
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (64,)
     """Widths of the hidden layers (mlp only)."""

@@ -3,107 +3,174 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from fedfleet.config import Config, with_overrides
-from fedfleet.experiment import Experiment, Run
+from fedfleet.datasets.examples import Dataset
+from fedfleet.datasets.files import DataError
+from fedfleet.experiment import Experiment, Run, load_data
 from fedfleet.progress import Progress
+from fedfleet.reading import show
 from fedfleet.report import write_report
-from fedfleet.runfolder import claim
-from fedfleet.simulator.errors import FedfleetError
+from fedfleet.runfolder import check_free, claim
+from fedfleet.simulator.errors import ConfigError, FedfleetError
+
+OWN_KEYS = {
+    "label": "the name of the entry is the label",
+    "seed": "set seed or seeds at the top",
+    "seeds": "set seeds at the top",
+    "compare": "compare only at the top",
+    "vary": "vary at the top",
+}
+"""What an entry of ``compare`` or ``vary`` may not set, and the mend."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a campaign and its place below the campaign's folder."""
+    """One run of a campaign: its name and its place below the campaign's folder."""
 
     config: Config
+    name: str
     place: str
 
 
 def trials(config: Config) -> list[Trial]:
-    """Return the runs a configuration asks for; a single run has the place "."."""
+    """Return the runs a configuration asks for; a single run has the place ".". Raises ConfigError."""
     if config.compare is None and config.vary is None and config.seeds is None:
-        return [Trial(config, ".")]
-    found = []
-    varied = config.vary or {}
+        return [Trial(config, "", ".")]
+    seeds, varied = config.seeds or [config.seed], config.vary or {}
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seeds={seeds}: give each seed once")
+    _refuse_own_keys("vary", varied)
+    found: dict[str, Trial] = {}
     for label, overrides in (config.compare or {config.label or "": {}}).items():
+        _refuse_own_keys(f"compare.{label}", overrides)
         for values in itertools.product(*varied.values()):
             point = dict(zip(varied, values, strict=True))
             name = " ".join(filter(None, [label, *(f"{k.split('.')[-1]}={v}" for k, v in point.items())]))
-            for seed in config.seeds or [config.seed]:
-                one = {
-                    **overrides,
-                    **point,
-                    "label": name or None,
-                    "seed": seed,
-                    "seeds": None,
-                    "compare": None,
-                    "vary": None,
-                }
-                folder = _safe(name) if name else "."
-                found.append(Trial(with_overrides(config, one), f"{folder}/seed-{seed}" if config.seeds else folder))
-    return found
+            own = {"label": name or None, "seeds": None, "compare": None, "vary": None}
+            with _naming(name):
+                one = with_overrides(config, {**overrides, **point, **own})
+            for seed in seeds:
+                below = f"seed-{seed}" if config.seeds else "."
+                trial = Trial(with_overrides(one, {"seed": seed}), name, str(Path(_safe(name) if name else ".", below)))
+                if (other := found.setdefault(trial.place, trial)) is not trial:
+                    raise ConfigError(
+                        f"compare or vary: {other.name!r} and {name!r} would both be written to the folder {trial.place!r}: "
+                        f"use labels and values that differ in letters or digits"
+                    )
+    return list(found.values())
+
+
+def prepare(trial: Trial, loaded: dict[Any, Dataset]) -> Experiment:
+    """Make a trial ready to run; ``loaded`` keeps the data sets. Raises ConfigError or DataError naming the trial."""
+    with _naming(trial.name):
+        which = (trial.config.population.dataset, trial.config.population.data_dir)
+        if which not in loaded:
+            loaded[which] = load_data(trial.config)
+        return Experiment(trial.config, data=loaded[which])
+
+
+def distinct(plan: list[Trial]) -> list[Trial]:
+    """Return the first trial of every name: the others differ in their seed alone."""
+    found: dict[str, Trial] = {}
+    for trial in plan:
+        found.setdefault(trial.name, trial)
+    return list(found.values())
 
 
 def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report: bool = True) -> list[Run]:
     """Run every trial (``jobs`` at a time, each in a process of its own if more than one) and write the report.
 
-    All trials are checked before the first one starts.
+    All trials are checked before the first one starts. One that fails does not stop the others; FedfleetError is raised at
+    the end.
     """
     plan = trials(config)
-    for trial in {t.config.label: t for t in plan}.values():
-        Experiment(trial.config)
+    check_free(out)
+    loaded: dict[Any, Dataset] = {}
     if len(plan) == 1 and plan[0].place == ".":
-        runs = [Experiment(plan[0].config).run(out, progress)]
+        progress.say(f"loading {config.population.dataset}")
+        runs, failures = [prepare(plan[0], loaded).run(out, progress)], []
     else:
+        progress.say(f"checking {len(plan)} runs")
+        for trial in distinct(plan):
+            prepare(trial, loaded)
         claim(out)
-        runs = _in_processes(plan, out, progress, jobs) if jobs > 1 else _in_turn(plan, out, progress)
+        done = _in_processes(plan, out, progress, jobs) if jobs > 1 else _in_turn(plan, out, progress, loaded)
+        runs = [found for found in done if isinstance(found, Run)]
+        failures = [found for found in done if isinstance(found, FedfleetError)]
     if report:
         progress.say(f"report: {write_report([out], out)}")
+    if failures:
+        raise FedfleetError(f"{len(failures)} of {len(plan)} runs: {failures[0]}")
     return runs
 
 
-def _in_turn(plan: list[Trial], out: Path, progress: Progress) -> list[Run]:
-    runs = []
+def _in_turn(plan: list[Trial], out: Path, progress: Progress, loaded: dict[Any, Dataset]) -> list[Run | FedfleetError]:
+    done: list[Run | FedfleetError] = []
     for i, trial in enumerate(plan):
         progress.say(f"run {i + 1}/{len(plan)}: {trial.place}")
-        runs.append(Experiment(trial.config).run(out / trial.place, progress))
-    return runs
+        try:
+            done.append(prepare(trial, loaded).run(out / trial.place, progress))
+        except FedfleetError as e:
+            done.append(FedfleetError(f"{trial.place}: {e}"))
+            progress.say(f"failed: {done[-1]}")
+    return done
 
 
-def _in_processes(plan: list[Trial], out: Path, progress: Progress, jobs: int) -> list[Run]:
-    def one(trial: Trial) -> Run:
+def _in_processes(plan: list[Trial], out: Path, progress: Progress, jobs: int) -> list[Run | FedfleetError]:
+    under_way: set[subprocess.Popen[str]] = set()
+
+    def one(trial: Trial) -> Run | FedfleetError:
+        folder = out / trial.place
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "config.yaml"
-            path.write_text(yaml.safe_dump(trial.config.model_dump()), encoding="utf-8")
-            command = [
-                sys.executable,
-                "-m",
-                "fedfleet",
-                "run",
-                str(path),
-                "--out",
-                str(out / trial.place),
-                "--no-report",
-            ]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
-        if done.returncode:
-            raise FedfleetError(f"{trial.place}: {lines[-1]}")
+            path.write_text(yaml.safe_dump(trial.config.model_dump(mode="json", exclude_unset=True)), encoding="utf-8")
+            command = [sys.executable, "-m", "fedfleet", "run", str(path), "--out", str(folder), "--no-report"]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            under_way.add(process)
+            lines = process.communicate()[0].strip().splitlines() or ["no output"]
+            under_way.remove(process)
         progress.say(f"{trial.place}: {lines[-1]}")
-        return Run(out / trial.place, {})
+        if process.returncode:
+            return FedfleetError(f"{trial.place}: {lines[-1]}")
+        return Run(folder, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
 
     with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(one, plan))
+        try:
+            return list(pool.map(one, plan))
+        except BaseException:  # interrupted: let the runs under way write what they have, and start no other
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(under_way):
+                process.terminate()
+            raise
+
+
+def _refuse_own_keys(where: str, overrides: Mapping[str, Any]) -> None:
+    for key, value in overrides.items():
+        if mend := OWN_KEYS.get(key.split(".")[0]):
+            raise ConfigError(f"{where}.{key}={show(value)}: not here: {mend}")
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Say which run a mistake is in."""
+    try:
+        yield
+    except (ConfigError, DataError) as e:
+        raise (ConfigError(f"run {name!r}: {e}") if name else e) from None
 
 
 def _safe(label: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_.+" else "-" for c in label) or "run"
+    return "".join(c if c.isalnum() or c in "-_.+" else "-" for c in label).strip(".") or "run"

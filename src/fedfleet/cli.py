@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -14,12 +14,16 @@ from rich.table import Table
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
-BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 ConfigArg = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")]
 OverridesArg = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as rounds=20.")
 ]
+
+
+class Interrupted(Exception):
+    """A run was interrupted; the argument is the exit status."""
 
 
 @app.command()
@@ -37,13 +41,18 @@ def run(
 ) -> None:
     """Run an experiment and write its run folder."""
     from fedfleet import campaign
-    from fedfleet.config import load
+    from fedfleet.config import load, with_overrides
 
-    given = {"until": until, "max_seconds": max_seconds, "warm_start": str(warm_start) if warm_start else None}
-    extra = [f"{k}={v}" for k, v in given.items() if v is not None]
-    chosen = load(config, [*(overrides or []), *extra])
-    folder = out or _new_folder(config)
-    campaign.run(chosen, folder, _progress(), jobs, report=report)
+    given = {"until": until, "max_seconds": max_seconds, "warm_start": warm_start}
+    chosen = load(config, overrides)
+    chosen = with_overrides(chosen, {k: v for k, v in given.items() if v is not None})
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        campaign.run(chosen, out or _new_folder(config), _progress(), jobs, report=report)
+    except KeyboardInterrupt:
+        raise Interrupted(INTERRUPTED) from None
+    except SystemExit:  # raised by our handler of SIGTERM, or by Ray's, which replaces it
+        raise Interrupted(TERMINATED) from None
 
 
 @app.command()
@@ -54,9 +63,11 @@ def plan(config: ConfigArg, overrides: OverridesArg = None) -> None:
     from fedfleet.plan import describe
 
     console = Console()
-    for trial in campaign.trials(load(config, overrides)):
-        table = Table(title=trial.place if trial.place != "." else None, show_header=False)
-        for key, value in describe(trial.config):
+    loaded: dict[Any, Any] = {}
+    for trial in campaign.distinct(campaign.trials(load(config, overrides))):
+        lines = list(describe(campaign.prepare(trial, loaded)))
+        table = Table(title=trial.name or None, show_header=False)
+        for key, value in lines:
             table.add_row(key, value)
         console.print(table)
 
@@ -110,18 +121,27 @@ def _new_folder(config: Path) -> Path:
     return folder
 
 
-def main(call: Callable[..., Any] = app) -> None:
-    """Run the command line and end the process with its status: 2 for bad input, 1 for a failed run, 130 if interrupted."""
+def main() -> None:
+    """Run the command line and end the process with its status: 2 for bad input, 1 for a failed run, 130 or 143 if interrupted."""
     from fedfleet.datasets.files import DataError
 
     try:
-        call()
+        sys.exit(app(standalone_mode=False))
     except (ConfigError, DataError) as e:
-        typer.echo(f"error: {e}", err=True)
-        sys.exit(BAD_INPUT)
+        _end(f"error: {e}", BAD_INPUT)
     except FedfleetError as e:
-        typer.echo(f"failed: {e}", err=True)
-        sys.exit(FAILED)
+        _end(f"failed: {e}", FAILED)
+    except Interrupted as e:
+        _end("interrupted: what was done is in the run folder", e.args[0])
     except KeyboardInterrupt:
-        typer.echo("interrupted: what was done is in the run folder", err=True)
-        sys.exit(INTERRUPTED)
+        _end("interrupted", INTERRUPTED)
+    except Exception as e:
+        usage = getattr(e, "format_message", None)  # click's errors of usage, of which some versions of typer have a copy
+        if usage is None:
+            raise
+        _end(f"error: {usage()}", BAD_INPUT)
+
+
+def _end(text: str, status: int) -> NoReturn:
+    typer.echo(text, err=True)
+    sys.exit(status)

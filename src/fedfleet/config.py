@@ -8,22 +8,24 @@ A configuration is YAML plus ``dotted.key=value`` overrides. Sections that name 
 from __future__ import annotations
 
 import difflib
-import types
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError
 
 from fedfleet.algorithms.options import CohortOptions, Options
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.datasets.partition_config import PARTITIONS
 from fedfleet.datasets.registry import LOADERS
+from fedfleet.reading import override, plain, read, show
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tasks.registry import TASKS
 
 SCHEMA_VERSION = 1
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0)]
 
 
 class Always(Options):
@@ -45,11 +47,11 @@ class Population(Options):
 
     dataset: str = "digits"
     """Name of a data set; ``fedfleet list datasets`` shows them."""
-    clients: int = Field(default=100, ge=1)
+    clients: Count = 100
     """Number of clients, N."""
     partition: dict[str, Any] = Field(default={"kind": "iid"})
     """How examples are dealt to clients: kind, and its options."""
-    partition_seed: int = 0
+    partition_seed: Seed = 0
     """Seed of the partition; apart from ``seed``, so that runs of several seeds share their clients."""
     data_dir: str | None = None
     """Folder of the original data files; $FEDFLEET_DATA, else the user cache, if not given."""
@@ -58,8 +60,8 @@ class Population(Options):
 class Devices(Options):
     """How long clients take to answer, in virtual seconds: median * exp(sigma * normal), independently in every phase."""
 
-    median_s: float = Field(default=1.0, gt=0)
-    sigma: float = Field(default=0.5, ge=0)
+    median_s: float = Field(default=1.0, gt=0, le=1e9)
+    sigma: float = Field(default=0.5, ge=0, le=10)
 
 
 class Executor(Options):
@@ -69,15 +71,15 @@ class Executor(Options):
     """local: in this process; ray: on a pool of Ray actors."""
     inner: Literal["auto", "serial", "batched"] = "auto"
     """One client at a time, or a block at once under vmap."""
-    actors: int | Literal["auto"] = "auto"
-    """Ray actors; auto: one a CPU."""
-    cpus_per_actor: float = Field(default=1.0, gt=0)
+    actors: Count | Literal["auto"] = "auto"
+    """Ray actors; auto: as many as the CPUs, and the GPUs if they have any, can take."""
+    cpus_per_actor: float = Field(default=1.0, ge=0.01)
     """CPUs reserved for an actor; may be fractional."""
     gpus_per_actor: float = Field(default=0.0, ge=0)
     """GPUs reserved for an actor; may be fractional. Above 0, clients are trained on the GPU."""
-    threads_per_actor: int = Field(default=1, ge=1)
+    threads_per_actor: int = Field(default=1, ge=1, le=1024)
     """Torch threads of an actor."""
-    block_size: int | Literal["auto"] = "auto"
+    block_size: Count | Literal["auto"] = "auto"
     """Clients a block: the unit of dispatch and of summation."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda if ``gpus_per_actor`` is above 0."""
@@ -88,7 +90,7 @@ class Executor(Options):
 class Evaluation(Options):
     """What is measured on the server's side, and when."""
 
-    every: int = Field(default=10, ge=1)
+    every: Count = 10
     """Rounds between evaluations; the initial and the final model are always evaluated."""
     train_examples: int = Field(default=0, ge=0)
     """Evaluate on this many training examples too (a fixed draw), as ``eval/train_<metric>``."""
@@ -102,9 +104,9 @@ class Config(Options):
     schema_version: int = SCHEMA_VERSION
     label: str | None = None
     """Name in reports; the algorithm's name if not given."""
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
     """Seed of everything but the partition."""
-    seeds: list[int] | None = None
+    seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
     """Run once for each of these instead of ``seed``."""
     rounds: int = Field(default=100, ge=0)
     """Rounds, T."""
@@ -122,218 +124,194 @@ class Config(Options):
     """Stop once a metric is reached, such as ``eval/auc=0.95``."""
     max_seconds: float | None = Field(default=None, gt=0)
     """Stop after this many seconds."""
-    compare: dict[str, dict[str, Any]] | None = None
+    compare: Annotated[dict[str, dict[str, Any]], Field(min_length=1)] | None = None
     """Label -> overrides: run each of these, on every seed, and report them together."""
-    vary: dict[str, list[Any]] | None = None
+    vary: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] | None = None
     """Dotted key -> values: run every combination, for each label of ``compare`` and every seed."""
 
 
-NAMED: dict[str, tuple[str, Mapping[str, type[BaseModel]]]] = {
-    "task": ("name", {k: v.options for k, v in TASKS.items()}),
-    "algorithm": ("name", {k: v.options for k, v in ALGORITHMS.items()}),
-    "population.partition": ("kind", PARTITIONS),
-    "availability": ("kind", AVAILABILITY),
+class Named(NamedTuple):
+    """A section that names a thing: the key of the name, the options of every name, the name if none is given."""
+
+    key: str
+    options: Mapping[str, type[BaseModel]]
+    default: str
+
+
+NAMED = {
+    "task": Named("name", {k: v.options for k, v in TASKS.items()}, "classification"),
+    "algorithm": Named("name", {k: v.options for k, v in ALGORITHMS.items()}, "fedavg"),
+    "population.partition": Named("kind", PARTITIONS, "iid"),
+    "availability": Named("kind", AVAILABILITY, "always"),
 }
-"""Sections that name a thing: where -> (the naming key, the options of each name)."""
 
 
-def load(path: Path | str | Mapping[str, Any], overrides: list[str] | Mapping[str, Any] | None = None) -> Config:
+def load(source: Path | str | Mapping[str, Any], overrides: list[str] | Mapping[str, Any] | None = None) -> Config:
     """Read a configuration file (or mapping), apply overrides, and check it against the schema.
 
-    Overrides are ``dotted.key=value`` strings (values in YAML) or a mapping of dotted keys. An override that changes the name of a
-    section leaves out those of the file's options that the new name does not have.
+    Overrides are ``dotted.key=value`` strings (values in YAML) or a mapping of dotted keys; a mapping as a value sets its keys
+    and leaves the others. An override that changes the name of a section leaves out the options that only the old name has.
 
     Raises ConfigError with one line naming the key, the value and the mend.
     """
-    raw: dict[str, Any] = _read(Path(path)) if isinstance(path, str | Path) else _plain(path)
-    for key, value in _pairs(overrides or []):
-        _assign(raw, key, value)
-    return check(raw)
+    given = read(Path(source)) if isinstance(source, str | Path) else source
+    changes = [overrides] if isinstance(overrides, Mapping) else [override(text) for text in overrides or []]
+    return _build([given, *changes])
 
 
-def options(config: Config, section: str) -> Any:
-    """Return the typed options of a named section of a checked configuration."""
-    key, kinds = NAMED[section]
-    mapping = dict(_get(config, section))
-    return kinds[mapping.pop(key)].model_validate(
-        {k: v for k, v in mapping.items() if k != "kind"} if key == "kind" else mapping
-    )
+def with_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
+    """Return a checked configuration with nested or dotted overrides applied to what was given for it."""
+    return _build([config.model_dump(mode="json", exclude_unset=True), overrides])
 
 
 def named(config: Config, section: str) -> str:
     """Return the name in a named section."""
-    return _get(config, section)[NAMED[section][0]]
+    return _section(config, section)[NAMED[section].key]
 
 
-def check(raw: Mapping[str, Any]) -> Config:
-    """Validate a nested mapping and fill in every default. Raises ConfigError."""
-    filled = _plain(raw)
+def options(config: Config, section: str) -> Any:
+    """Return the typed options of a named section of a checked configuration."""
+    key, kinds, _ = NAMED[section]
+    given = _section(config, section)
+    return _validate(kinds[given[key]], {k: v for k, v in given.items() if k != key}, f"{section}.")
+
+
+def complete(config: Config) -> dict[str, Any]:
+    """Return the configuration as plain data with every default of its named sections, ready to be written and loaded again."""
+    raw = config.model_dump(mode="json")
+    for section, (key, _, _) in NAMED.items():
+        *parents, last = section.split(".")
+        node = raw
+        for name in parents:
+            node = node[name]
+        node[last] = {key: named(config, section), **options(config, section).model_dump(mode="json")}
+    return raw
+
+
+def unknown(key: str, value: Any, known: Iterable[str]) -> str:
+    """Say that a value is none of those known, which one it resembles, and which there are."""
+    known = list(known)
+    near = difflib.get_close_matches(value, known, n=1, cutoff=0.4) if isinstance(value, str) else []
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{key}={show(value)}: unknown; {hint}choose one of {', '.join(known)}"
+
+
+def _build(layers: list[Mapping[str, Any]]) -> Config:
+    """Lay mappings over each other, the later above the earlier, and check the result."""
+    raw: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in _flat(plain(layer)):
+            _assign(raw, key, value)
     for section in NAMED:
-        _fill(filled, section)
-    config = _validate(Config, filled, "")
+        _check_named(raw, section)
+    config = _validate(Config, raw, "")
     if config.schema_version != SCHEMA_VERSION:
         raise ConfigError(f"schema_version={config.schema_version}: this fedfleet reads version {SCHEMA_VERSION}")
     if config.population.dataset not in LOADERS:
-        raise ConfigError(_unknown("population.dataset", config.population.dataset, LOADERS))
+        raise ConfigError(unknown("population.dataset", config.population.dataset, LOADERS))
     return config
 
 
-def with_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
-    """Return a checked configuration with nested or dotted overrides applied."""
-    raw = config.model_dump()
-    for key, value in _flat(overrides):
-        _assign(raw, key, value)
-    return check(raw)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such configuration file: give the path of a YAML file") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{path}: cannot be read ({e}): give the path of a YAML file") from None
-    except yaml.YAMLError as e:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(e).split())}") from None
-    if found is not None and not isinstance(found, dict):
-        raise ConfigError(f"{path}: a configuration is a mapping of keys to values, not a {type(found).__name__}")
-    return found or {}
-
-
-def _pairs(overrides: list[str] | Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    if isinstance(overrides, Mapping):
-        yield from _flat(overrides)
-        return
-    for text in overrides:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"{text!r}: an override is written dotted.key=value")
-        try:
-            yield key.strip(), yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ConfigError(f"{key}={value}: the value is not valid YAML: quote it") from None
-
-
 def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield leaves as dotted keys, the naming key of a section first, so that it decides which options remain."""
+    """Yield leaves under dotted keys, the name of a section before its options. ``compare`` and ``vary`` are leaves."""
     for key in sorted(mapping, key=lambda k: k not in ("name", "kind")):
         value, path = mapping[key], f"{prefix}{key}"
-        if isinstance(value, Mapping) and value and path not in ("compare", "vary"):
+        if isinstance(value, dict) and value and path not in ("compare", "vary"):
             yield from _flat(value, f"{path}.")
         else:
             yield path, value
 
 
 def _assign(raw: dict[str, Any], key: str, value: Any) -> None:
-    *parents, last = key.split(".")
-    node: dict[str, Any] = raw
-    for i, name in enumerate(parents):
-        below = node.get(name)
-        if isinstance(below, str) and ".".join(parents[: i + 1]) in NAMED:  # the short form of a named section
-            below = {NAMED[".".join(parents[: i + 1])][0]: below}
-        if below is not None and not isinstance(below, dict):
-            raise ConfigError(f"{key}={value!r}: {'.'.join(parents[: i + 1])} is a value, not a section")
-        node[name] = node = dict(below or {})
-    section = ".".join(parents)
-    if key in NAMED and isinstance(value, str):
-        value = _renamed(node.get(last), *NAMED[key], value)
-    elif section in NAMED and last == NAMED[section][0]:
-        kept = _renamed(node, *NAMED[section], value)
-        node.clear()
-        node.update(kept)
-        return
+    """Set a dotted key."""
+    if key in NAMED and isinstance(value, str):  # the short form of a named section
+        key = f"{key}.{NAMED[key].key}"
+    *parents, last = ["vary", key.removeprefix("vary.")] if key.startswith("vary.") else key.split(".")
+    node, path = raw, ""
+    for name in parents:
+        path = f"{path}.{name}" if path else name
+        below = {} if node.get(name) is None else node[name]
+        if not isinstance(below, dict):
+            raise ConfigError(f"{key}={show(value)}: {path} is a value, not a section: leave out what follows it")
+        node[name] = node = dict(below)
+    if path in NAMED and last == NAMED[path].key:
+        fields = {k: set(v.model_fields) for k, v in NAMED[path].options.items()}
+        old, new = (fields.get(f"{n}") for n in (node.get(last, NAMED[path].default), value))
+        for option in () if old is None or new is None else old - new:
+            node.pop(option, None)
     node[last] = value
 
 
-def _renamed(old: Any, key: str, kinds: Mapping[str, type[BaseModel]], name: Any) -> dict[str, Any]:
-    """Return a named section under a new name, with the options the new name knows."""
-    keep = dict(old) if isinstance(old, Mapping) else {}
-    if keep.get(key) != name and isinstance(name, str) and name in kinds:
-        keep = {k: v for k, v in keep.items() if k in kinds[name].model_fields}
-    return keep | {key: name}
+# Checking
 
 
-def _fill(raw: dict[str, Any], section: str) -> None:
-    """Check one named section and replace it with its complete options."""
-    key, kinds = NAMED[section]
+def _check_named(raw: dict[str, Any], section: str) -> None:
+    """Check the options of a named section, and give the section its name where that was left out."""
+    key, kinds, default = NAMED[section]
     *parents, last = section.split(".")
     node: Any = raw
     for name in parents:
         node = node.setdefault(name, {})
         if not isinstance(node, dict):
             return  # the schema will say so
-    default = {
-        "task": "classification",
-        "algorithm": "fedavg",
-        "population.partition": "iid",
-        "availability": "always",
-    }[section]
-    given = node.get(last, default)
-    mapping: Any = {key: given} if isinstance(given, str) else given
-    if not isinstance(mapping, Mapping):
-        raise ConfigError(f"{section}={given!r}: give a name, or a mapping with the key {key!r}")
-    mapping = dict(mapping)
-    chosen = mapping.pop(key, default)
-    if chosen not in kinds:
-        raise ConfigError(_unknown(f"{section}.{key}", chosen, kinds))
-    found = _validate(kinds[chosen], mapping, f"{section}.")
-    node[last] = {key: chosen, **{k: v for k, v in found.model_dump().items() if k != key}}
+    given = node.setdefault(last, {})
+    if not isinstance(given, dict):
+        raise ConfigError(f"{section}={show(given)}: give a name, or a mapping with the key {key!r}")
+    name = given.get(key, default)
+    if not isinstance(name, str) or name not in kinds:
+        raise ConfigError(unknown(f"{section}.{key}", name, kinds))
+    _validate(kinds[name], {k: v for k, v in given.items() if k != key}, f"{section}.")
+    node[last] = {key: name, **given}
 
 
-def _validate(model: type[BaseModel], mapping: Mapping[str, Any], prefix: str) -> Any:
+def _validate(model: type[BaseModel], mapping: dict[str, Any], prefix: str) -> Any:
+    """Check plain data against a model: no text for a number, no 0 for false (JSON is where pydantic is that strict)."""
     try:
-        return model.model_validate(dict(mapping))
+        return model.model_validate_json(json.dumps(mapping), strict=True)
     except ValidationError as e:
-        raise ConfigError(_one_line(e.errors(), model, prefix)) from None
+        raise ConfigError(_explain(e.errors(), model, mapping, prefix)) from None
 
 
-def _one_line(errors: Any, model: type[BaseModel], prefix: str) -> str:
+def _explain(errors: list[Any], model: type[BaseModel], mapping: dict[str, Any], prefix: str) -> str:
+    """Return one line on one mistake: an unknown key if there is one, for others may follow from it."""
     error = min(errors, key=lambda e: e["type"] != "extra_forbidden")
-    keys = [
-        str(part)
-        for part in error["loc"]
-        if not (isinstance(part, str) and part.startswith(("literal", "constrained")))
-    ]
-    if error["type"] == "extra_forbidden":
-        *parents, last = keys
-        names = _fields(model, parents)
-        near = difflib.get_close_matches(last, names, n=1, cutoff=0.5)
-        where = prefix + "".join(f"{p}." for p in parents)
-        mend = f"did you mean {where}{near[0]}?" if near else f"known here: {', '.join(names)}"
-        return f"{where}{last}={error['input']!r}: unknown key; {mend}"
-    said = [e["msg"] for e in errors if e["loc"][:1] == error["loc"][:1]]
-    while (keys and keys[-1] in ("int", "str", "float", "bool")) or (keys and "[" in keys[-1]):
-        keys.pop()
-    messages = " or ".join(dict.fromkeys(m[0].lower() + m[1:] for m in said))
+    keys = _path(error, mapping)
     path = f"{prefix}{'.'.join(keys)}".rstrip(".")
-    return f"{path}={error['input']!r}: {messages}" if keys else f"{path}: {messages.removeprefix('value error, ')}"
+    if error["type"] == "extra_forbidden":
+        names = _fields(model, keys[:-1])
+        near = difflib.get_close_matches(keys[-1], names, n=1, cutoff=0.5)
+        mend = f"did you mean {path.removesuffix(keys[-1])}{near[0]}?" if near else f"known here: {', '.join(names)}"
+        return f"{path}={show(error['input'])}: unknown key; {mend}"
+    if error["type"] == "missing":
+        return f"{path}: missing: give it"
+    messages = dict.fromkeys(e["msg"] for e in errors if _path(e, mapping) == keys)  # one an alternative
+    text = " or ".join(m[0].lower() + m[1:] for m in messages).removeprefix("value error, ")
+    text = text.replace("an object", "a mapping").replace("a valid array", "a list")
+    return f"{path}={show(error['input'])}: {text}" if keys else f"{path}: {text}"
+
+
+def _path(error: Any, node: Any) -> list[str]:
+    """Return the keys that lead to an error, without pydantic's names of the alternatives it tried."""
+    found = []
+    for part in error["loc"]:
+        inside = (isinstance(node, dict) and part in node) or (isinstance(node, list) and part in range(len(node)))
+        if not inside and error["type"] != "missing":
+            break
+        found.append(str(part))
+        node = node[part] if inside else None
+    return found
 
 
 def _fields(model: type[BaseModel], path: list[str]) -> list[str]:
     """Return the keys of the model that stands at ``path`` below ``model``."""
     for name in path:
-        annotation = model.model_fields[name].annotation if name in model.model_fields else None
-        candidates = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-        models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
-        if not models:
-            return []
-        model = models[0]
+        annotation = model.model_fields[name].annotation
+        model = next(t for t in (annotation, *get_args(annotation)) if isinstance(t, type) and issubclass(t, BaseModel))
     return list(model.model_fields)
 
 
-def _unknown(key: str, value: Any, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(str(value), known, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{key}={value!r}: unknown; {hint}choose one of {', '.join(known)}"
-
-
-def _get(config: Config, section: str) -> Mapping[str, Any]:
+def _section(config: Config, section: str) -> Mapping[str, Any]:
     node: Any = config
     for name in section.split("."):
         node = getattr(node, name)
     return node
-
-
-def _plain(value: Any) -> Any:
-    """Copy nested mappings, so that nobody's input is changed."""
-    return {k: _plain(v) for k, v in value.items()} if isinstance(value, Mapping) else value

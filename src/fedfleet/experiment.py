@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
+import warnings
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,8 @@ from fedfleet.datasets import registry as datasets
 from fedfleet.datasets.examples import Dataset
 from fedfleet.datasets.files import DataError, data_dir
 from fedfleet.progress import Progress
-from fedfleet.runfolder import RunFolder, claim, load_model
+from fedfleet.reading import one_line
+from fedfleet.runfolder import RunFolder, check_free, claim, load_model
 from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
@@ -39,9 +43,11 @@ from fedfleet.simulator.errors import ConfigError, FedfleetError
 from fedfleet.simulator.evaluation import client_phase, evaluate, evaluate_clients
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.executors.local import LocalExecutor
-from fedfleet.simulator.population import InMemoryPopulation, Population
+from fedfleet.simulator.population import InMemoryPopulation, Population, gather
 from fedfleet.simulator.round import Conditions
 from fedfleet.simulator.simulate import RoundRecord, simulate
+from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.work import Batch
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
 
@@ -66,7 +72,7 @@ class Run:
 class Experiment:
     """A configuration made ready to run: data loaded, everything checked, every ``auto`` resolved.
 
-    A task, an algorithm or a population of your own replaces the configured one. Raises ConfigError or DataError.
+    A task, an algorithm, a population or a data set of your own replaces the configured one. Raises ConfigError or DataError.
     """
 
     def __init__(
@@ -76,35 +82,37 @@ class Experiment:
         task: Task | None = None,
         algorithm: Algorithm | None = None,
         population: Population | None = None,
+        data: Dataset | None = None,
     ):
         resolve.check_early(config)
-        data = datasets.load(config.population.dataset, data_dir(config.population.data_dir))
+        data = data or load_data(config)
         self.task = task or _task(config, data)
-        self.algorithm = algorithm or ALGORITHMS[config.algorithm["name"]].build(
+        self.algorithm = algorithm or ALGORITHMS[C.named(config, "algorithm")].build(
             C.options(config, "algorithm"), self.task, config.cohort
         )
         resolve.check_pairing(config, self.algorithm, self.task)
         self.population = population or _population(config, data)
-        ids = torch.arange(self.population.size)
-        sizes = self.population.num_examples(ids)
+        sizes = self.population.num_examples(torch.arange(self.population.size))
         if int(sizes.min()) == 0:
             raise ConfigError(
-                f"population.partition: client {int(sizes.argmin())} has no examples: raise partition.min_size, or lower "
-                f"population.clients"
+                f"population.partition={C.named(config, 'population.partition')!r}: client {int(sizes.argmin())} has no "
+                f"examples: raise population.partition.min_size, or lower population.clients"
             )
         if algorithm is None:
-            resolve.check_batch(config, int(sizes.max()))
+            resolve.check_local(config, int(sizes.max()))
         self.problem = Problem(self.population.size, float(sizes.double().mean()))
         self.z = self.task.init(config.seed)
         if config.warm_start is not None:
             self.z = load_model(Path(config.warm_start), self.z)
-        self.config = resolve.resolved(config, T.count(self.z))
         self.evaluation = _evaluation(config, data)
+        if config.until is not None:
+            resolve.check_until(config, _metric_names(self.task, self.z, self.evaluation))
+        self.config = resolve.resolved(config, T.count(self.z))
 
     @property
     def label(self) -> str:
         """Return the run's name in reports."""
-        return self.config.label or self.config.algorithm["name"]
+        return self.config.label or C.named(self.config, "algorithm")
 
     def setup(self) -> Setup:
         """Return what workers need."""
@@ -124,9 +132,6 @@ class Experiment:
 
     def _client_metrics(self) -> tuple[str, ...]:
         """Ask the task for the names by evaluating one example."""
-        from fedfleet.simulator.population import gather
-        from fedfleet.simulator.work import Batch
-
         row = gather(self.evaluation["test"], torch.zeros(1, dtype=torch.int64))
         return tuple(self.task.functions["per_example"](self.z, Batch(row, torch.ones(1))))
 
@@ -169,11 +174,13 @@ class Experiment:
     def run(self, out: Path, progress: Progress | None = None) -> Run:
         """Run to the end and write the run folder ``out``, which must be new.
 
-        An interruption (KeyboardInterrupt) or an error still leaves the tables, the model and a summary with the status.
+        An interruption (KeyboardInterrupt, SystemExit) or an error still leaves the tables, the model and a summary with the
+        status.
         """
-        folder = RunFolder(claim(out), self.config.model_dump())
-        with torch.random.fork_rng(devices=[]):
-            return _Runner(self, folder, progress or Progress.silent()).run()
+        check_free(out)
+        with torch.random.fork_rng(devices=[]), closing(self.executor()) as executor:
+            folder = RunFolder(claim(out), C.complete(self.config))
+            return _Runner(self, folder, progress or Progress.silent()).run(executor)
 
 
 class _Runner:
@@ -186,27 +193,24 @@ class _Runner:
         self.final: dict[str, float] = {}
         self.best: dict[str, float] = {}
         self.seconds: list[float] = []
-        self.done = 0
         self.started = time.monotonic()
 
-    def run(self) -> Run:
-        executor = self.x.executor()
-        status, error = "finished", None
+    def run(self, executor: Executor) -> Run:
+        status, error = "failed", None
         try:
             self.progress.say(f"starting: {_describe(self.x)}")
             executor.start(self.x.setup())
             status = self._rounds(executor)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             status = "interrupted"
             raise
         except FedfleetError as e:
-            status, error = "failed", str(e)
+            error = str(e)
             raise
-        except BaseException as e:
-            status, error = "failed", f"{type(e).__name__}: {e}"
+        except Exception as e:
+            error = f"{type(e).__name__}: {e}"
             raise
         finally:
-            executor.close()
             self.progress.close()
             summary = self._summary(status, error)
             self.folder.finish(self.z, summary)
@@ -214,81 +218,104 @@ class _Runner:
 
     def _rounds(self, executor: Executor) -> str:
         config = self.x.config
-        until = resolve.parse_until(config.until) if config.until else None
-        self.initial = self.final = evaluate(executor, self.x.task, self.z, self.x.evaluation)
-        self._keep_best(self.initial)
-        status = "finished"
+        self.initial = self.final = self._measure(executor)
+        self.folder.metrics = tuple(self.initial)
+        self.progress.initial(self.initial)
+        if self._reached(self.initial):
+            return "stopped"
         for record in simulate(self.x.algorithm, self.z, self.x.problem, self.x.conditions(), executor, config.rounds):
             self.z = self.x.algorithm.views["global"].params(record.state)
             self.seconds.append(record.seconds)
             out_of_time = config.max_seconds is not None and time.monotonic() - self.started > config.max_seconds
             metrics = self._evaluate(executor, record, out_of_time)
-            row = self.folder.add(record, metrics)
-            self.done += 1
-            self.progress.round(row, config.rounds)
-            if out_of_time or (until and _reached(row, *until)):
-                status = "stopped"
-                break
-        return status
+            self.progress.round(self.folder.add(record, metrics), config.rounds)
+            if out_of_time or self._reached(metrics):
+                return "stopped"
+        return "finished"
+
+    def _reached(self, metrics: Mapping[str, float]) -> bool:
+        if self.x.config.until is None:
+            return False
+        metric, at_least, value = resolve.parse_until(self.x.config.until)
+        found = metrics.get(metric)
+        return found is not None and (found >= value if at_least else found <= value)
+
+    def _measure(self, executor: Executor) -> dict[str, float]:
+        """Return ``eval/<metric>`` -> value at the model."""
+        found = evaluate(executor, self.x.task, self.z, self.x.evaluation)
+        metrics = {f"eval/{name}": value for name, value in found.items()}
+        for name, value in metrics.items():
+            better = min if "loss" in name else max
+            if math.isfinite(value):
+                self.best[name] = better(self.best.get(name, value), value)
+        return metrics
 
     def _evaluate(self, executor: Executor, record: RoundRecord, last: bool) -> dict[str, float]:
         every, rounds = self.x.config.evaluation.every, self.x.config.rounds
         if (record.index + 1) % every and record.index + 1 != rounds and not last:
             return {}
-        metrics = evaluate(executor, self.x.task, self.z, self.x.evaluation)
-        self.final = metrics
-        self._keep_best(metrics)
+        self.final = self._measure(executor)
         if self.x.config.evaluation.per_client:
             found = evaluate_clients(executor, self.z, self.x.problem.clients)
             self.folder.add_clients(record.index, torch.arange(self.x.problem.clients), found)
-        return metrics
-
-    def _keep_best(self, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            better = min if "loss" in name else max
-            self.best[name] = better(self.best.get(name, value), value)
+        return self.final
 
     def _summary(self, status: str, error: str | None) -> dict[str, Any]:
         rounds = self.folder.rounds()
-        totals = {
-            k: sum(rounds[k].tolist()) for k in ("floats_up", "floats_down", "bytes_up", "bytes_down", "virtual_s")
-        }
+        totals = ("floats_up", "floats_down", "bytes_up", "bytes_down", "virtual_s")
         return {
             "status": status,
             "error": error,
             "label": self.x.label,
-            "rounds": self.done,
-            "initial": {f"eval/{k}": v for k, v in self.initial.items()},
-            "final": {f"eval/{k}": v for k, v in self.final.items()},
-            "best": {f"eval/{k}": v for k, v in self.best.items()},
+            "rounds": len(rounds),
+            "initial": self.initial,
+            "final": self.final,
+            "best": self.best,
             "median_seconds_per_round": statistics.median(self.seconds) if self.seconds else None,
             "seconds": time.monotonic() - self.started,
             "model_floats": T.count(self.z),
             "bit_exact": True,
-            **totals,
+            **{name: rounds[name].sum().item() for name in totals},
         }
-
-
-def _reached(row: Mapping[str, Any], metric: str, at_least: bool, value: float) -> bool:
-    found = row.get(metric)
-    return found is not None and (found >= value if at_least else found <= value)
 
 
 def _describe(x: Experiment) -> str:
     e = x.config.executor
     where = f"{resolve.actors(x.config)} Ray actors" if e.kind == "ray" else "this process"
     return (
-        f"{x.label} on {x.config.task['name']}, {x.config.population.dataset}, {x.problem.clients:,} clients, "
+        f"{x.label} on {C.named(x.config, 'task')}, {x.config.population.dataset}, {x.problem.clients:,} clients, "
         f"{T.count(x.z):,} floats, {e.inner} on {where}"
     )
 
 
+def load_data(config: Config) -> Dataset:
+    """Load the configured data set. Raises DataError."""
+    return datasets.load(config.population.dataset, data_dir(config.population.data_dir))
+
+
 def _task(config: Config, data: Dataset) -> Task:
     shape = DataShape(tuple(data.train.x.shape[1:]), data.train.classes)
+    chosen, build = C.options(config, "task"), TASKS[C.named(config, "task")].build
     try:
-        return TASKS[config.task["name"]].build(C.options(config, "task"), shape)
-    except ValueError as e:
-        raise ConfigError(f"task: {e}" if not str(e).startswith("task.") else str(e)) from None
+        with torch.device("meta"):  # count the floats before any memory is taken
+            floats = T.count(build(chosen, shape).init(config.seed))
+    except (ValueError, RuntimeError) as e:
+        key = "" if str(e).startswith("task.") else f"task.model={getattr(chosen, 'model', None)!r}: "
+        raise ConfigError(f"{key}{one_line(e)}") from None
+    resolve.check_model(config, floats)
+    return build(chosen, shape)
+
+
+def _metric_names(task: Task, z: Tree, splits: Mapping[str, Mapping[str, torch.Tensor]]) -> list[str]:
+    """Ask the task for ``eval/<metric>`` names by evaluating a few examples."""
+    found = []
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):  # a few examples may hold one class only
+        for split, tensors in splits.items():
+            few = gather(tensors, torch.arange(min(100, len(tensors["y"]))))
+            outputs = task.functions["predict"](z, Batch(few, torch.ones(len(few["y"]))))
+            prefix = "" if split == "test" else f"{split}_"
+            found += [f"eval/{prefix}{name}" for name in task.metrics(outputs, few)]
+    return found
 
 
 def _population(config: Config, data: Dataset) -> Population:
@@ -300,7 +327,8 @@ def _population(config: Config, data: Dataset) -> Population:
     except DataError:
         raise
     except ValueError as e:
-        raise ConfigError(f"population.partition={p.partition['kind']}, population.clients={p.clients}: {e}") from None
+        kind = C.named(config, "population.partition")
+        raise ConfigError(f"population.partition={kind!r}, population.clients={p.clients}: {one_line(e)}") from None
     domain = torch.zeros(p.clients, dtype=torch.int64)
     if data.train.domain is not None:
         domain = data.train.domain[partition.indices[partition.offsets[:-1]]]

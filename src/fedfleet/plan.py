@@ -7,26 +7,28 @@ from collections.abc import Iterator
 import torch
 
 from fedfleet import resolve
-from fedfleet.config import Config
+from fedfleet.config import named
 from fedfleet.experiment import Experiment
 from fedfleet.simulator import tree as T
 
 
-def describe(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (what, value) lines on a checked configuration. Raises as ``Experiment`` does."""
-    x = Experiment(config)
+def describe(x: Experiment) -> Iterator[tuple[str, str]]:
+    """Yield (what, value) lines."""
     e, invite = x.config.executor, x.config.cohort.invite
     sizes = x.population.num_examples(torch.arange(x.problem.clients))
     floats, model_bytes = T.count(x.z), T.num_bytes(x.z)
     block = resolve.block_size(x.config)
-    yield "run", f"{x.label}: {x.config.algorithm['name']} on {x.config.task['name']}, {x.config.population.dataset}"
+    yield (
+        "run",
+        f"{x.label}: {named(x.config, 'algorithm')} on {named(x.config, 'task')}, {x.config.population.dataset}",
+    )
     yield "rounds, seed", f"{x.config.rounds}, {x.config.seed}"
     yield "clients", f"{x.problem.clients:,} with {int(sizes.min())} to {int(sizes.max())} examples each"
     yield "model", f"{floats:,} floats ({_parts(x)}), {model_bytes / 1e6:.2f} MB"
     yield "phases a round", ", ".join(p.name for p in x.algorithm.phases)
     yield (
         "cohort",
-        f"{invite} invited a phase, respond: {x.config.cohort.respond}, availability: {x.config.availability['kind']}",
+        f"{invite} invited a phase, respond: {x.config.cohort.respond}, availability: {named(x.config, 'availability')}",
     )
     yield "blocks a phase", f"up to {-(-invite // block)} of {block} clients"
     where = f"{resolve.actors(x.config)} Ray actors of {e.cpus_per_actor:g} CPUs and {e.gpus_per_actor:g} GPUs"

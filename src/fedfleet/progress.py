@@ -35,16 +35,19 @@ class Progress:
         if self._console is not None:
             self._console.print(Text(text), soft_wrap=True)
 
+    def initial(self, metrics: Mapping[str, float]) -> None:
+        """Show the initial model's ``eval/<metric>`` values; a run begins."""
+        self._started = self._shown = time.monotonic()
+        self._metric = _metrics(metrics)
+        self._steps, self._virtual_s = 0, 0.0
+        self.say(f"initial model: {self._metric}")
+
     def round(self, row: Mapping[str, Any], rounds: int) -> None:
         """Show a row of ``rounds.parquet``."""
         if self._console is None:
             return
-        if row["round"] == 0:
-            self._started = time.monotonic() - row["seconds"]
-        metrics = [
-            f"{k.removeprefix('eval/')} {v:.4f}" for k, v in row.items() if k.startswith("eval/") and v is not None
-        ]
-        self._metric = ", ".join(metrics) or self._metric
+        metrics = _metrics({k: v for k, v in row.items() if k.startswith("eval/")})
+        self._metric = metrics or self._metric
         self._steps += row["client_steps"]
         self._virtual_s += row["virtual_s"]
         done = row["round"] + 1
@@ -63,7 +66,7 @@ class Progress:
         left = spent / done * (rounds - done)
         heard = f"heard {row['heard']} late {row['late']} failed {row['failed']} offline {row['offline']}"
         return (
-            f"round {done}/{rounds} | {heard} | {self._metric or 'no metric yet'} | {done / spent:.1f} rounds/s | "
+            f"round {done}/{rounds} | {heard} | {self._metric} | {done / spent:.1f} rounds/s | "
             f"{self._steps / spent:,.0f} client steps/s | virtual {self._virtual_s:,.0f} s | left {left:,.0f} s"
         )
 
@@ -72,3 +75,7 @@ class Progress:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+
+def _metrics(found: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{k.removeprefix('eval/')} {v:.4f}" for k, v in found.items() if v is not None)

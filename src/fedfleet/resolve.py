@@ -6,15 +6,25 @@ means one result.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+import re
+from collections.abc import Iterable
 from typing import Any
 
-from fedfleet.config import Config, options
+import torch
+
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.config import Config, named, options, unknown
+from fedfleet.reading import show
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.errors import ConfigError
 
 BATCHED_UP_TO = 65_536
 """Floats of a model above which, on a CPU, many clients' weights no longer stay in the cache and batching loses."""
+ROW_BYTES = 64
+"""Memory of a row of a client's schedule: its number, weight and random bits, and copies of them on the way."""
 
 
 def cpus() -> int:
@@ -22,58 +32,84 @@ def cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def memory_bytes() -> int:
+    """Return the memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def check_early(config: Config) -> None:
     """Refuse what needs no data to be refused. Raises ConfigError."""
-    invite, clients = config.cohort.invite, config.population.clients
-    if invite > clients:
-        raise ConfigError(
-            f"cohort.invite={invite}: there are only {clients} clients: lower it or raise population.clients"
-        )
-    respond = config.cohort.respond
-    if isinstance(respond, int) and respond > invite:
-        raise ConfigError(
-            f"cohort.respond={respond}: only cohort.invite={invite} clients are invited: lower it or raise invite"
-        )
-    if config.cohort.min_responses > invite:
-        raise ConfigError(
-            f"cohort.min_responses={config.cohort.min_responses}: only cohort.invite={invite} clients are invited: lower it"
-        )
-    if config.cohort.response_low > config.cohort.response_high:
-        raise ConfigError(
-            f"cohort.response_low={config.cohort.response_low}: above response_high={config.cohort.response_high}: lower it"
-        )
-    if config.seeds is not None and (not config.seeds or len(set(config.seeds)) < len(config.seeds)):
-        raise ConfigError(f"seeds={config.seeds}: give at least one seed, each once")
+    for key in ("seeds", "compare", "vary"):
+        if (value := getattr(config, key)) is not None:
+            raise ConfigError(
+                f"{key}={show(value)}: it asks for several runs, and an Experiment is one: use `fedfleet run`, or "
+                f"fedfleet.campaign.run"
+            )
+    _check_cohort(config.cohort, config.population.clients)
     _check_executor(config)
     if config.until is not None:
         parse_until(config.until)
 
 
+def _check_cohort(c: CohortOptions, clients: int) -> None:
+    if c.invite > clients:
+        raise ConfigError(
+            f"cohort.invite={c.invite}: there are only population.clients={clients}: lower it, or raise population.clients"
+        )
+    if isinstance(c.respond, int) and c.respond > c.invite:
+        raise ConfigError(
+            f"cohort.respond={c.respond}: only cohort.invite={c.invite} clients are invited: lower it, or raise cohort.invite"
+        )
+    if c.response_low > c.response_high:
+        raise ConfigError(
+            f"cohort.response_low={c.response_low}: above cohort.response_high={c.response_high}: lower it"
+        )
+    most = c.respond if isinstance(c.respond, int) else c.invite
+    if c.respond == "siwer":
+        most = math.ceil(c.response_high * c.invite)
+    if c.min_responses > most:
+        raise ConfigError(f"cohort.min_responses={c.min_responses}: a phase gets at most {most} answers: lower it")
+
+
 def _check_executor(config: Config) -> None:
     e = config.executor
-    if isinstance(e.block_size, int) and e.block_size < 1:
-        raise ConfigError(f"executor.block_size={e.block_size}: a block has at least 1 client")
+    if e.gpus_per_actor > 1 and not e.gpus_per_actor.is_integer():
+        raise ConfigError(f"executor.gpus_per_actor={e.gpus_per_actor:g}: above 1 it must be whole: round it")
+    if e.address is not None:
+        return  # what the cluster has is known once Ray has joined it
     if e.kind == "ray":
-        if isinstance(e.actors, int) and e.actors < 1:
-            raise ConfigError(f"executor.actors={e.actors}: at least 1 actor is needed")
-        if e.address is None and isinstance(e.actors, int) and e.actors * e.cpus_per_actor > cpus():
-            raise ConfigError(
-                f"executor.actors={e.actors}: with cpus_per_actor={e.cpus_per_actor:g} they need {e.actors * e.cpus_per_actor:g} "
-                f"CPUs, and this machine has {cpus()}: lower actors or cpus_per_actor (it may be fractional)"
-            )
-        if e.address is None and e.cpus_per_actor > cpus():
+        if e.cpus_per_actor > cpus():
             raise ConfigError(f"executor.cpus_per_actor={e.cpus_per_actor:g}: this machine has {cpus()} CPUs: lower it")
-    if e.address is None and device(config) == "cuda":
-        import torch
-
-        have = torch.cuda.device_count()
-        wanted = e.gpus_per_actor * (actors(config) if e.kind == "ray" else 1)
-        if have == 0 or wanted > have:
-            key = "executor.gpus_per_actor" if e.gpus_per_actor else "executor.device"
-            value = f"{e.gpus_per_actor:g}" if e.gpus_per_actor else e.device
+        if isinstance(e.actors, int) and e.actors * e.cpus_per_actor > cpus():
             raise ConfigError(
-                f"{key}={value}: this machine has {have} CUDA devices: lower it, or set executor.device=cpu"
+                f"executor.actors={e.actors}: with executor.cpus_per_actor={e.cpus_per_actor:g} they need "
+                f"{e.actors * e.cpus_per_actor:g} CPUs, and this machine has {cpus()}: lower actors or cpus_per_actor (it may "
+                f"be fractional)"
             )
+    if device(config) == "cpu":
+        return
+    if gpus() == 0 or e.gpus_per_actor > gpus():
+        by_key = e.gpus_per_actor > 0
+        key, value = ("gpus_per_actor", f"{e.gpus_per_actor:g}") if by_key else ("device", e.device)
+        mend = "lower it" if by_key and gpus() else "set executor.gpus_per_actor=0 and executor.device=cpu"
+        raise ConfigError(f"executor.{key}={value}: this machine has {gpus()} GPUs: {mend}")
+    if e.kind == "ray" and isinstance(e.actors, int) and e.actors > (room := _gpu_room(e.gpus_per_actor)):
+        raise ConfigError(
+            f"executor.actors={e.actors}: with executor.gpus_per_actor={e.gpus_per_actor:g} only {room:g} fit on the {gpus()} "
+            f"GPUs of this machine: lower actors or gpus_per_actor (it may be fractional)"
+        )
+
+
+def gpus() -> int:
+    """Return the GPUs of this machine."""
+    return torch.cuda.device_count()
+
+
+def _gpu_room(each: float) -> float:
+    """Return how many actors the GPUs can take; Ray never splits one actor's share of a GPU over two."""
+    if each == 0:
+        return math.inf
+    return gpus() * math.floor(1 / each) if each <= 1 else gpus() // each
 
 
 def device(config: Config) -> str:
@@ -86,7 +122,10 @@ def device(config: Config) -> str:
 def actors(config: Config) -> int:
     """Return the number of Ray actors."""
     e = config.executor
-    return max(1, int(cpus() / e.cpus_per_actor)) if e.actors == "auto" else e.actors
+    if e.actors != "auto":
+        return e.actors
+    room = math.inf if e.address is not None else _gpu_room(e.gpus_per_actor)
+    return max(1, int(min(cpus() / e.cpus_per_actor, room)))
 
 
 def inner(config: Config, floats: int) -> str:
@@ -120,18 +159,34 @@ def check_pairing(config: Config, algorithm: Algorithm, task: Task) -> None:
     if missing:
         what = {"x": "primal", "y": "dual"}
         raise ConfigError(
-            f"algorithm.name={config.algorithm['name']!r}: it needs a task with a {what.get(missing[0], missing[0])} part, and "
-            f"task.name={config.task['name']!r} has none: choose a minimax task (auc), or a minimisation algorithm (fedavg)"
+            f"algorithm.name={named(config, 'algorithm')!r}: it needs a task with a {what.get(missing[0], missing[0])} part, and "
+            f"task.name={named(config, 'task')!r} has none: choose a minimax task (auc), or a minimisation algorithm (fedavg)"
         )
 
 
-def check_batch(config: Config, largest: int) -> None:
-    """Refuse batches that no client could fill. Raises ConfigError."""
+def check_local(config: Config, largest: int) -> None:
+    """Refuse batches that no client could fill, and what this machine has no memory for. Raises ConfigError."""
     chosen: Any = options(config, "algorithm")
-    size = getattr(chosen, "batch_size", None)
-    if size is not None and size > largest:
+    size = getattr(chosen, "batch_size", 1)
+    if size > largest:
         raise ConfigError(
-            f"algorithm.batch_size={size}: the largest client has {largest} examples: use at most that, or fewer population.clients"
+            f"algorithm.batch_size={size}: the largest client has {largest} examples: use at most that, or fewer "
+            f"population.clients"
+        )
+    steps, epochs = getattr(chosen, "steps", None), getattr(chosen, "epochs", None)
+    rows = size * steps if steps else largest * (epochs or 1)
+    together = min(block_size(config), config.cohort.invite)
+    if together * rows * ROW_BYTES > memory_bytes():
+        key, value = ("steps", steps) if steps else ("epochs", epochs)
+        raise ConfigError(f"algorithm.{key}={value}: the memory of this machine does not hold their batches: lower it")
+
+
+def check_model(config: Config, floats: int) -> None:
+    """Refuse a model that is too large for this machine: itself, its update, its gradient and a client's. Raises ConfigError."""
+    if 4 * 4 * floats > memory_bytes():
+        raise ConfigError(
+            f"task.name={named(config, 'task')!r}: 4 copies of its model of {floats:,} floats do not fit in the "
+            f"{memory_bytes() / 1e9:.0f} GB of this machine: use a smaller task.model"
         )
 
 
@@ -140,11 +195,14 @@ def parse_until(text: str) -> tuple[str, bool, float]:
 
     ``=`` means at least, and at most for a metric called a loss; ``>=`` and ``<=`` say it outright.
     """
-    for sign in (">=", "<=", "="):
-        metric, found, value = text.partition(sign)
-        if found:
-            try:
-                return metric.strip(), sign == ">=" or (sign == "=" and "loss" not in metric), float(value)
-            except ValueError:
-                break
-    raise ConfigError(f"until={text!r}: write a metric and a number, such as eval/auc=0.95")
+    found = re.fullmatch(r"\s*(eval/.*?)\s*(>=|<=|=)(.*)", text)
+    with contextlib.suppress(ValueError):
+        if found and math.isfinite(float(found[3])):
+            return found[1], found[2] == ">=" or (found[2] == "=" and "loss" not in found[1]), float(found[3])
+    raise ConfigError(f"until={show(text)}: write a metric and a number, such as eval/auc=0.95")
+
+
+def check_until(config: Config, metrics: Iterable[str]) -> None:
+    """Refuse to wait for a metric that is never measured. Raises ConfigError."""
+    if config.until is not None and (metric := parse_until(config.until)[0]) not in metrics:
+        raise ConfigError(unknown("until", metric, metrics))

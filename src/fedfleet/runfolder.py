@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -19,6 +20,7 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from fedfleet.reading import one_line
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.availability import Fate
 from fedfleet.simulator.errors import ConfigError
@@ -29,15 +31,29 @@ COUNTS = (
     *("invited", "heard", "late", "failed", "offline", "client_steps"),
     *("floats_up", "floats_down", "bytes_up", "bytes_down"),
 )
+WHOLE = dict.fromkeys(COUNTS, "int64")
 FATES = np.array([f.name.lower() for f in sorted(Fate)])
 FLUSH_EVERY_S = 30.0
 
 
-def claim(folder: Path) -> Path:
-    """Create a run folder. Raises ConfigError where one is there already."""
+def check_free(folder: Path) -> None:
+    """Refuse a run folder that is taken or cannot be made. Raises ConfigError; makes nothing."""
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(f"--out {folder}: it exists and is not empty: choose another folder, or remove it first")
+        above = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+            raise ConfigError(f"--out {folder}: {above} is not a folder you may write to: choose another folder")
+    except (OSError, ValueError) as e:
+        if isinstance(e, ConfigError):
+            raise
+        raise ConfigError(f"--out {folder}: cannot be used ({one_line(e)}): choose another folder") from None
+
+
+def claim(folder: Path) -> Path:
+    """Make a run folder and return it. Raises ConfigError where one is there already."""
+    check_free(folder)
+    try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise ConfigError(f"--out {folder}: cannot be made ({e.strerror}): choose another folder") from None
@@ -45,10 +61,14 @@ def claim(folder: Path) -> Path:
 
 
 class RunFolder:
-    """Collects rows and writes them: every half minute, and at the end."""
+    """Collects rows and writes them: every half minute, and at the end.
+
+    ``metrics`` are the columns ``eval/<metric>``; set them before the first round.
+    """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]):
         self.folder = folder
+        self.metrics: tuple[str, ...] = ()
         self._rounds: list[dict[str, Any]] = []
         self._phases: list[dict[str, Any]] = []
         self._fates: list[pd.DataFrame] = []
@@ -81,7 +101,7 @@ class RunFolder:
         row = {"round": record.index, "seconds": record.seconds}
         row |= {k: sum(p[k] for p in phases) for k in COUNTS}
         row |= {"virtual_s": record.virtual_s - record.started_s, "train_loss": losses[-1] if losses else None}
-        row |= {f"algorithm/{k}": v for k, v in record.metrics.items()} | {f"eval/{k}": v for k, v in metrics.items()}
+        row |= {f"algorithm/{k}": v for k, v in record.metrics.items()} | {k: metrics.get(k) for k in self.metrics}
         self._rounds.append(row)
         self._phases += phases
         if time.monotonic() - self._flushed > FLUSH_EVERY_S:
@@ -95,18 +115,20 @@ class RunFolder:
 
     def rounds(self) -> pd.DataFrame:
         """Return ``rounds.parquet`` so far."""
-        columns = ["round", "seconds", *COUNTS, "virtual_s", "train_loss"]
-        return pd.DataFrame(self._rounds, columns=None if self._rounds else columns)
+        extra = sorted({k for row in self._rounds for k in row if k.startswith("algorithm/")})
+        floats = ("virtual_s", "train_loss", *extra, *self.metrics)
+        return _frame(self._rounds, {"round": "int64", "seconds": "float64"} | WHOLE | dict.fromkeys(floats, "float64"))
 
     def flush(self) -> None:
         """Write the tables."""
         self._flushed = time.monotonic()
         self._table("rounds", self.rounds())
-        columns = ["round", "phase", "attempt", *COUNTS, "virtual_s", "train_loss"]
-        self._table("phases", pd.DataFrame(self._phases, columns=columns))
-        empty = pd.DataFrame(columns=["round", "phase", "attempt", "client", "fate", "virtual_s"])
-        self._fates = [pd.concat(self._fates, ignore_index=True)] if self._fates else []
-        self._table("fates", self._fates[0] if self._fates else empty)
+        place = {"round": "int64", "phase": "str", "attempt": "int64"}
+        floats = {"virtual_s": "float64", "train_loss": "float64"}
+        self._table("phases", _frame(self._phases, place | WHOLE | floats))
+        empty = _frame([], place | {"client": "int64", "fate": "str", "virtual_s": "float64"})
+        self._fates = [pd.concat(self._fates, ignore_index=True) if self._fates else empty]
+        self._table("fates", self._fates[0])
         if self._clients:
             self._table("clients", pd.concat(self._clients, ignore_index=True))
 
@@ -119,7 +141,7 @@ class RunFolder:
         """Write the tables, the model and the summary."""
         self.flush()
         save_model(self.folder / "model.safetensors", z)
-        _write_text(self.folder / "summary.json", json.dumps(dict(summary), indent=2))
+        _write_text(self.folder / "summary.json", json.dumps(_finite(dict(summary)), indent=2))
 
 
 def save_model(path: Path, z: Tree) -> None:
@@ -133,7 +155,9 @@ def load_model(path: Path, like: Tree) -> Tree:
     try:
         found = load_file(path)
     except (OSError, SafetensorError) as e:
-        raise ConfigError(f"warm_start={path}: not a readable safetensors file ({' '.join(str(e).split())})") from None
+        raise ConfigError(
+            f"warm_start={path}: not a readable safetensors file ({one_line(e)}): give a model.safetensors of an earlier run"
+        ) from None
     wanted = dict(T.named_leaves(like))
     wrong = [n for n in wanted if n not in found or found[n].shape != wanted[n].shape] + [
         n for n in found if n not in wanted
@@ -171,6 +195,18 @@ def environment() -> dict[str, Any]:
         "cuda_devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "packages": packages,
     }
+
+
+def _frame(rows: list[dict[str, Any]], types: Mapping[str, str]) -> pd.DataFrame:
+    """Return a table of these columns, with their types even where there is no row or no value."""
+    return pd.DataFrame(rows, columns=list(types)).astype(dict(types))
+
+
+def _finite(value: Any) -> Any:
+    """Replace what JSON has no number for, NaN and infinities, by None."""
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -1,0 +1,101 @@
+"""Read YAML, overrides and Python mappings as plain data: nested dicts and lists of text, numbers, booleans and None."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from numbers import Integral, Real
+from pathlib import Path, PurePath
+from typing import Any
+
+import yaml
+
+from fedfleet.simulator.errors import ConfigError
+
+DEEPEST = 16  # dots in a key
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that also reads 1e-3 as a number; YAML 1.1 wants 1.0e-3."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+$"), list("-+0123456789")
+)
+YAML_ERRORS = (yaml.YAMLError, ValueError, OverflowError, RecursionError)  # ValueError: an impossible date or number
+
+
+def read(path: Path) -> Mapping[str, Any]:
+    """Read a YAML file. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such configuration file: give the path of a YAML file") from None
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"{path}: cannot be read ({one_line(e)}): give the path of a YAML file") from None
+    try:
+        found = yaml.load(text, _Loader)
+    except YAML_ERRORS as e:
+        raise ConfigError(f"{path}: not valid YAML: {one_line(e)}: mend it there") from None
+    if not isinstance(found, dict | None):
+        raise ConfigError(f"{path}: a {type(found).__name__}: a configuration is a mapping of keys to values")
+    return found or {}
+
+
+def override(text: str) -> dict[str, Any]:
+    """Read ``dotted.key=value``. Raises ConfigError."""
+    key, equals, value = text.partition("=")
+    if not equals or not all(part.strip() for part in key.split(".")):
+        raise ConfigError(f"{show(text)}: an override is written dotted.key=value")
+    try:
+        return {key.strip(): yaml.load(value, _Loader)}
+    except YAML_ERRORS:
+        raise ConfigError(f"{show(text)}: the value is not valid YAML: quote it") from None
+
+
+def plain(value: Any, key: str = "") -> Any:
+    """Copy a value as plain data. Refuses what no key can take: endless nesting, infinities, numbers beyond 64 bits, objects."""
+    if key.count(".") > DEEPEST:
+        raise ConfigError(f"{key[:60]}...: nested more than {DEEPEST} deep: remove what refers to itself")
+    match value:
+        case Mapping():
+            return {_key(k, key): plain(v, f"{key}.{k}" if key else f"{k}") for k, v in value.items()}
+        case list() | tuple():
+            return [plain(v, f"{key}.{i}") for i, v in enumerate(value)]
+        case None | bool():
+            return value
+        case Integral():
+            if abs(int(value)) >= 2**63:
+                raise ConfigError(f"{key}={show(value)}: too large: give a number below 2^63")
+            return int(value)
+        case Real():
+            if not math.isfinite(value):
+                raise ConfigError(f"{key}={value}: give a finite number")
+            return float(value)
+        case str() | PurePath():
+            return str(value).encode(errors="replace").decode()
+        case _:
+            raise ConfigError(
+                f"{key}={show(value)}: a {type(value).__name__}: give a number, text, a list or a mapping"
+            )
+
+
+def _key(key: Any, where: str) -> str:
+    if isinstance(key, bool) or not isinstance(key, str | Real) or not f"{key}".strip() or not f"{key}".isprintable():
+        raise ConfigError(f"{where + '.' if where else ''}{show(key)}: not a key: give it as plain text, in quotes")
+    return f"{key}"
+
+
+def show(value: Any) -> str:
+    """Return a value as it stands in a message: one line, not too long."""
+    try:
+        text = repr(value)
+    except ValueError:  # a number of thousands of digits
+        return "..."
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def one_line(error: Exception) -> str:
+    """Return what an error says on one line."""
+    return " ".join(str(error).split())
