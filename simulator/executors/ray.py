@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections import deque
@@ -22,6 +23,11 @@ os.environ.setdefault(
 )  # an actor without a GPU keeps CUDA_VISIBLE_DEVICES as it is
 import ray
 from ray.exceptions import RayActorError
+
+# A private cluster is guarded by a token, as it should be; that this is so needs no line on the console of every run.
+logging.getLogger("ray._private.authentication.authentication_token_setup").addFilter(
+    lambda record: not record.getMessage().startswith("Token authentication is enabled")
+)
 
 IN_FLIGHT = 2  # blocks an actor has at hand, so that it never waits for the driver
 AHEAD = 64  # blocks dispatched beyond the merge front, which bounds the driver's memory
@@ -86,8 +92,14 @@ class RayExecutor:
         if not ray.is_initialized():
             where: dict[str, Any] = {"address": self._address}
             if self._address is None:
-                where = {"_node_ip_address": "127.0.0.1", "num_cpus": self._node_cpus}
-            ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **where)
+                where = {"address": "local", "_node_ip_address": "127.0.0.1", "num_cpus": self._node_cpus}
+            try:
+                ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **where)
+            except ConnectionError as e:
+                raise FedfleetError(
+                    f"executor.address={self._address!r}: no Ray cluster answers there ({' '.join(str(e).split())}): start one "
+                    f"with `ray start --head`, or leave the address out"
+                ) from e
             self._started_ray = True
         _share_tensors()
         remote = ray.remote(ClientActor).options(num_cpus=self.cpus, num_gpus=self.gpus)  # pyright: ignore

@@ -13,7 +13,8 @@ from rich.table import Table
 
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+ABOUT = "Simulate federated learning over very many unreliable devices."
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT)
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 ConfigArg = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")]
@@ -136,10 +137,12 @@ def main() -> None:
     except KeyboardInterrupt:
         _end("interrupted", INTERRUPTED)
     except Exception as e:
-        usage = getattr(e, "format_message", None)  # click's errors of usage, of which some versions of typer have a copy
+        usage = getattr(
+            e, "format_message", None
+        )  # click's errors of usage, of which some versions of typer have a copy
         if usage is None:
             raise
-        _end(f"error: {usage()}", BAD_INPUT)
+        _end(f"error: {' '.join(usage().split()) or 'give a command: run, plan, list or report'}", BAD_INPUT)
 
 
 def _end(text: str, status: int) -> NoReturn:

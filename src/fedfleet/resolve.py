@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import re
+import socket
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config import Config, named, options, unknown
-from fedfleet.reading import show
+from fedfleet.reading import one_line, show
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.errors import ConfigError
 
@@ -76,7 +77,7 @@ def _check_executor(config: Config) -> None:
     if e.gpus_per_actor > 1 and not e.gpus_per_actor.is_integer():
         raise ConfigError(f"executor.gpus_per_actor={e.gpus_per_actor:g}: above 1 it must be whole: round it")
     if e.address is not None:
-        return  # what the cluster has is known once Ray has joined it
+        return _check_address(e.address)  # what the cluster has is known once Ray has joined it
     if e.kind == "ray":
         if e.cpus_per_actor > cpus():
             raise ConfigError(f"executor.cpus_per_actor={e.cpus_per_actor:g}: this machine has {cpus()} CPUs: lower it")
@@ -98,6 +99,20 @@ def _check_executor(config: Config) -> None:
             f"executor.actors={e.actors}: with executor.gpus_per_actor={e.gpus_per_actor:g} only {room:g} fit on the {gpus()} "
             f"GPUs of this machine: lower actors or gpus_per_actor (it may be fractional)"
         )
+
+
+def _check_address(address: str) -> None:
+    """Refuse a cluster that does not answer; Ray itself would try for minutes."""
+    if address == "auto":
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, ValueError, OverflowError) as e:
+        raise ConfigError(
+            f"executor.address={address!r}: no Ray cluster answers there ({one_line(e)}): give host:port, start one with "
+            f"`ray start --head`, or leave the address out"
+        ) from None
 
 
 def gpus() -> int:
