@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -93,6 +95,7 @@ class RayExecutor:
             where: dict[str, Any] = {"address": self._address}
             if self._address is None:
                 where = {"address": "local", "_node_ip_address": "127.0.0.1", "num_cpus": self._node_cpus}
+            on_term = signal.getsignal(signal.SIGTERM)
             try:
                 ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **where)
             except ConnectionError as e:
@@ -101,6 +104,8 @@ class RayExecutor:
                     f"with `ray start --head`, or leave the address out"
                 ) from e
             self._started_ray = True
+            if callable(on_term) and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, on_term)  # Ray's own handlers end in an abort
         _share_tensors()
         remote = ray.remote(ClientActor).options(num_cpus=self.cpus, num_gpus=self.gpus)  # pyright: ignore
         self._reference = ray.put(setup)

@@ -36,12 +36,11 @@ COUNTS = [
 
 
 def rounds_table(rounds: int, floats: int = 100, accuracy: list[float | None] | None = None) -> pd.DataFrame:
-    """A row before round 0, then per round 10 invited, 6 heard, 2 late, 1 failed, 1 offline, and 5 virtual seconds."""
+    """Per round 10 invited, 6 heard, 2 late, 1 failed, 1 offline, and 5 virtual seconds; accuracy 0.2, 0.3, ..."""
     each = dict(zip(COUNTS, (0.5, 10, 6, 2, 1, 1, 60, floats, 200, 4 * floats, 800), strict=True))
-    rows = [{"round": -1, **dict.fromkeys(COUNTS, 0), "virtual_s": 0.0, "train_loss": None}]
-    rows += [{"round": t, **each, "virtual_s": 5.0, "train_loss": 1 / (t + 1)} for t in range(rounds)]
-    table = pd.DataFrame(rows)
-    table["eval/accuracy"] = accuracy if accuracy is not None else [0.1 + 0.1 * t for t in range(rounds + 1)]
+    rows = [{"round": t, **each, "virtual_s": 5.0, "train_loss": 1 / (t + 1)} for t in range(rounds)]
+    table = pd.DataFrame(rows, columns=["round", *COUNTS, "virtual_s", "train_loss"])
+    table["eval/accuracy"] = accuracy if accuracy is not None else [0.2 + 0.1 * t for t in range(rounds)]
     table["eval/never"] = None
     return table
 
@@ -60,8 +59,9 @@ def make_run(path: Path, **changes: Any) -> Path:
     summary = {
         "status": "finished",
         "rounds": 4,
-        "final": {"accuracy": 0.5},
-        "best": {"accuracy": 0.625},
+        "initial": {"eval/accuracy": 0.1},
+        "final": {"eval/accuracy": 0.5},
+        "best": {"eval/accuracy": 0.625},
         "median_seconds_per_round": 0.25,
         "error": None,
     }
@@ -115,8 +115,9 @@ def comparison(tmp_path: Path) -> Path:
     """Two labels, two and one seeds: A sends 100 floats a round, B 50."""
     root = tmp_path / "cmp"
     for label, seed, floats, gain in (("A", 0, 100, 0.1), ("A", 1, 100, 0.2), ("B", 0, 50, 0.1)):
-        accuracy = [gain * t for t in range(5)]
-        summary = {"status": "finished", "label": f"label {label}", "final": {"accuracy": accuracy[-1]}}
+        accuracy = [gain * t for t in range(1, 5)]
+        summary = {"status": "finished", "label": f"label {label}", "final": {"eval/accuracy": accuracy[-1]}}
+        summary["initial"] = {"eval/accuracy": 0.0}
         config = {"seed": seed, "algorithm": {"name": "cdma_nc" if label == "A" else "fedavg"}}
         table = rounds_table(4, floats, list(accuracy))
         make_run(root / label / f"seed-{seed}", rounds=table, summary=summary, config=config)
@@ -173,7 +174,7 @@ def test_wide_metric_figure_shrinks_with_what_is_missing(tmp_path: Path) -> None
 
 
 def test_cumulative_sums_and_evaluated_rows(tmp_path: Path) -> None:
-    table = rounds_table(4, accuracy=[0.1, None, 0.4, None, 0.5]).iloc[[3, 0, 4, 1, 2]]
+    table = rounds_table(4, accuracy=[None, 0.4, None, 0.5]).iloc[[3, 0, 1, 2]]
     run = read(make_run(tmp_path / "run", rounds=table))
     assert run.metrics == ["accuracy"]
     x, y = run.curve("eval/accuracy", "total/floats_up")
@@ -223,7 +224,7 @@ def test_fate_shares_from_fates_else_from_counts(tmp_path: Path) -> None:
     assert with_fates[1].tolist() == [[0.5, 0, 0.5, 0, 0], [0.5, 0, 0, 0, 0.5], [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]]
     counted = fate_shares([read(make_run(tmp_path / "b", fates=None))])
     assert counted is not None
-    assert counted[0].tolist() == [0, 1, 2, 3]  # nobody is invited before round 0
+    assert counted[0].tolist() == [0, 1, 2, 3]
     np.testing.assert_allclose(counted[1], [[0.6, 0, 0.2, 0.1, 0.1]] * 4)
 
 
@@ -275,8 +276,9 @@ def test_comparison_groups_seeds_by_label(tmp_path: Path) -> None:
 
 
 def test_equal_floats_leaves_out_runs_that_sent_nothing(tmp_path: Path) -> None:
-    late = read(make_run(tmp_path / "late", rounds=rounds_table(4, accuracy=[None, None, None, 0.2, 0.4])))
-    short = read(make_run(tmp_path / "short", rounds=rounds_table(1, 250, [0.1, 0.3])))
+    table = rounds_table(4, accuracy=[None, None, 0.2, 0.4])
+    late = read(make_run(tmp_path / "late", rounds=table, summary=None))
+    short = read(make_run(tmp_path / "short", rounds=rounds_table(1, 250, [0.3])))
     silent = read(make_run(tmp_path / "silent", rounds=rounds_table(1, 0)))
     least, found = at_equal_floats([[late, silent], [short]], "accuracy") or (0, [])
     assert least == 250
@@ -358,7 +360,6 @@ def test_metric_names_that_look_alike_get_files_of_their_own(tmp_path: Path) -> 
 
 def test_zero_rounds_still_give_a_page(tmp_path: Path) -> None:
     for name, table in {
-        "initial": rounds_table(0),
         "no-rows": rounds_table(2).iloc[:0],
         "no-columns": pd.DataFrame(),
     }.items():
@@ -388,9 +389,10 @@ def test_missing_and_all_null_columns_are_left_out(tmp_path: Path) -> None:
 
 def test_diverged_values_do_not_stop_the_report(tmp_path: Path) -> None:
     table = rounds_table(4)
-    table["train_loss"] = [None, 1.0, np.inf, np.nan, 1e38]
-    table["eval/accuracy"] = [0.1, np.nan, np.inf, 0.2, 0.3]
-    summary = {"status": "failed", "final": {"accuracy": float("nan")}, "best": {"accuracy": None}, "error": "NaN"}
+    table["train_loss"] = [1.0, np.inf, np.nan, 1e38]
+    table["eval/accuracy"] = [np.nan, np.inf, 0.2, 0.3]
+    summary = {"status": "failed", "error": "NaN", "initial": {"eval/accuracy": 0.1}}
+    summary |= {"final": {"eval/accuracy": float("nan")}, "best": {"eval/accuracy": None}}
     page = Page(write_report([make_run(tmp_path / "run", rounds=table, summary=summary)], tmp_path / "out"))
     assert {"metric-accuracy", "train-loss"} <= figures(tmp_path / "out")
     assert "final accuracy 0.3" in page.text

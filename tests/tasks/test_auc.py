@@ -21,7 +21,7 @@ def test_value_at_zero():
     zero = torch.zeros((), dtype=torch.float64)
     plus, minus = POSITIVE.double(), (~POSITIVE).double()
     want = (1 - P) * SCORE**2 * plus + P * SCORE**2 * minus + 2 * (P * SCORE * minus - (1 - P) * SCORE * plus)
-    assert float(mean_loss(zero, zero, zero)) == pytest.approx(float(want.mean()), abs=1e-14)
+    assert mean_loss(zero, zero, zero).item() == pytest.approx(float(want.mean()), abs=1e-14)
 
 
 def test_closed_form_saddle():
@@ -33,11 +33,11 @@ def test_closed_form_saddle():
     assert value.item() == pytest.approx(float(P * (1 - P) * (spread + (1 - PLUS + MINUS) ** 2 - 1)), abs=1e-14)
     pairs = (1 - SCORE[POSITIVE][:, None] + SCORE[~POSITIVE][None]) ** 2
     assert value.item() == pytest.approx(float(P * (1 - P) * (pairs.mean() - 1)), abs=1e-14)
-    assert float(mean_loss(a, b, alpha + 0.1)) == pytest.approx(
+    assert mean_loss(a, b, alpha + 0.1).item() == pytest.approx(
         value.item() - P * (1 - P) * 0.01, abs=1e-14
     )  # concave, mu = 2p(1-p)
-    assert float(mean_loss(a + 0.1, b, alpha)) > value.item()
-    assert float(mean_loss(a, b - 0.1, alpha)) > value.item()
+    assert mean_loss(a + 0.1, b, alpha).item() > value.item()
+    assert mean_loss(a, b - 0.1, alpha).item() > value.item()
 
 
 def test_descent_ascent_on_the_scalars_reaches_the_saddle():

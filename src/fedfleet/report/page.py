@@ -143,7 +143,7 @@ def _cards(runs: Sequence[Run]) -> list[tuple[str, list[str], str]]:
             cards.append((name, list(dict.fromkeys(show(value) for value in (min(known), max(known)))), remark))
 
     for metric in _metrics(runs)[:4]:
-        best = [value for run in runs if (value := run.summarised("best", metric)) is not None]
+        best = [value for run in runs if (value := run.summarised("best", f"eval/{metric}")) is not None]
         spread = " to ".join(dict.fromkeys(number(value) for value in (min(best), max(best)))) if best else ""
         add(f"final {metric}", (run.final(metric) for run in runs), number, f"best {spread}" if best else "")
     steps = [total for run in runs if (total := run.total("client_steps"))]
@@ -226,13 +226,7 @@ def _notes(label: str, runs: Sequence[Run]) -> list[str]:
 
 
 def _metrics(runs: Sequence[Run]) -> list[str]:
-    named = [metric for run in runs for metric in (*_keys(run, "final"), *run.metrics)]
-    return list(dict.fromkeys(named))
-
-
-def _keys(run: Run, section: str) -> list[str]:
-    found = run.summary.get(section)
-    return [str(key) for key in found] if isinstance(found, dict) else []
+    return list(dict.fromkeys(metric for run in runs for metric in run.metrics))
 
 
 def _whole(value: float | None) -> str:

@@ -41,15 +41,22 @@ class Run:
 
     @property
     def metrics(self) -> list[str]:
-        """Names of the metrics that were evaluated at least once, in the order of the table."""
-        columns = [c for c in self.rounds if c.startswith("eval/")]
-        return [c.removeprefix("eval/") for c in columns if np.isfinite(self.rounds[c]).any()]
+        """Names of the metrics that were evaluated at least once, in the order of the summary and the table."""
+        known = [name for section in ("initial", "final") for name in self.section(section)]
+        columns = [c for c in self.rounds if c.startswith("eval/") and np.isfinite(self.rounds[c]).any()]
+        return list(dict.fromkeys(c.removeprefix("eval/") for c in (*known, *columns)))
 
     def curve(self, column: str, against: str) -> Curve:
-        """Two float arrays (n,) of the rows where both columns are finite; n = 0 if either column is missing."""
+        """Two float arrays (n,) of the rows where both columns are finite; n = 0 if either column is missing.
+
+        Before round 0, at x = 0, a metric is the initial model's and a total is 0.
+        """
         if not {column, against} <= set(self.rounds):
             return np.empty(0), np.empty(0)
         x, y = self.rounds[against], self.rounds[column]
+        initial = 0.0 if column.startswith("total/") else self.summarised("initial", column)
+        if initial is not None:
+            x, y = np.append(0.0, x), np.append(initial, y)
         keep = np.isfinite(x) & np.isfinite(y)
         return x[keep], y[keep]
 
@@ -63,23 +70,26 @@ class Run:
         found = self.config.get(section)
         return found.get(key) if isinstance(found, dict) else None
 
-    def summarised(self, key: str, metric: str | None = None) -> float | None:
-        """A finite number of `summary.json`, by key or by key and metric, else None."""
-        found = self.summary.get(key)
-        value = found.get(metric) if isinstance(found, dict) else found
+    def section(self, key: str) -> dict[str, Any]:
+        """A section of `summary.json`: "initial", "final" or "best", by `eval/<metric>`; empty if it is missing."""
+        return _mapping(self.summary.get(key))
+
+    def summarised(self, key: str, column: str | None = None) -> float | None:
+        """A finite number of `summary.json`, by key or by section and column, else None."""
+        value = self.summary.get(key) if column is None else self.section(key).get(column)
         return value if isinstance(value, int | float) and math.isfinite(value) else None
 
     def final(self, metric: str) -> float | None:
         """The summary's final value, else that of the last evaluation (a run that was killed has no summary)."""
-        values = self.curve(f"eval/{metric}", "round")[1]
-        known = self.summarised("final", metric)
+        values = self.curve(f"eval/{metric}", "completed")[1]
+        known = self.summarised("final", f"eval/{metric}")
         return known if known is not None else float(values[-1]) if len(values) else None
 
     @property
     def rounds_done(self) -> int:
         """How many rounds were completed."""
         known = self.summarised("rounds")
-        return int(known) if known is not None else int((self.rounds.get("round", np.empty(0)) >= 0).sum())
+        return int(known) if known is not None else len(self.rounds.get("round", ()))
 
     @property
     def seed(self) -> Any:
