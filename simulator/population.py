@@ -94,4 +94,4 @@ def gather(data: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
 
 def decode(x: Tensor) -> Tensor:
     """Return uint8 pixels as float32 in [-1, 1] (x / 127.5 - 1); all other tensors pass through."""
-    return x.to(torch.float32) / 127.5 - 1.0 if x.dtype == torch.uint8 else x
+    return x.to(torch.float32) * (1 / 127.5) - 1.0 if x.dtype == torch.uint8 else x

@@ -140,11 +140,12 @@ def _in_processes(plan: list[Trial], out: Path, progress: Progress, jobs: int) -
             command = [sys.executable, "-m", "fedfleet", "run", str(path), "--out", str(folder), "--no-report"]
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             under_way.add(process)
+            progress.say(f"started: {trial.place}")
             lines = process.communicate()[0].strip().splitlines() or ["no output"]
             under_way.remove(process)
         progress.say(f"{trial.place}: {lines[-1]}")
         if process.returncode:
-            return FedfleetError(f"{trial.place}: {lines[-1]}")
+            return FedfleetError(f"{trial.place}: {lines[-1].removeprefix('failed: ')}")
         return Run(folder, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
 
     with ThreadPoolExecutor(jobs) as pool:

@@ -56,7 +56,7 @@ class Progress:
             if self._live is None:
                 self._live = Live(console=self._console, refresh_per_second=8)
                 self._live.start()
-            self._live.update(Text(line, no_wrap=True))
+            self._live.update(Text(line))
         elif metrics or done == rounds or time.monotonic() - self._shown > PLAIN_EVERY_S:
             self._shown = time.monotonic()
             self.say(line)

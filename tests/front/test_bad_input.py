@@ -6,9 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 
-from fedfleet import cli
+from fedfleet import cli, resolve
+from fedfleet.config import load
+from fedfleet.experiment import Experiment
+from fedfleet.simulator.errors import ConfigError
 
 QUICK = {
     "rounds": 2,
@@ -64,9 +69,49 @@ def config(tmp_path) -> str:
         (["warm_start=nowhere.safetensors"], ["warm_start", "nowhere.safetensors"]),
         (["algorithm.steps=2", "algorithm.epochs=1"], ["steps or epochs, not both"]),
         (["compare={A: {algorithm.name: cdma_one}, B: {algorithm.lrr: 1}}"], ["B", "algorithm.lrr"]),
+        (["compare={A: {}, B: {cohort.invite: 99}}"], ["run 'B': cohort.invite=99"]),
+        (["compare={A b: {}, A-b: {}}"], ["'A b' and 'A-b'", "folder 'A-b'"]),
+        (["compare={A: {seeds: [1, 2]}}"], ["compare.A.seeds=[1, 2]", "at the top"]),
+        (["compare={}"], ["compare={}", "at least 1"]),
+        (["compare=[A]"], ["compare=['A']", "mapping"]),
+        (["vary={rounds: [1, x]}"], ["run 'rounds=x': rounds='x'"]),
+        (["vary={cohort.invite: [8, 99]}"], ["run 'invite=99': cohort.invite=99"]),
+        (["vary.rounds=[1, 1]"], ["'rounds=1' and 'rounds=1'"]),
+        (["vary={seed: [1, 2]}"], ["vary.seed=[1, 2]"]),
+        (["seeds=[]"], ["seeds=[]"]),
+        (["seeds=[1, 1]"], ["seeds=[1, 1]", "each seed once"]),
+        (["seed=18446744073709551616"], ["seed=18446744073709551616", "2^63"]),
+        (["rounds='3'"], ["rounds='3'", "integer"]),
+        (["rounds=true"], ["rounds=True", "integer"]),
+        (["rounds=2020-01-01"], ["rounds=", "date"]),
+        (["rounds={"], ["rounds={", "quote it"]),
+        (["..=1"], ["'..=1'", "dotted.key=value"]),
+        (["population=null"], ["population=None", "mapping"]),
+        (["task=[auc]"], ["task=['auc']", "give a name"]),
+        (["algorithm.name={}"], ["algorithm.name={}", "choose one of"]),
+        (["algorithm.lr=.nan"], ["algorithm.lr=nan", "finite"]),
+        (["max_seconds=.inf"], ["max_seconds=inf", "finite"]),
+        (["algorithm.steps=1000000000000000"], ["algorithm.steps=1000000000000000", "memory", "lower it"]),
+        (["task.hidden=[1000000000000]"], ["task.name='auc'", "floats", "smaller"]),
+        (["task.hidden=[0]"], ["task.hidden.0=0", "greater than or equal to 1"]),
+        (["task.positive_class=10"], ["task.positive_class=10", "classes 0 to 9"]),
+        (["task.model=resnet"], ["task.model='resnet'", "lenet_relu"]),
+        (["cohort.respond=4", "cohort.min_responses=5"], ["cohort.min_responses=5", "at most 4"]),
+        (["cohort.response_low=0.9", "cohort.response_high=0.6"], ["cohort.response_low=0.9", "lower it"]),
+        (["population.partition=by_domain"], ["population.partition='by_domain'", "no domains"]),
+        (["population.partition={kind: dirichlet, min_size: 99}"], ["min_size is 99", "48"]),
+        (["population.partition={kind: dirichlet, alpha: 1e-4, min_size: 0}"], ["no examples", "min_size"]),
+        (["availability={kind: bernoulli, rate: 0}"], ["availability.rate=0", "greater than 0"]),
+        (["availability.rate=0.5"], ["availability.rate=0.5", "unknown key"]),
+        (["executor.cpus_per_actor=1000"], ["executor.cpus_per_actor=1000", "CPUs"]),
+        (["executor.gpus_per_actor=1000"], ["executor.gpus_per_actor=1000", "GPUs"]),
+        (["executor.gpus_per_actor=1.5"], ["executor.gpus_per_actor=1.5", "whole"]),
+        (["executor.address=127.0.0.1:1"], ["executor.address='127.0.0.1:1'", "ray start --head"]),
+        (["executor.address=nonsense"], ["executor.address='nonsense'", "host:port"]),
+        (["until=eval/auc=nan"], ["until='eval/auc=nan'", "a number"]),
     ],
 )
-def test_one_line_exit_two_nothing_written(capsys, monkeypatch, tmp_path, config, overrides, says):
+def test_one_line_exit_two_nothing_written(capsys, monkeypatch, no_ray, tmp_path, config, overrides, says):
     out = tmp_path / "out"
     status, error = run(capsys, monkeypatch, "run", config, *overrides, "--out", str(out))
     assert status == 2, error
@@ -135,3 +180,101 @@ def test_truncated_data(capsys, monkeypatch, tmp_path, config):
     assert "train-images-idx3-ubyte.gz" in error
     assert error.count("\n") == 1
     assert not Path(tmp_path / "out").exists()
+
+
+@pytest.fixture
+def no_ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fedfleet.simulator.executors.ray", None)  # importing it fails
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--until", "soon"], "until='soon'"),
+        (["--max-seconds", "soon"], "--max-seconds"),
+        (["--max-seconds", "-1"], "max_seconds=-1.0"),
+        (["--jobs", "0"], "--jobs"),
+        (["--fast"], "--fast"),
+    ],
+)
+def test_wrong_options(capsys, monkeypatch, no_ray, tmp_path, config, arguments, says):
+    status, error = run(capsys, monkeypatch, "run", config, *arguments, "--out", str(tmp_path / "out"))
+    assert (status, error.count("\n")) == (2, 1)
+    assert error.startswith("error: ")
+    assert says in error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("arguments", [["run"], ["list"], ["list", "clients"], ["rum"], ["report", "nowhere"], []])
+def test_wrong_commands(capsys, monkeypatch, arguments):
+    status, error = run(capsys, monkeypatch, *arguments)
+    assert (status, error.count("\n")) == (2, 1)
+    assert error.startswith("error: ")
+
+
+@pytest.mark.parametrize("content", [b"", b"junk" * 100, "misfit", "cut"])
+def test_files_to_start_from(capsys, monkeypatch, no_ray, tmp_path, config, content):
+    path = tmp_path / "model.safetensors"
+    if isinstance(content, str):
+        save_file({"x.net.1.weight": torch.zeros(3, 3)}, path)
+        content = path.read_bytes()[: None if content == "misfit" else -8]
+    path.write_bytes(content)
+    status, error = run(capsys, monkeypatch, "run", config, "--warm-start", str(path), "--out", str(tmp_path / "out"))
+    assert (status, error.count("\n")) == (2, 1)
+    assert error.startswith(f"error: warm_start={path}: ")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("overrides", [[], ["seeds=[0, 1]"]])
+@pytest.mark.parametrize("out", ["file", "file/below", "x" * 300])
+def test_folders_that_cannot_be_made(capsys, monkeypatch, no_ray, tmp_path, config, overrides, out):
+    (tmp_path / "file").write_text("mine")
+    status, error = run(capsys, monkeypatch, "run", config, *overrides, "--out", str(tmp_path / out))
+    assert (status, error.count("\n")) == (2, 1)
+    assert error.startswith("error: --out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.yaml", "file"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff\xfe\x00",
+        b"- 1\n- 2",
+        b"a: [1\nb: }",
+        b"\trounds: 3",
+        b"x: &a {y: *a}",
+        b"? [a]\n: 2",
+        b"1: 2",
+        b"null: 3",
+    ],
+)
+def test_configurations_that_cannot_be_read(capsys, monkeypatch, tmp_path, content):
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content)
+    status, error = run(capsys, monkeypatch, "plan", str(path))
+    assert (status, error.count("\n")) == (2, 1)
+    assert error.startswith("error: ")
+
+
+def test_fractions_of_a_cpu_are_fine(capsys, monkeypatch, config):
+    four = ["executor.actors=4", f"executor.cpus_per_actor={resolve.cpus() / 4}"]
+    assert run(capsys, monkeypatch, "plan", config, *four) == (0, "")
+
+
+def test_actors_share_gpus_as_ray_does(monkeypatch):
+    """A share of a GPU is on one GPU: of 0.6 each takes one."""
+    monkeypatch.setattr(resolve, "gpus", lambda: 2)
+    monkeypatch.setattr(resolve, "cpus", lambda: 8)
+    resolve.check_early(load({"executor": {"actors": 2, "gpus_per_actor": 0.6}}))
+    resolve.check_early(load({"executor": {"actors": 4, "gpus_per_actor": 0.5}}))
+    for executor in ({"actors": 3, "gpus_per_actor": 0.6}, {"actors": 2, "gpus_per_actor": 2}):
+        with pytest.raises(ConfigError, match="executor.actors"):
+            resolve.check_early(load({"executor": executor}))
+    assert resolve.actors(load({"executor.gpus_per_actor": 0.3})) == 6
+    assert resolve.actors(load({})) == 8
+
+
+def test_an_experiment_is_one_run():
+    for many in ({"seeds": [1, 2]}, {"compare": {"a": {}}}, {"vary": {"rounds": [1]}}):
+        with pytest.raises(ConfigError, match=f"^{next(iter(many))}=.*campaign"):
+            Experiment(load(QUICK, many))
