@@ -268,7 +268,7 @@ def test_actors_share_gpus_as_ray_does(monkeypatch):
     resolve.check_early(load({"executor": {"actors": 2, "gpus_per_actor": 0.6}}))
     resolve.check_early(load({"executor": {"actors": 4, "gpus_per_actor": 0.5}}))
     for executor in ({"actors": 3, "gpus_per_actor": 0.6}, {"actors": 2, "gpus_per_actor": 2}):
-        with pytest.raises(ConfigError, match="executor.actors"):
+        with pytest.raises(ConfigError, match=r"executor\.actors"):
             resolve.check_early(load({"executor": executor}))
     assert resolve.actors(load({"executor.gpus_per_actor": 0.3})) == 6
     assert resolve.actors(load({})) == 8

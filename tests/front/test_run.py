@@ -8,6 +8,7 @@ import yaml
 
 import fedfleet
 from fedfleet import campaign
+from fedfleet.config import options
 from fedfleet.progress import Progress
 
 SMALL = {
@@ -166,3 +167,93 @@ def test_retries_are_in_the_tables(tmp_path):
     assert len(void) > 0
     assert (void.floats_up == 0).all()
     assert (void.floats_down > 0).any()
+
+
+def test_a_model_that_is_good_enough_is_not_trained(run, tmp_path):
+    overrides = {"until": "eval/auc>=0", "warm_start": str(run.folder / "model.safetensors")}
+    stopped = fedfleet.run(SMALL, overrides, out=tmp_path / "run")
+    assert (stopped.summary["status"], stopped.summary["rounds"]) == ("stopped", 0)
+    assert stopped.summary["initial"] == stopped.summary["final"] == run.summary["final"]
+
+
+def test_tables_without_rows_have_their_columns_and_types(run, tmp_path):
+    none = fedfleet.run(SMALL, {"rounds": 0}, out=tmp_path / "none")
+    for name in ("rounds", "phases", "fates"):
+        expected = run.table(name).dtypes.drop("algorithm/alpha", errors="ignore")
+        pd.testing.assert_series_equal(none.table(name).dtypes, expected)
+    assert len(none.rounds) == 0
+
+
+def test_metrics_have_their_columns_before_they_are_measured(tmp_path):
+    class Stop(Progress):
+        def round(self, row, rounds):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedfleet.Experiment(fedfleet.load(SMALL)).run(tmp_path / "run", Stop(None))
+    rounds = pd.read_parquet(tmp_path / "run" / "rounds.parquet")
+    assert rounds["eval/auc"].isna().tolist() == [True]
+    assert rounds["eval/auc"].dtype == "float64"
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("interrupted", 1)
+
+
+def test_a_summary_is_json_whatever_was_measured(tmp_path):
+    class Undefined(type(fedfleet.Experiment(fedfleet.load(SMALL)).task)):
+        def metrics(self, outputs, data):
+            return {"auc": float("nan"), "loss": float("inf")}
+
+    experiment = fedfleet.Experiment(fedfleet.load(SMALL, {"rounds": 1}))
+    experiment.task.__class__ = Undefined
+    run = experiment.run(tmp_path / "run")
+    text = (run.folder / "summary.json").read_text()
+    summary = json.loads(text, parse_constant=pytest.fail)
+    assert summary["final"]["eval/auc"] is None
+    assert summary["best"] == {}
+
+
+def test_seeds_differ_and_share_their_clients(tmp_path):
+    config = fedfleet.load(SMALL, {"rounds": 1, "seeds": [0, 1], "evaluation.train_examples": 0})
+    first, second = campaign.run(config, tmp_path / "all", Progress.silent(), report=False)
+    assert [r.folder.name for r in (first, second)] == ["seed-0", "seed-1"]
+    assert first.summary["initial"] != second.summary["initial"]
+    assert (first.folder / "config.yaml").read_text() != (second.folder / "config.yaml").read_text()
+    one = fedfleet.run(SMALL, {"rounds": 1, "seed": 1, "evaluation.train_examples": 0}, out=tmp_path / "one")
+    assert (one.folder / "model.safetensors").read_bytes() == (second.folder / "model.safetensors").read_bytes()
+
+
+def test_compared_algorithms_keep_their_own_defaults():
+    config = fedfleet.load({"executor.kind": "local", "compare": {"avg": {}, "opt": {"algorithm.name": "fedopt"}}})
+    avg, opt = (options(t.config, "algorithm") for t in campaign.trials(config))
+    assert (avg.server_optimizer.name, opt.server_optimizer.name) == ("sgd", "adam")
+
+
+def test_labels_are_safe_folder_names(tmp_path):
+    config = fedfleet.load({"compare": {"..": {}, "a/b c": {}, "é": {}}, "seeds": [1]})
+    assert [t.place for t in campaign.trials(config)] == ["run/seed-1", "a-b-c/seed-1", "é/seed-1"]
+
+
+def test_the_account_of_one_phase(tmp_path):
+    overrides = {
+        "algorithm.name": "fedavg",
+        "task.name": "classification",
+        "cohort.respond": 3,
+        "availability": "always",
+    }
+    overrides |= {"evaluation.per_client": False, "evaluation.train_examples": 0}
+    run = fedfleet.run(SMALL, overrides, out=tmp_path / "run")
+    d, rounds = run.summary["model_floats"], run.rounds
+    assert d == 64 * 8 + 8 + 8 * 10 + 10
+    assert (rounds.heard == 3).all()
+    assert (rounds.late == 5).all()
+    assert (rounds.floats_up == 3 * d).all()
+    assert (rounds.floats_down == 8 * d).all()
+    assert (rounds.client_steps == 3 * 2).all()
+    assert (rounds.virtual_s > 0).all()
+    assert run.summary["floats_up"] == rounds.floats_up.sum()
+    assert not (run.folder / "clients.parquet").exists()
+    fates = run.table("fates")
+    for index, group in fates.groupby("round"):
+        waited = group.virtual_s[group.fate == "heard"].max() - rounds.virtual_s[:index].sum()
+        assert waited == pytest.approx(rounds.virtual_s[index])
+        assert (group.virtual_s[group.fate == "late"] > group.virtual_s[group.fate == "heard"].max()).all()
