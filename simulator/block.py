@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +43,10 @@ class Setup:
     evaluation: Mapping[str, Mapping[str, Tensor]]
     inner: str
     device: str = "cpu"
+
+    def placed(self) -> Setup:
+        """Return the setup with the clients' data on the device, as a worker keeps it."""
+        return replace(self, population=self.population.to(torch.device(self.device)))
 
 
 class BlockTask(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ class LocalExecutor:
     def start(self, setup: Setup) -> None:
         """Pin the threads and move the data to the device."""
         torch.set_num_threads(self.threads)
-        self._setup = replace(setup, population=setup.population.to(torch.device(setup.device)))
+        self._setup = setup.placed()
 
     def map(self, job: Job, shared: Message, tasks: Iterable[Any]) -> Iterator[Any]:
         """Run the tasks one after another."""

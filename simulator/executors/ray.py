@@ -9,7 +9,6 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,7 +49,7 @@ class ClientActor:
         _share_tensors()
         torch.set_num_threads(threads)
         found: Setup = ray.get(setup[0])
-        self._setup = replace(found, population=found.population.to(torch.device(found.device)))
+        self._setup = found.placed()
 
     def ready(self) -> None:
         """Return once the actor is up."""
