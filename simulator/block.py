@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,11 +14,14 @@ from fedfleet.simulator import tree as T
 from fedfleet.simulator.batches import schedule
 from fedfleet.simulator.client import ClientInputs, ClientProgram
 from fedfleet.simulator.errors import ClientError
+from fedfleet.simulator.factored import multiplied_out
 from fedfleet.simulator.population import LocalData, Population, gather
 from fedfleet.simulator.reduction import Rows
 from fedfleet.simulator.rng import Key
 from fedfleet.simulator.tree import Tree
 from fedfleet.simulator.work import Batch, Message, Objective, Phase
+
+GATHERED_BYTES = 1 << 28  # of a block's data along a walk, gathered at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +34,9 @@ class Setup:
         objectives: by name, for ``ops.grad``.
         functions: ``(z, batch) -> outputs`` by name, for ``ops.apply`` and evaluation.
         evaluation: split -> data (rows, ...) for evaluating a model on the server's side.
-        inner: "serial" or "batched".
+        inner: "serial", "batched" or "factored".
         device: "cpu" or "cuda".
+        dense: objective -> leaves found to be used in another way than as weights of layers, which are never factored.
 
     """
 
@@ -43,6 +47,7 @@ class Setup:
     evaluation: Mapping[str, Mapping[str, Tensor]]
     inner: str
     device: str = "cpu"
+    dense: dict[str, set[str]] = field(default_factory=dict)
 
     def placed(self) -> Setup:
         """Return the setup with the clients' data on the device, as a worker keeps it."""
@@ -87,26 +92,33 @@ def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     clients = task.clients.to(device)
     local = setup.population.local_data(clients)
     keys = rng.fold(task.key.to(device), clients, task.copies.to(device))
-    walks = [
+    walks = tuple(
         schedule(stage.batches, local.rows, local.counts, rng.fold(keys, "stage", s), task.steps)
         for s, stage in enumerate(phase.work.stages)
-    ]
+    )
+    batches = tuple(_along(local.data, w.rows) for w in walks)
     inputs = ClientInputs(
-        rng.fold(keys, "begin"), local.counts, walks, T.to(task.own, device), T.to(task.inbox, device)
+        rng.fold(keys, "begin"), local.counts, walks, batches, T.to(task.own, device), T.to(task.inbox, device)
     )
     visible = {**T.to(dict(shared.send), device), **shared.config}
     always = [w.active.all(0).tolist() for w in walks]
     before, versions = torch.get_rng_state(), _versions(visible)
     with torch.no_grad():
-        program = ClientProgram(phase, inputs, visible, local.data, setup, always)
-        flat = _batched(program, task) if setup.inner == "batched" else _serial(program, task)
-    _refuse_draws(before, task)
-    if written := [path for path, version in _versions(visible).items() if version != versions[path]]:
-        raise ClientError(
-            f"phase {task.phase!r}: client code wrote in place into {written[0]!r}, which all clients share, so results would "
-            f"depend on the order of work: return new tensors instead"
-        )
-    return _result(phase, task, local, T.unflatten(program.structure, flat))
+        program = ClientProgram(phase, inputs, visible, local.data, setup, always, setup.inner == "factored")
+        flat = _serial(program, task) if setup.inner == "serial" else _batched(program, task)
+        _refuse_draws(before, task)
+        if written := [path for path, version in _versions(visible).items() if version != versions[path]]:
+            raise ClientError(
+                f"phase {task.phase!r}: client code wrote in place into {written[0]!r}, which all clients share, so results "
+                f"would depend on the order of work: return new tensors instead"
+            )
+        return _result(phase, task, local, program.result(flat))
+
+
+def _along(data: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor] | None:
+    """Gather a whole walk (C, T, R) at once, which is fastest and lets layers see consecutive slices, if it is not too large."""
+    size = sum(rows.numel() * v[0].numel() * max(4, v.element_size()) for v in data.values())
+    return gather(data, rows) if size <= GATHERED_BYTES else None
 
 
 def _versions(shared: Mapping[str, Any]) -> dict[str, int]:
@@ -124,7 +136,7 @@ def _refuse_draws(before: Tensor, task: BlockTask) -> None:
 
 def _batched(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
     try:
-        return torch.func.vmap(program, randomness="error")(*program.inputs.tensors)
+        return torch.func.vmap(program, randomness="error")(*T.leaves(program.inputs))
     except Exception as e:
         where, before = program.where, torch.get_rng_state()
         _serial(program, task)  # names the client and the step, if the fault is the client code's own
@@ -137,12 +149,13 @@ def _batched(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
 
 def _serial(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
     program.always = [[True] * len(mask) for mask in program.always]  # a client alone takes its own steps and no more
+    program.factored = False
     results = []
     for i, client in enumerate(task.clients.tolist()):
-        key, count, mine, own, inbox = program.inputs.unpack(tuple(t[i] for t in program.inputs.tensors))
-        trimmed = [T.map(lambda t, w=w: t[: int(w.active.sum())], w) for w in mine]
+        mine: ClientInputs = T.index(program.inputs, i)
+        walks = tuple(T.map(lambda t, w=w: t[: int(w.active.sum())], w) for w in mine.walks)
         try:
-            results.append(program(*ClientInputs(key, count, trimmed, own, inbox).tensors))
+            results.append(program(*T.leaves(mine._replace(walks=walks))))
         except Exception as e:
             raise ClientError.at(client, task.phase, program.where, e) from e
     return tuple(torch.stack(leaf) for leaf in zip(*results, strict=True))
@@ -150,14 +163,6 @@ def _serial(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
 
 def _result(phase: Phase, task: BlockTask, local: LocalData, out: dict[str, Any]) -> BlockResult:
     size = len(task.clients)
-    for slot, values in (*out["send"].items(), *out["config"].items()):
-        if not all(bool(torch.isfinite(v).all()) for v in T.leaves(values) if v.is_floating_point()):
-            finite = [bool(torch.isfinite(v.flatten(1)).all()) for v in _rows(values, size)]
-            culprit = int(task.clients[finite.index(False)])
-            raise ClientError(
-                f"client {culprit}, phase {task.phase!r}: it sends a value that is not finite in {slot!r}: training diverged, "
-                f"so lower the learning rates, or clip gradients"
-            )
     if phase.weight == "uniform":
         weight = torch.ones(size, dtype=torch.float64, device=local.counts.device)
     elif phase.weight == "num_examples":
@@ -166,17 +171,32 @@ def _result(phase: Phase, task: BlockTask, local: LocalData, out: dict[str, Any]
         weight = out["config"][phase.weight]
     rows = Rows(weight, local.domain)
     partials = {slot: reduction.block(out["send"][slot], rows) for slot, reduction in phase.reduce.items()}
+    if not _finite(partials) or not _finite(out["config"]):  # what is not finite in one upload is not finite in the sum
+        _name_culprit(out, task)
     floats = T.count(out["send"]) // size
     sent_bytes = T.num_bytes(out["send"]) // size + T.num_bytes(out["config"]) // size
-    result = BlockResult(partials, out["config"], out["own"], out["steps"], out["loss"], floats, sent_bytes)
+    own = multiplied_out(out["own"])
+    result = BlockResult(partials, out["config"], own, out["steps"], out["loss"], floats, sent_bytes)
     return result._replace(
         **{k: T.to(getattr(result, k), "cpu") for k in ("partials", "config", "own", "steps", "loss")}
     )
 
 
-def _rows(values: Tree, size: int) -> list[Tensor]:
-    """Return each client's values as one (1, d) matrix."""
-    return [torch.cat([v[i].flatten() for v in T.leaves(values)])[None] for i in range(size)]
+def _finite(values: Tree) -> bool:
+    return all(not v.is_floating_point() or bool(torch.isfinite(v).all()) for v in T.leaves(values))
+
+
+def _name_culprit(out: dict[str, Any], task: BlockTask) -> None:
+    for slot, values in (*out["send"].items(), *out["config"].items()):
+        for client, *mine in zip(task.clients.tolist(), *T.leaves(multiplied_out(values)), strict=True):
+            if not _finite(tuple(mine)):
+                raise ClientError(
+                    f"client {client}, phase {task.phase!r}: it sends a value that is not finite in {slot!r}: training "
+                    f"diverged, so lower the learning rates, or clip gradients"
+                )
+    raise ClientError(
+        f"phase {task.phase!r}: the sum of what clients send overflows, though each is finite: lower the learning rates"
+    )
 
 
 class Chunk(NamedTuple):

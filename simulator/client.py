@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,33 +11,30 @@ from torch import Tensor
 from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.batches import Schedule
+from fedfleet.simulator.factored import Combination, Factored, Ledger
 from fedfleet.simulator.gradient import EngineOps
 from fedfleet.simulator.population import gather
 from fedfleet.simulator.tree import Tree
 from fedfleet.simulator.work import At, Batch, Phase, Stage
 
 
-class ClientInputs:
-    """What differs between the clients of a block, stacked (first axis C) as flat tensors.
+class ClientInputs(NamedTuple):
+    """What differs between the clients of a block, stacked (first axis C).
 
     Attributes:
-        tensors: keys, counts, the fields of a ``Schedule`` a stage, then the leaves of ``own`` and of ``inbox``.
-        own, inbox: trees that give the structure of the last two.
-        stages: number of stages.
+        key, num_examples: (C,) int64.
+        walks: a ``Schedule`` a stage.
+        batches: a stage's data along its walk, name -> (C, T, R, ...); None where each step gathers its own.
+        own, inbox: what the client keeps and gets, None for nothing.
 
     """
 
-    def __init__(self, keys: Tensor, counts: Tensor, walks: list[Schedule], own: Tree, inbox: Tree):
-        self.own, self.inbox, self.stages = own, inbox, len(walks)
-        self.tensors = (keys, counts, *(t for w in walks for t in w), *T.leaves(own), *T.leaves(inbox))
-
-    def unpack(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, list[Schedule], Tree, Tree]:
-        """Return (key, count, walks, own, inbox) of one client from its slices of ``tensors``."""
-        key, count, *rest = tensors
-        width = len(Schedule._fields)
-        walks = [Schedule(*rest[width * s : width * (s + 1)]) for s in range(self.stages)]
-        trees = T.unflatten((self.own, self.inbox), rest[width * self.stages :])
-        return key, count, walks, *trees
+    key: Tensor
+    num_examples: Tensor
+    walks: tuple[Schedule, ...]
+    batches: tuple[dict[str, Tensor] | None, ...]
+    own: Tree
+    inbox: Tree
 
 
 class ClientProgram:
@@ -55,16 +52,22 @@ class ClientProgram:
         data: Mapping[str, Tensor],
         setup: Any,
         always: list[list[bool]],
+        factored: bool = False,
     ):
         self.phase, self.inputs, self.shared, self.data, self.setup = phase, inputs, shared, data, setup
         self.always = always  # per stage and step: whether all clients of the block take it, so that no mask is needed
-        self.structure: Tree = None
+        self.factored = factored
+        self.ledger: Ledger | None = None
+        self.out: Tree = None
+        self.combinations: list[Combination] = []
         self.where = "begin"
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run begin, every step of every stage, finish."""
-        key, count, walks, own, inbox = self.inputs.unpack(tensors)
+        key, count, walks, batches, own, inbox = T.unflatten(self.inputs, tensors)
         work, shared = self.phase.work, self.shared
+        if self.factored:
+            self.ledger = Ledger(len(self.inputs.num_examples))
         self.where = "begin"
         carry = work.begin(shared, own, inbox, key)
         loss, measured = torch.zeros((), device=count.device), torch.zeros((), device=count.device)
@@ -72,7 +75,9 @@ class ClientProgram:
         for s, (stage, walk) in enumerate(zip(work.stages, walks, strict=True)):
             for k, step in enumerate(map(Schedule._make, zip(*(field.unbind(0) for field in walk), strict=True))):
                 self.where = f"stage {s}, step {k}"
-                new, step_loss = self._step(stage, step, k, carry, count)
+                found = batches[s]
+                data = gather(self.data, step.rows) if found is None else {n: v[k] for n, v in found.items()}
+                new, step_loss = self._step(stage, step, Batch(data, step.weight), k, carry, count)
                 carry = new if self.always[s][k] else T.where(step.active, new, carry)
                 done = done + step.active
                 if step_loss is not None:
@@ -85,14 +90,20 @@ class ClientProgram:
             send = transform(send, rng.fold(key, "uplink", i))
         config = {k: torch.as_tensor(v, dtype=torch.float64, device=count.device) for k, v in message.config.items()}
         out = {"send": dict(send), "config": config, "own": own, "steps": done, "loss": loss / measured}
-        self.structure = T.map(lambda _: 0, out)
-        return tuple(T.leaves(out))
+        combinations = [x.combination() for x in T.leaves(out) if isinstance(x, Factored)]
+        self.out, self.combinations = out, combinations
+        return tuple(x for x in T.leaves(out) if not isinstance(x, Factored))
 
-    def _step(self, stage: Stage, at: Schedule, k: int, carry: Tree, count: Tensor) -> tuple[Tree, Tensor | None]:
+    def _step(
+        self, stage: Stage, at: Schedule, batch: Batch, k: int, carry: Tree, count: Tensor
+    ) -> tuple[Tree, Tensor | None]:
         """Run one step; return the new carry and the training loss, None where the step took no gradient."""
-        batch: Any = Batch(gather(self.data, at.rows), at.weight)
-        if stage.batches.per_step > 1:
-            batch = batch.split(stage.batches.per_step)
-        ops = EngineOps(self.setup.objectives, self.setup.functions)
-        new = stage.step(ops, self.shared, carry, batch, At(k, at.epoch, at.epoch_end, count), at.key)
+        given: Any = batch.split(stage.batches.per_step) if stage.batches.per_step > 1 else batch
+        ops = EngineOps(self.setup.objectives, self.setup.functions, self.ledger, self.setup.dense)
+        new = stage.step(ops, self.shared, carry, given, At(k, at.epoch, at.epoch_end, count), at.key)
         return new, ops.loss
+
+    def result(self, stacked: tuple[Tensor, ...]) -> dict[str, Any]:
+        """Return what ``out`` is for all clients, from its stacked tensors; factored leaves become combinations."""
+        tensors, combinations = iter(stacked), iter(self.combinations)
+        return T.map(lambda x: next(combinations) if isinstance(x, Factored) else next(tensors), self.out)

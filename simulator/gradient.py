@@ -1,121 +1,168 @@
 """The one seam between client code and the engine: ``ops.grad``.
 
-The whole local loop of a block of clients runs under one ``torch.func.vmap``. ``ops.grad`` is an autograd Function whose vmap
-rule is the engine: it sees all clients of the block at once, and plain autograd on the sum of their losses gives each
-client its own gradient, since client i's loss depends on client i's parameters alone.
+The whole local loop of a block of clients runs under one ``torch.func.vmap``. ``ops.grad`` reaches beneath it, to the
+parameters of all clients of the block at once, and plain autograd on the sum of their losses gives each client its own
+gradient, since client i's loss depends on client i's parameters alone. With a ``Ledger`` (the factored executor) the weights
+of linear layers and convolutions stay combinations, and their gradients are recorded as pairs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedfleet.simulator import lanes
 from fedfleet.simulator import tree as T
+from fedfleet.simulator.factored import Combination, Factored, Ledger, PerClient
+from fedfleet.simulator.layers import Layer, NotLinear, Weight, pays
 from fedfleet.simulator.rng import Key
 from fedfleet.simulator.tree import Scalar, Tree
 from fedfleet.simulator.work import Batch, Objective
 
 
+class _Found(NamedTuple):
+    """Gradients in the order of the leaves of z, the first player's value, aux."""
+
+    gradients: list[Tensor]
+    value: Tensor
+    aux: Mapping[str, Tensor]
+
+
 class _Call:
-    """One gradient evaluation: the structure of its arguments, so that tensors alone pass through autograd."""
+    """One gradient evaluation: of one client, or under ``vmap`` of a block.
 
-    def __init__(self, objective: Objective, z: Tree, batch: Batch, ctx: Tree, wrt: tuple[str, ...] | None):
-        self.objective = objective
-        self.args = (z, dict(batch.data), batch.weight, ctx)
-        self.num_z = len(T.leaves(z))
+    ``dense`` are the leaves that are not only weights of layers; one found on the way is added.
+    """
+
+    def __init__(
+        self, objective: Objective, z: Tree, wrt: tuple[str, ...] | None, ledger: Ledger | None, dense: set[str]
+    ):
+        self.objective, self.tree, self.ledger, self.dense = objective, z, ledger, dense
         active = tuple(p for p in z if objective.sign.get(p, 0) != 0 and (wrt is None or p in wrt))
-        self.trained = [path.split(".")[0] in active for path, _ in T.named_leaves(z)]
-        self.aux_names: list[str] = []
+        named = list(T.named_leaves(z))
+        self.paths, self.z = [path for path, _ in named], [leaf for _, leaf in named]
+        self.parts = [path.split(".", 1)[0] for path in self.paths]
+        self.trained = [part in active for part in self.parts]
 
-    def value(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return (value of each leaf's player ..., aux ...) of one client; values are zero-dimensional."""
-        *flat, key = tensors
-        z, data, weight, ctx = T.unflatten(self.args, flat)
-        value, aux = self.objective.loss(z, Batch(data, weight), ctx, key)
-        self.players = list(value) if isinstance(value, Mapping) else [None]
-        if strangers := [p for p in self.players if p is not None and p not in z]:
-            raise ValueError(f"the objective has losses for {strangers}, but the parts are {list(z)}")
-        self.aux_names = list(aux)
-        values = list(value.values()) if isinstance(value, Mapping) else [value]
-        return (*values, *aux.values())
+    def evaluate(self, batch: Batch, ctx: Tree, key: Key) -> _Found:
+        """Return the gradients."""
+        while True:
+            try:
+                return self._attempt(batch, ctx, key)
+            except NotLinear as e:
+                self.dense.add(self.paths[e.index])
 
-    def gradients(self, z: list[Tensor], values: tuple[Tensor, ...]) -> list[Tensor]:
-        """Differentiate the summed losses, each player's for its own leaves; frozen and unused leaves get zeros."""
-        paths = [path.split(".")[0] for path, _ in T.named_leaves(self.args[0])]
-        grads = [torch.zeros_like(leaf) for leaf in z]
-        for player, value in zip(self.players, values, strict=False):
-            mine = [i for i, p in enumerate(paths) if self.trained[i] and player in (None, p)]
+    def _attempt(self, batch: Batch, ctx: Tree, key: Key) -> _Found:
+        points = [self._point(i) for i in range(len(self.z))]
+        leaves = [Weight.of(p) if isinstance(p, Layer) else self._leaf(i, p) for i, p in enumerate(points)]
+        with torch.enable_grad():
+            value, aux = self.objective.loss(T.unflatten(self.tree, leaves), batch, ctx, key)
+        players: dict[str | None, Tensor] = {**value} if isinstance(value, Mapping) else {None: value}
+        if strangers := [p for p in players if p is not None and p not in self.tree]:
+            raise ValueError(f"the objective has losses for {strangers}, but the parts are {list(self.tree)}")
+        with torch.enable_grad():
+            lowered = {p: lanes.lower(v)[0] for p, v in players.items()}
+            with lanes.beneath():
+                found = self._differentiate(points, lowered)
+        gradients = [self._gradient(i, p, g) for i, (p, g) in enumerate(zip(points, found, strict=True))]
+        first = next(iter(players.values()))
+        return _Found(gradients, first.detach(), {name: a.detach() for name, a in aux.items()})
+
+    def _point(self, i: int) -> Layer | Tensor:
+        """Return leaf ``i`` as a layer, or as a tensor beneath vmap to differentiate with respect to."""
+        leaf, path, trained = self.z[i], self.paths[i], self.trained[i]
+        content = self._content(i)
+        with lanes.beneath():
+            if content is not None and not pays(content):
+                value = content.dense()
+                if isinstance(leaf, Factored):
+                    leaf.fold(value)
+                content = Combination(content.clients, leaf, [(PerClient(value), 1.0)])
+            if content is not None and path not in self.dense:
+                assert self.ledger is not None
+                return Layer(i, self.ledger, path, content, trained)
+        value, batched = (content.dense(), True) if content is not None else lanes.lower(leaf)
+        clients = lanes.clients()
+        with lanes.beneath():
+            if trained and clients is not None and not batched:  # a leaf shared by all still has one gradient a client
+                value = value.expand(clients, *value.shape)
+            return value.detach().requires_grad_(trained)
+
+    def _content(self, i: int) -> Combination | None:
+        """Return leaf ``i`` as a combination, if it is one or can be the weight of a layer."""
+        leaf, ledger = self.z[i], self.ledger
+        if isinstance(leaf, Factored):
+            return leaf.combination()
+        if ledger is None or leaf.dim() not in (2, 4) or self.paths[i] in self.dense:
+            return None
+        value, batched = lanes.lower(leaf)
+        return Combination(ledger.clients, leaf, [(PerClient(value) if batched else ledger.shared(leaf), 1.0)])
+
+    def _leaf(self, i: int, point: Tensor) -> Tensor:
+        """Return what the loss sees of a tensor."""
+        leaf = self.z[i]
+        return lanes.lift(point) if self.trained[i] or isinstance(leaf, Factored) or lanes.is_batched(leaf) else point
+
+    def _differentiate(self, points: list[Layer | Tensor], values: Mapping[str | None, Tensor]) -> list[Tensor | None]:
+        """Differentiate the summed losses, each player's for its own leaves; frozen and unused leaves get None."""
+        grads: list[Tensor | None] = [None] * len(points)
+        last = list(values)[-1]
+        for player, value in values.items():
+            mine = [i for i, p in enumerate(self.parts) if self.trained[i] and player in (None, p)]
             if not mine or not value.requires_grad:  # a frozen player, or a loss that depends on nothing trained
                 continue
-            found = torch.autograd.grad(
-                value.sum(), [z[i] for i in mine], allow_unused=True, retain_graph=player != self.players[-1]
-            )
+            for i, p in enumerate(points):
+                if isinstance(p, Layer):
+                    p.recording = i in mine
+            inputs = [p.tap if isinstance(p, Layer) else p for p in (points[i] for i in mine)]
+            found = torch.autograd.grad(value.sum(), inputs, allow_unused=True, retain_graph=player != last)
             for i, g in zip(mine, found, strict=True):
-                if g is not None:
-                    grads[i] = g
+                grads[i] = g
         return grads
 
-
-class _Gradient(torch.autograd.Function):
-    @staticmethod
-    def forward(call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return _Gradient.evaluate(call, call.value, tensors)
-
-    @staticmethod
-    def evaluate(
-        call: _Call, value: Callable[..., tuple[Tensor, ...]], tensors: tuple[Tensor, ...]
-    ) -> tuple[Tensor, ...]:
-        with torch.enable_grad():
-            z = [t.detach().requires_grad_(r) for t, r in zip(tensors, call.trained, strict=False)]
-            out = value(*z, *tensors[call.num_z :])
-            grads = call.gradients(z, out)
-        return (*grads, *(o.detach() for o in out))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep nothing: client code does not differentiate through a gradient."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], call: _Call, *tensors: Tensor) -> tuple[Any, Any]:  # type: ignore[override]
-        dims = list(in_dims[1:])
-        args = list(tensors)
-        for i, trained in enumerate(call.trained):
-            dim = dims[i]
-            if dim is not None:
-                args[i], dims[i] = args[i].movedim(dim, 0), 0
-            elif trained:  # a leaf shared by all still has one gradient a client
-                args[i], dims[i] = args[i].expand(info.batch_size, *args[i].shape), 0
-        value = torch.func.vmap(call.value, in_dims=tuple(dims), randomness="error")
-        out = _Gradient.evaluate(call, value, tuple(args))
-        out_dims = tuple(dims[: call.num_z]) + (0,) * (len(out) - call.num_z)
-        return out, out_dims
+    def _gradient(self, i: int, point: Layer | Tensor, found: Tensor | None) -> Tensor:
+        if isinstance(point, Layer):
+            return Factored.of(point.ledger, self.paths[i], self.z[i], dict.fromkeys(point.pairs, 1.0))
+        if found is None:
+            return torch.zeros_like(self.z[i])
+        return lanes.lift(found)
 
 
 class EngineOps:
-    """The engine's ``Ops``, one a local step; remembers the loss at the step's first gradient as the training loss."""
+    """The engine's ``Ops``, one a local step; remembers the loss at the step's first gradient as the training loss.
 
-    def __init__(self, objectives: Mapping[str, Objective], functions: Mapping[str, Callable[[Tree, Batch], Any]]):
+    With a ``ledger``, gradients stay factored; ``dense`` remembers, by objective, the leaves that cannot.
+    """
+
+    def __init__(
+        self,
+        objectives: Mapping[str, Objective],
+        functions: Mapping[str, Callable[[Tree, Batch], Any]],
+        ledger: Ledger | None = None,
+        dense: dict[str, set[str]] | None = None,
+    ):
         self._objectives = objectives
         self._functions = functions
+        self._ledger = ledger
+        self._dense = {} if dense is None else dense
         self.loss: Tensor | None = None
 
     def grad(
         self, objective: str, z: Tree, batch: Batch, key: Key, *, ctx: Tree = None, wrt: tuple[str, ...] | None = None
     ) -> tuple[Tree, Mapping[str, Tensor]]:
         """Return ``(direction, aux)``; ``aux["loss"]`` is the value (the first player's where each has its own)."""
-        call = _Call(self._objectives[objective], z, batch, ctx, wrt)
-        out = _Gradient.apply(call, *T.leaves(call.args), key)
-        gradient = T.unflatten(z, out[: call.num_z])
-        values = out[call.num_z : call.num_z + len(call.players)]
-        aux = dict(zip(call.aux_names, out[call.num_z + len(call.players) :], strict=True), loss=values[0])
+        chosen = self._objectives[objective]
+        ctx = T.map(lambda x: x.multiplied_out("ctx") if isinstance(x, Factored) else x, ctx)
+        call = _Call(chosen, z, wrt, self._ledger, self._dense.setdefault(objective, set()))
+        found = call.evaluate(batch, ctx, key)
         if self.loss is None:
-            self.loss = values[0]
-        sign = call.objective.sign
-        ascending = {p: sign.get(p, 0) for p in z}
-        return {p: T.scale(s, gradient[p]) if s < 0 else gradient[p] for p, s in ascending.items()}, aux
+            self.loss = found.value
+        gradient = T.unflatten(z, found.gradients)
+        direction = {p: T.scale(-1.0, g) if chosen.sign.get(p, 0) < 0 else g for p, g in gradient.items()}
+        return direction, {**found.aux, "loss": found.value}
 
     def step(self, objective: str, z: Tree, lr: Scalar, direction: Tree) -> Tree:
         """Return the projection of ``z - lr * direction``."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedfleet.simulator import tree as T
+from fedfleet.simulator.factored import Combination, multiplied_out
 from fedfleet.simulator.stored import Stored
 from fedfleet.simulator.tree import Tree
 
@@ -28,7 +29,7 @@ class Reduction(Protocol):
     """Associative once partials are taken in block order; a partial of None is neutral."""
 
     def block(self, values: Tree, rows: Rows) -> Any:
-        """Reduce stacked uploads (leaves (C, ...)) of one block."""
+        """Reduce stacked uploads (leaves (C, ...), or combinations) of one block."""
         ...
 
     def merge(self, a: Any, b: Any) -> Any:
@@ -48,7 +49,9 @@ def merge(reduction: Reduction, a: Any, b: Any) -> Any:
 
 
 def _weighted_sum(values: Tree, weight: Tensor) -> Tree:
-    def leaf(v: Tensor) -> Tensor:
+    def leaf(v: Tensor | Combination) -> Tensor:
+        if isinstance(v, Combination):
+            return v.weighted_sum(weight)
         w = weight.to(v.dtype)
         return (v * w.reshape(-1, *([1] * (v.dim() - 1)))).sum(0)
 
@@ -66,7 +69,7 @@ class Total:
 
     def block(self, values: Tree, rows: Rows) -> Tree:
         """Sum a block."""
-        return T.map(lambda v: v.sum(0), values)
+        return _weighted_sum(values, torch.ones_like(rows.weight))
 
     def merge(self, a: Tree, b: Tree) -> Tree:
         """Add two sums."""
@@ -121,7 +124,9 @@ class ByDomainMean:
 
     def block(self, values: Tree, rows: Rows) -> DomainMeans:
         """Sum a block by domain."""
-        scaled = T.map(lambda v: v * rows.weight.to(v.dtype).reshape(-1, *([1] * (v.dim() - 1))), values)
+        scaled = T.map(
+            lambda v: v * rows.weight.to(v.dtype).reshape(-1, *([1] * (v.dim() - 1))), multiplied_out(values)
+        )
         return self._sum(rows.domain, scaled, rows.weight)
 
     def merge(self, a: DomainMeans, b: DomainMeans) -> DomainMeans:
@@ -141,7 +146,7 @@ class Store:
 
     def block(self, values: Tree, rows: Rows) -> Stored:
         """Wrap a block."""
-        return Stored((values,), (rows.weight,))
+        return Stored((multiplied_out(values),), (rows.weight,))
 
     def merge(self, a: Stored, b: Stored) -> Stored:
         """Append the later blocks."""

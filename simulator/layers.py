@@ -1,0 +1,222 @@
+"""What a factored weight does inside a loss: linear layers and convolutions that hand back their inputs and output gradients.
+
+A network's parameter is replaced by a ``Weight``. Where the network calls ``F.linear`` or ``F.conv2d`` on it, the product is
+computed for all clients of the block from the weight's combination, and the backward pass records the pair (inputs, output
+gradients) instead of multiplying it out. Any other use of the parameter raises ``NotLinear``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedfleet.simulator import lanes
+from fedfleet.simulator.factored import METADATA, Combination, Ledger, Pair, Patches
+
+
+class NotLinear(Exception):
+    """A parameter is used in another way than as the weight of a linear layer or a convolution."""
+
+    def __init__(self, index: int, operation: str):
+        super().__init__(operation)
+        self.index, self.operation = index, operation
+
+
+class Layer:
+    """The product with one parameter of a block of clients, and the pairs that its backward passes recorded.
+
+    Attributes:
+        index: which leaf of ``z`` the parameter is.
+        content: the parameter.
+        tap: a zero that every product of a trained parameter depends on, so that the backward pass comes by.
+        recording: whether the backward pass under way is the one of this parameter's own player.
+
+    """
+
+    def __init__(self, index: int, ledger: Ledger, path: str, content: Combination, trained: bool):
+        self.index, self.ledger, self.path, self.content = index, ledger, path, content
+        like = content.like
+        self.tap = torch.zeros((), dtype=like.dtype, device=like.device, requires_grad=trained)
+        self.recording = False
+        self.pairs: list[Pair] = []
+
+
+class Weight(Tensor):
+    """A parameter inside a loss: a tensor by its shape, a layer by its content."""
+
+    layer: Layer
+
+    @staticmethod
+    def of(layer: Layer) -> Weight:
+        """Stand in for the parameter of a layer."""
+        like = layer.content.like
+        new = torch.empty((), dtype=like.dtype, device=like.device).expand(like.shape).as_subclass(Weight)
+        new.layer = layer
+        return new
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = func.__name__, kwargs or {}
+        if name in METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if name == "linear":
+            return _linear(*args, **kwargs)
+        if name == "conv2d":
+            return _conv2d(*args, **kwargs)
+        weight = next(a for a in (*args, *kwargs.values()) if isinstance(a, Weight))
+        raise NotLinear(weight.layer.index, name)
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    out = _product(weight, input, None)
+    return out if bias is None else out + bias
+
+
+def _conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    if isinstance(padding, str):
+        raise NotLinear(_layer(weight, input).index, f"conv2d with padding={padding!r}")
+    out = _product(weight, input, ((_two(stride), _two(padding), _two(dilation)), groups))
+    return out if bias is None else out + bias[:, None, None]
+
+
+def _two(x: Any) -> tuple[int, int]:
+    return (x, x) if isinstance(x, int) else tuple(x)
+
+
+def _layer(weight: Tensor, input: Tensor) -> Layer:
+    return next(t for t in (weight, input) if isinstance(t, Weight)).layer
+
+
+def _product(weight: Tensor, input: Tensor, conv: tuple[Any, int] | None) -> Tensor:
+    if not isinstance(weight, Weight) or isinstance(input, Weight):
+        raise NotLinear(_layer(input, weight).index, "use as an input")
+    layer = weight.layer
+    x, batched = lanes.lower(input)
+    if not batched:
+        raise NotLinear(layer.index, "a product with inputs that all clients share")
+    with lanes.beneath():
+        if conv is not None:
+            out: Any = _BlockConv.apply(layer, *conv, x, layer.tap)
+        else:
+            out = _BlockLinear.apply(layer, x.reshape(x.shape[0], -1, x.shape[-1]), layer.tap)
+            out = out.reshape(*x.shape[:-1], -1)
+    return lanes.lift(out)
+
+
+class _BlockLinear(torch.autograd.Function):
+    """``h`` (C, r, i) times each client's weight (o, i), transposed: (C, r, o)."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: Layer, h: Tensor, tap: Tensor) -> Tensor:
+        ctx.layer, ctx.h = layer, h.detach()
+        return _apply(layer.content, ctx.h, transposed=True)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> Any:  # type: ignore[override]
+        layer: Layer = ctx.layer
+        dh = _apply(layer.content, d, transposed=False) if ctx.needs_input_grad[1] else None
+        if layer.recording:
+            layer.pairs.append(layer.ledger.outer(layer.path, ctx.h, d))
+        return None, dh, None
+
+
+def _apply(w: Combination, v: Tensor, *, transposed: bool) -> Tensor:
+    """Return ``v W_c^T`` (transposed) or ``v W_c`` for the rows v (C, r, .) of each client."""
+    turn = (lambda m: m.mT) if transposed else (lambda m: m)
+    out: Tensor | None = None
+    common = w.common()
+    if common is not None:
+        out = torch.matmul(v, turn(common))
+    for m, c in w.shared if common is None else []:
+        product = torch.matmul(v, turn(m)) * (c[:, None, None] if isinstance(c, Tensor) else c)
+        out = product if out is None else out + product
+    for m, c in w.each:
+        scaled = v if isinstance(c, float) and c == 1.0 else v * (c[:, None, None] if isinstance(c, Tensor) else c)
+        out = torch.bmm(scaled, turn(m)) if out is None else torch.baddbmm(out, scaled, turn(m))
+    rows = w.rows()
+    if rows is None:
+        assert out is not None
+        return out
+    h, d, c = rows
+    inner, outer = (h, d) if transposed else (d, h)
+    p = torch.bmm(v, inner.mT)  # (C, r, R)
+    if isinstance(c, Tensor):
+        p, c = p * (c[:, None] if c.dim() == 2 else c), 1.0
+    if out is None:
+        return torch.bmm(p, outer) * c
+    return out.baddbmm_(p, outer, alpha=c)
+
+
+class _BlockConv(torch.autograd.Function):
+    """Convolve ``h`` (C, B, c, H, W): one large batch where all clients share the weight, a group a client where not."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: Layer, geometry: Any, groups: int, h: Tensor, tap: Tensor) -> Tensor:
+        ctx.layer, ctx.geometry, ctx.groups, ctx.h = layer, geometry, groups, h.detach()
+        x, w, g = _arranged(layer.content, ctx.h, groups)
+        ctx.filters = w
+        stride, padding, dilation = geometry
+        out = F.conv2d(x, w, None, stride, padding, dilation, g)
+        return _restored(out, h.shape[0], g != groups)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> Any:  # type: ignore[override]
+        layer: Layer = ctx.layer
+        dh = None
+        if ctx.needs_input_grad[3]:
+            clients = ctx.h.shape[0]
+            own = not layer.content.shared
+            groups = ctx.groups * clients if own else ctx.groups
+            stride, padding, dilation = ctx.geometry
+            x, g = _laid(ctx.h, own), _laid(d, own)
+            dh = torch.ops.aten.convolution_backward(
+                g, x, ctx.filters, None, stride, padding, dilation, False, [0, 0], groups, [True, False, False]
+            )[0]
+            dh = _restored(dh, clients, own)
+        if layer.recording:
+            layer.pairs.append(Patches(ctx.h, d, layer.content.like.shape, ctx.geometry, ctx.groups))
+        return None, None, None, dh, None
+
+
+def _laid(h: Tensor, own: bool) -> Tensor:
+    """Return (C B, ...) for a shared weight, (B, C ..., H, W) for one a client."""
+    return h.transpose(0, 1).reshape(h.shape[1], -1, *h.shape[3:]) if own else h.flatten(0, 1)
+
+
+def _restored(x: Tensor, clients: int, own: bool) -> Tensor:
+    if own:
+        return x.view(x.shape[0], clients, -1, *x.shape[2:]).transpose(0, 1)
+    return x.view(clients, -1, *x.shape[1:])
+
+
+def _arranged(w: Combination, h: Tensor, groups: int) -> tuple[Tensor, Tensor, int]:
+    common = w.common()
+    if common is not None:
+        return _laid(h, False), common, groups
+    (value, _), *rest = w.each
+    assert not rest
+    return _laid(h, True), value.flatten(0, 1), groups * h.shape[0]
+
+
+FOLD_AT = 1.0
+"""A linear leaf is multiplied out once its outer products take this many times the arithmetic of a weight of its own."""
+
+
+def pays(content: Combination) -> bool:
+    """Say whether a parameter is better left factored: a linear one while its rank is low, a filter if all share it."""
+    if content.like.dim() > 2:
+        return content.common() is not None and not content.pairs and not content.each
+    o, i = content.like.shape
+    return content.rank * (o + i) <= FOLD_AT * o * i
