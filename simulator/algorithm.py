@@ -16,10 +16,18 @@ from fedfleet.simulator.work import Batch, Message, Objective, Phase
 
 @dataclass(frozen=True)
 class Problem:
-    """The federation an algorithm runs on: N clients and the mean number of examples of one."""
+    """The federation an algorithm runs on.
+
+    Attributes:
+        clients: N.
+        mean_examples: the mean number of examples a client.
+        num_examples: the number of examples of each of some clients, int64 of the shape of their numbers.
+
+    """
 
     clients: int
     mean_examples: float
+    num_examples: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ class Cohort:
 
 
 class Reduced(NamedTuple):
-    """What a phase yields: reduced slots, the heard clients (R,), their message scalars (R,) by name."""
+    """What a phase yields: reduced slots, the heard clients (R,) in the order of the blocks, their message scalars (R,)."""
 
     values: Mapping[str, Any]
     received: Tensor

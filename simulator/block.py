@@ -14,7 +14,7 @@ from fedfleet.simulator import tree as T
 from fedfleet.simulator.batches import schedule
 from fedfleet.simulator.client import ClientInputs, ClientProgram
 from fedfleet.simulator.errors import ClientError
-from fedfleet.simulator.factored import multiplied_out
+from fedfleet.simulator.factored import Notes, multiplied_out
 from fedfleet.simulator.population import LocalData, Population, gather
 from fedfleet.simulator.reduction import Rows
 from fedfleet.simulator.rng import Key
@@ -36,7 +36,7 @@ class Setup:
         evaluation: split -> data (rows, ...) for evaluating a model on the server's side.
         inner: "serial", "batched" or "factored".
         device: "cpu" or "cuda".
-        dense: objective -> leaves found to be used in another way than as weights of layers, which are never factored.
+        notes: what this process has found out about factoring.
 
     """
 
@@ -47,7 +47,7 @@ class Setup:
     evaluation: Mapping[str, Mapping[str, Tensor]]
     inner: str
     device: str = "cpu"
-    dense: dict[str, set[str]] = field(default_factory=dict)
+    notes: Notes = field(default_factory=Notes)
 
     def placed(self) -> Setup:
         """Return the setup with the clients' data on the device, as a worker keeps it."""
@@ -69,15 +69,18 @@ class BlockTask(NamedTuple):
 class BlockResult(NamedTuple):
     """What comes back: partial sums, never a client's upload unless the reduction stores it.
 
-    ``steps``, ``loss`` (mean over the steps that took a gradient, NaN where none did) and the scalars in ``config`` are
-    (C,); ``own`` is stacked; ``floats_up`` and ``bytes_up`` are those of one client.
+    Only the scalars in ``config``, (C,), and ``own``, stacked, are of each client. ``steps`` is the sum over the clients,
+    ``loss`` that of the mean loss of each of the ``measured`` clients that took a gradient, and ``floats_up`` and
+    ``bytes_up`` those of all together.
     """
 
     partials: dict[str, Any]
     config: dict[str, Tensor]
     own: Tree
-    steps: Tensor
-    loss: Tensor
+    clients: int
+    steps: int
+    loss: float
+    measured: int
     floats_up: int
     bytes_up: int
 
@@ -96,6 +99,8 @@ def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
         schedule(stage.batches, local.rows, local.counts, rng.fold(keys, "stage", s), task.steps)
         for s, stage in enumerate(phase.work.stages)
     )
+    for w in walks:
+        setup.notes.walked(*w.weight.shape[1:])
     batches = tuple(_along(local.data, w.rows) for w in walks)
     inputs = ClientInputs(
         rng.fold(keys, "begin"), local.counts, walks, batches, T.to(task.own, device), T.to(task.inbox, device)
@@ -112,7 +117,7 @@ def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
                 f"phase {task.phase!r}: client code wrote in place into {written[0]!r}, which all clients share, so results "
                 f"would depend on the order of work: return new tensors instead"
             )
-        return _result(phase, task, local, program.result(flat))
+        return _result(phase, task, local, sum(int(w.active.sum()) for w in walks), program.result(flat))
 
 
 def _along(data: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor] | None:
@@ -161,7 +166,7 @@ def _serial(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
     return tuple(torch.stack(leaf) for leaf in zip(*results, strict=True))
 
 
-def _result(phase: Phase, task: BlockTask, local: LocalData, out: dict[str, Any]) -> BlockResult:
+def _result(phase: Phase, task: BlockTask, local: LocalData, steps: int, out: dict[str, Any]) -> BlockResult:
     size = len(task.clients)
     if phase.weight == "uniform":
         weight = torch.ones(size, dtype=torch.float64, device=local.counts.device)
@@ -173,12 +178,18 @@ def _result(phase: Phase, task: BlockTask, local: LocalData, out: dict[str, Any]
     partials = {slot: reduction.block(out["send"][slot], rows) for slot, reduction in phase.reduce.items()}
     if not _finite(partials) or not _finite(out["config"]):  # what is not finite in one upload is not finite in the sum
         _name_culprit(out, task)
-    floats = T.count(out["send"]) // size
-    sent_bytes = T.num_bytes(out["send"]) // size + T.num_bytes(out["config"]) // size
-    own = multiplied_out(out["own"])
-    result = BlockResult(partials, out["config"], own, out["steps"], out["loss"], floats, sent_bytes)
-    return result._replace(
-        **{k: T.to(getattr(result, k), "cpu") for k in ("partials", "config", "own", "steps", "loss")}
+    loss = out["loss"].double()
+    found = ~loss.isnan()
+    return BlockResult(
+        partials=T.to(partials, "cpu"),
+        config=T.to(out["config"], "cpu"),
+        own=T.to(multiplied_out(out["own"]), "cpu"),
+        clients=size,
+        steps=steps,
+        loss=float(loss[found].sum()),
+        measured=int(found.sum()),
+        floats_up=T.count(out["send"]),
+        bytes_up=T.num_bytes(out["send"]) + T.num_bytes(out["config"]),
     )
 
 

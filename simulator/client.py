@@ -40,7 +40,7 @@ class ClientInputs(NamedTuple):
 class ClientProgram:
     """One client's phase, callable on its slices of ``ClientInputs.tensors``.
 
-    After a call, ``structure`` unflattens what it returned: ``{"send", "config", "own", "steps", "loss"}``, and ``where``
+    After a call, ``structure`` unflattens what it returned: ``{"send", "config", "own", "loss"}``, and ``where``
     names the last step it was in (for error messages).
     """
 
@@ -67,11 +67,11 @@ class ClientProgram:
         key, count, walks, batches, own, inbox = T.unflatten(self.inputs, tensors)
         work, shared = self.phase.work, self.shared
         if self.factored:
-            self.ledger = Ledger(len(self.inputs.num_examples))
+            self.ledger = Ledger(len(self.inputs.num_examples), self.setup.notes)
         self.where = "begin"
         carry = work.begin(shared, own, inbox, key)
-        loss, measured = torch.zeros((), device=count.device), torch.zeros((), device=count.device)
-        done = torch.zeros((), dtype=torch.int64, device=count.device)
+        losses: list[Tensor] = []
+        measured: list[Tensor] = []
         for s, (stage, walk) in enumerate(zip(work.stages, walks, strict=True)):
             for k, step in enumerate(map(Schedule._make, zip(*(field.unbind(0) for field in walk), strict=True))):
                 self.where = f"stage {s}, step {k}"
@@ -79,17 +79,16 @@ class ClientProgram:
                 data = gather(self.data, step.rows) if found is None else {n: v[k] for n, v in found.items()}
                 new, step_loss = self._step(stage, step, Batch(data, step.weight), k, carry, count)
                 carry = new if self.always[s][k] else T.where(step.active, new, carry)
-                done = done + step.active
                 if step_loss is not None:
-                    loss = loss + torch.where(step.active, step_loss, torch.zeros_like(step_loss))
-                    measured = measured + step.active
+                    losses.append(step_loss)
+                    measured.append(step.active)
         self.where = "finish"
         message, own = work.finish(shared, own, inbox, carry)
         send = message.send
         for i, transform in enumerate(self.phase.uplink):
             send = transform(send, rng.fold(key, "uplink", i))
         config = {k: torch.as_tensor(v, dtype=torch.float64, device=count.device) for k, v in message.config.items()}
-        out = {"send": dict(send), "config": config, "own": own, "steps": done, "loss": loss / measured}
+        out = {"send": dict(send), "config": config, "own": own, "loss": _mean(losses, measured, count)}
         combinations = [x.combination() for x in T.leaves(out) if isinstance(x, Factored)]
         self.out, self.combinations = out, combinations
         return tuple(x for x in T.leaves(out) if not isinstance(x, Factored))
@@ -99,7 +98,7 @@ class ClientProgram:
     ) -> tuple[Tree, Tensor | None]:
         """Run one step; return the new carry and the training loss, None where the step took no gradient."""
         given: Any = batch.split(stage.batches.per_step) if stage.batches.per_step > 1 else batch
-        ops = EngineOps(self.setup.objectives, self.setup.functions, self.ledger, self.setup.dense)
+        ops = EngineOps(self.setup.objectives, self.setup.functions, self.ledger)
         new = stage.step(ops, self.shared, carry, given, At(k, at.epoch, at.epoch_end, count), at.key)
         return new, ops.loss
 
@@ -107,3 +106,11 @@ class ClientProgram:
         """Return what ``out`` is for all clients, from its stacked tensors; factored leaves become combinations."""
         tensors, combinations = iter(stacked), iter(self.combinations)
         return T.map(lambda x: next(combinations) if isinstance(x, Factored) else next(tensors), self.out)
+
+
+def _mean(losses: list[Tensor], measured: list[Tensor], like: Tensor) -> Tensor:
+    """Average a client's losses over the steps it took; NaN where no step took a gradient."""
+    if not losses:
+        return torch.full((), torch.nan, device=like.device)
+    taken, values = torch.stack(measured), torch.stack(losses)
+    return torch.where(taken, values, 0.0).sum() / taken.sum()

@@ -16,6 +16,7 @@ Two classes share the arithmetic. A ``Combination`` is the representation itself
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -256,18 +257,35 @@ def _side_by_side(outer: list[tuple[Outer, Number]], clients: int) -> tuple[Tens
     return h, d, torch.tensor(listed, dtype=d.dtype, device=d.device)
 
 
-class Ledger:
-    """What the factored leaves of one block have in common: the block's size, the tapes, what had to be multiplied out.
+@dataclass
+class Notes:
+    """What was found out about factoring while client code ran.
 
     Attributes:
-        clients: C.
-        dense: leaf -> the operations that made it be multiplied out.
+        dense: objective -> leaves it uses in another way than as the weight of a linear layer or a convolution.
+        reasons: leaf -> the operations that need it multiplied out.
+        products: objective -> multiplications that its layers do for one example, forward.
+        step_examples, examples: the most examples a client takes in a step, and in a phase, padding counted.
 
     """
 
-    def __init__(self, clients: int):
-        self.clients = clients
-        self.dense: dict[str, set[str]] = {}
+    dense: dict[str, set[str]] = field(default_factory=dict)
+    reasons: dict[str, set[str]] = field(default_factory=dict)
+    products: dict[str, int] = field(default_factory=dict)
+    step_examples: int = 1
+    examples: int = 1
+
+    def walked(self, steps: int, rows: int) -> None:
+        """Note a stage of so many steps of so many examples."""
+        self.step_examples, self.examples = max(self.step_examples, rows), max(self.examples, steps * rows)
+
+
+class Ledger:
+    """What the factored leaves of one block have in common: the number of clients C, the tapes, the notes."""
+
+    def __init__(self, clients: int, notes: Notes):
+        self.clients, self.notes = clients, notes
+        self.products = 0
         self._shared: dict[int, Shared] = {}
         self._tapes: dict[tuple[str, int, int], Tape] = {}
 
@@ -314,7 +332,7 @@ class Factored(Tensor):
 
     def multiplied_out(self, reason: str) -> Tensor:
         """Return an ordinary tensor of client code."""
-        self.ledger.dense.setdefault(self.path, set()).add(reason)
+        self.ledger.notes.reasons.setdefault(self.path, set()).add(reason)
         content = self.combination()
         with lanes.beneath():
             value = content.dense()
@@ -330,7 +348,9 @@ class Factored(Tensor):
             found = LINEAR[name](*args)
             if found is not NotImplemented:
                 return found
-        dense = [a.multiplied_out(name) if isinstance(a, Factored) else a for a in args]
+        own = any(isinstance(a, Tensor) and not isinstance(a, Factored) and a.dim() for a in args)
+        reason = f"{name} with a tensor of each client's own" if own else name
+        dense = [a.multiplied_out(reason) if isinstance(a, Factored) else a for a in args]
         return func(*dense, **(kwargs or {}))
 
 

@@ -50,10 +50,14 @@ class _Call:
     def evaluate(self, batch: Batch, ctx: Tree, key: Key) -> _Found:
         """Return the gradients."""
         while True:
+            if self.ledger is not None:
+                self.ledger.products = 0
             try:
                 return self._attempt(batch, ctx, key)
             except NotLinear as e:
                 self.dense.add(self.paths[e.index])
+                assert self.ledger is not None
+                self.ledger.notes.reasons.setdefault(self.paths[e.index], set()).add(f"{e.operation} in the loss")
 
     def _attempt(self, batch: Batch, ctx: Tree, key: Key) -> _Found:
         points = [self._point(i) for i in range(len(self.z))]
@@ -134,7 +138,7 @@ class _Call:
 class EngineOps:
     """The engine's ``Ops``, one a local step; remembers the loss at the step's first gradient as the training loss.
 
-    With a ``ledger``, gradients stay factored; ``dense`` remembers, by objective, the leaves that cannot.
+    With a ``ledger``, gradients stay factored.
     """
 
     def __init__(
@@ -142,12 +146,10 @@ class EngineOps:
         objectives: Mapping[str, Objective],
         functions: Mapping[str, Callable[[Tree, Batch], Any]],
         ledger: Ledger | None = None,
-        dense: dict[str, set[str]] | None = None,
     ):
         self._objectives = objectives
         self._functions = functions
         self._ledger = ledger
-        self._dense = {} if dense is None else dense
         self.loss: Tensor | None = None
 
     def grad(
@@ -156,8 +158,11 @@ class EngineOps:
         """Return ``(direction, aux)``; ``aux["loss"]`` is the value (the first player's where each has its own)."""
         chosen = self._objectives[objective]
         ctx = T.map(lambda x: x.multiplied_out("ctx") if isinstance(x, Factored) else x, ctx)
-        call = _Call(chosen, z, wrt, self._ledger, self._dense.setdefault(objective, set()))
-        found = call.evaluate(batch, ctx, key)
+        ledger = self._ledger
+        dense = set() if ledger is None else ledger.notes.dense.setdefault(objective, set())
+        found = _Call(chosen, z, wrt, ledger, dense).evaluate(batch, ctx, key)
+        if ledger is not None:
+            ledger.notes.products.setdefault(objective, ledger.products // max(1, len(batch.weight)))
         if self.loss is None:
             self.loss = found.value
         gradient = T.unflatten(z, found.gradients)

@@ -121,6 +121,7 @@ class _BlockLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layer: Layer, h: Tensor, tap: Tensor) -> Tensor:
         ctx.layer, ctx.h = layer, h.detach()
+        layer.ledger.products += h[0, :, 0].numel() * layer.content.like.numel()
         return _apply(layer.content, ctx.h, transposed=True)
 
     @staticmethod
@@ -169,6 +170,7 @@ class _BlockConv(torch.autograd.Function):
         ctx.filters = w
         stride, padding, dilation = geometry
         out = F.conv2d(x, w, None, stride, padding, dilation, g)
+        layer.ledger.products += out[0, 0].numel() * h.shape[1] * layer.content.like.numel()
         return _restored(out, h.shape[0], g != groups)
 
     @staticmethod

@@ -27,12 +27,25 @@ class LocalData(NamedTuple):
     domain: Tensor
 
 
+class Summary(NamedTuple):
+    """What is known of all clients without visiting each: examples a client (least, most, mean) and the number of domains."""
+
+    min_examples: int
+    max_examples: int
+    mean_examples: float
+    domains: int = 1
+
+
 class Population(Protocol):
-    """Clients 0 .. size - 1 and their examples."""
+    """Clients 0 .. size - 1 and their examples. Nothing but the making of it may cost time or memory for every client."""
 
     @property
     def size(self) -> int:
         """Number of clients, N."""
+        ...
+
+    def summary(self) -> Summary:
+        """Return what is known of all clients."""
         ...
 
     def num_examples(self, ids: Tensor) -> Tensor:
@@ -40,7 +53,7 @@ class Population(Protocol):
         ...
 
     def local_data(self, ids: Tensor) -> LocalData:
-        """Return the data of a block of clients (C,)."""
+        """Return the data of a block of clients (C,): the same for a client, to the bit, whatever the block."""
         ...
 
     def to(self, device: torch.device) -> Population:
@@ -70,6 +83,11 @@ class InMemoryPopulation:
         """Number of clients, N."""
         return len(self.offsets) - 1
 
+    def summary(self) -> Summary:
+        """Return what is known of all clients."""
+        sizes = self.offsets.diff()
+        return Summary(int(sizes.min()), int(sizes.max()), float(sizes.double().mean()), len(self.domain.unique()))
+
     def num_examples(self, ids: Tensor) -> Tensor:
         """Return the number of examples of each client."""
         return self.offsets[ids + 1] - self.offsets[ids]
@@ -77,9 +95,7 @@ class InMemoryPopulation:
     def local_data(self, ids: Tensor) -> LocalData:
         """Return row numbers into the shared tensors, padded with the client's first row."""
         counts = self.num_examples(ids)
-        at = torch.arange(int(counts.max()), device=ids.device)
-        at = torch.where(at < counts[:, None], at, torch.zeros_like(at))
-        return LocalData(self.data, self.indices[self.offsets[ids][:, None] + at], counts, self.domain[ids])
+        return LocalData(self.data, self.indices[padded_rows(self.offsets[ids], counts)], counts, self.domain[ids])
 
     def to(self, device: torch.device) -> InMemoryPopulation:
         """Return the population with its tensors on a device."""
@@ -87,9 +103,16 @@ class InMemoryPopulation:
         return InMemoryPopulation(data, self.indices.to(device), self.offsets.to(device), self.domain.to(device))
 
 
+def padded_rows(first: Tensor, counts: Tensor) -> Tensor:
+    """Return the rows (C, n) of clients that hold ``counts`` (C,) rows from ``first`` (C,) on, padded with the first."""
+    at = torch.arange(int(counts.max()), device=counts.device)
+    return first[:, None] + torch.where(at < counts[:, None], at, torch.zeros_like(at))
+
+
 def gather(data: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-    """Return the given rows of every tensor, decoded."""
-    return {k: decode(v[rows]) for k, v in data.items()}
+    """Return the given rows (any shape) of every tensor, decoded."""
+    flat = rows.flatten()
+    return {k: decode(v.index_select(0, flat).view(*rows.shape, *v.shape[1:])) for k, v in data.items()}
 
 
 def decode(x: Tensor) -> Tensor:

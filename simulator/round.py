@@ -127,6 +127,7 @@ class EngineRound:
                 f"round {self.index}, phase {phase.name!r}: {len(heard)} of {len(cohort)} invited answered"
             )
 
+        heard = self._longest_first(cohort.clients, heard)
         rows = list(heard.split(c.block_size))
         tasks = [
             BlockTask(
@@ -141,6 +142,12 @@ class EngineRound:
             for r in rows
         ]
         return self._merge(phase, record, cohort.clients[heard], tasks, shared)
+
+    def _longest_first(self, clients: Tensor, heard: Tensor) -> Tensor:
+        """Order the heard clients by their examples, so that those of a block are alike and no long one comes last."""
+        if self.problem.num_examples is None:
+            return heard
+        return heard[self.problem.num_examples(clients[heard]).argsort(descending=True, stable=True)]
 
     def _own(self, phase: Phase, shared: Message, clients: Tensor) -> Tree:
         fresh = phase.own
@@ -161,12 +168,11 @@ class EngineRound:
                 results.append(result._replace(partials={}, own=None))
         except ClientError as e:
             raise ClientError(f"round {self.index}: {e}") from e.__cause__
-        steps, loss = torch.cat([r.steps for r in results]), torch.cat([r.loss for r in results])
-        record.counts["client_steps"] = int(steps.sum())
-        record.counts["floats_up"] = sum(r.floats_up * len(r.steps) for r in results)
-        record.counts["bytes_up"] = sum(r.bytes_up * len(r.steps) for r in results)
-        measured = loss[~loss.isnan()].double()
-        record.train_loss = float(measured.mean()) if len(measured) else None
+        for name in ("floats_up", "bytes_up"):
+            record.counts[name] = sum(getattr(r, name) for r in results)
+        record.counts["client_steps"] = sum(r.steps for r in results)
+        measured = sum(r.measured for r in results)
+        record.train_loss = sum(r.loss for r in results) / measured if measured else None
         config = {k: torch.cat([r.config[k] for r in results]) for k in results[0].config}
         return Reduced({s: r.final(partials[s]) for s, r in phase.reduce.items()}, heard, config)
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from fedfleet.tasks.pooling import MaxPool2
+
 
 def logistic(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:
     """Multinomial logistic regression."""
@@ -28,8 +30,8 @@ def cnn(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Mod
     """Two 3x3 convolutions (16, 32 channels), each with ReLU and 2x2 max pooling, then one linear layer."""
     channels, height, width = shape
     return nn.Sequential(
-        *(nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), MaxPool2()),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), MaxPool2()),
         *(nn.Flatten(), nn.Linear(32 * (height // 4) * (width // 4), classes)),
     )
 
@@ -39,8 +41,8 @@ def lenet(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.M
     channels, height, width = shape
     flat = 16 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
     return nn.Sequential(
-        *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(channels, 6, 5), nn.ReLU(), MaxPool2()),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), MaxPool2()),
         *(nn.Flatten(), nn.Linear(flat, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes)),
     )
 
@@ -55,8 +57,8 @@ def convnet(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn
     channels, height, width = shape
     flat = 64 * (((height - 2) // 2 - 2) // 2 - 2) * (((width - 2) // 2 - 2) // 2 - 2)
     return nn.Sequential(
-        *(nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(channels, 32, 3), nn.ReLU(), MaxPool2()),
+        *(nn.Conv2d(32, 64, 3), nn.ReLU(), MaxPool2()),
         *(nn.Conv2d(64, 64, 3), nn.ReLU()),
         *(nn.Flatten(), nn.Linear(flat, 64), nn.ReLU(), nn.Linear(64, classes)),
     )

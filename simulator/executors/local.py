@@ -9,6 +9,7 @@ import torch
 
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.executors.base import Job
+from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.work import Message
 
 
@@ -22,7 +23,7 @@ class LocalExecutor:
 
     def start(self, setup: Setup) -> None:
         """Pin the threads and move the data to the device."""
-        torch.set_num_threads(self.threads)
+        prepare(self.threads)
         self._setup = setup.placed()
 
     def map(self, job: Job, shared: Message, tasks: Iterable[Any]) -> Iterator[Any]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.errors import ClientError, FedfleetError
 from fedfleet.simulator.executors.base import Job
+from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.work import Message
 
 os.environ.setdefault(
@@ -47,7 +48,7 @@ class ClientActor:
 
     def __init__(self, setup: list[Any], threads: int):
         _share_tensors()
-        torch.set_num_threads(threads)
+        prepare(threads)
         found: Setup = ray.get(setup[0])
         self._setup = found.placed()
 

@@ -139,7 +139,8 @@ def records(
         shared_response_count=shared_response_count,
     )
     size = world.population.size
-    problem = Problem(size, float(world.population.num_examples(torch.arange(size)).double().mean()))
+    sizes = world.population.num_examples
+    problem = Problem(size, float(sizes(torch.arange(size)).double().mean()), sizes)
     try:
         yield from simulate(algorithm, world.task.init(seed) if z is None else z, problem, conditions, executor, rounds)
     finally:

@@ -23,9 +23,9 @@ def points(result):
 def test_serial_and_batched_agree_when_nothing_is_wrong(federation):
     serial, batched = (federation.run(inner, CLIENTS) for inner in ("serial", "batched"))
     torch.testing.assert_close(points(serial), points(batched))
-    torch.testing.assert_close(serial.loss, batched.loss)
+    assert serial.loss == pytest.approx(batched.loss)
     assert len({tuple(w) for w in points(serial).tolist()}) == 3
-    assert serial.steps.tolist() == batched.steps.tolist() == [3, 3, 3]
+    assert serial.steps == batched.steps == 9
 
 
 def raise_at(k):
@@ -156,9 +156,9 @@ def test_a_client_with_fewer_steps_keeps_its_last_point(federation):
     by_epoch = federation.with_(plan=BatchPlan(size=2, epochs=1))
     for inner in ("serial", "batched"):
         found = by_epoch.run(inner, CLIENTS, step=count)
-        assert found.steps.tolist() == [2, 1, 4]
+        assert found.steps == 7
         assert points(found)[:, 0].tolist() == [2, 1, 4]
-        assert found.loss.isnan().all()  # no step took a gradient
+        assert found.measured == 0  # no step took a gradient
 
 
 def test_an_error_travels_between_processes_as_its_message():

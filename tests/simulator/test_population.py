@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedfleet.simulator.population import InMemoryPopulation, decode, gather
+from fedfleet.simulator.population import InMemoryPopulation, Summary, decode, gather, padded_rows
 
 SIZES = (3, 1, 4, 2)
 INDICES = torch.tensor([9, 2, 5, 0, 8, 7, 6, 1, 4, 3])
@@ -18,6 +18,15 @@ def test_size_and_numbers_of_examples():
     assert population().size == 4
     assert population().num_examples(torch.arange(4)).tolist() == list(SIZES)
     assert population().num_examples(torch.tensor([[2, 0], [3, 3]])).tolist() == [[4, 3], [2, 2]]
+
+
+def test_summary():
+    assert population().summary() == Summary(min_examples=1, max_examples=4, mean_examples=2.5, domains=3)
+
+
+def test_rows_are_padded_with_the_first():
+    rows = padded_rows(torch.tensor([4, 0, 7]), torch.tensor([2, 3, 1]))
+    assert rows.tolist() == [[4, 5, 4], [0, 1, 2], [7, 7, 7]]
 
 
 @settings(deadline=None)
