@@ -3,10 +3,21 @@
 Pixels stay uint8 until the engine gathers a batch, so that a data set takes a quarter of the memory and is shared unchanged.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from fedfleet.simulator import rng
+from fedfleet.simulator.population import Population
+
+
+def fixed_draw(total: int, size: int) -> Tensor:
+    """Return `size` of range(`total`), or all where there are no more, rising: the same at every call, at a cost of O(`size`)."""
+    if size >= total:
+        return torch.arange(total)
+    return rng.sample(rng.fold(rng.key(0), "evaluation"), total, size).sort().values
 
 
 @dataclass(frozen=True)
@@ -34,11 +45,34 @@ class Examples:
     def __len__(self) -> int:
         return len(self.x)
 
+    def sample(self, size: int) -> "Examples":
+        """Return `fixed_draw` of the examples."""
+        rows = fixed_draw(len(self), size)
+        return Examples(self.x[rows], self.y[rows], self.classes, None if self.domain is None else self.domain[rows])
+
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set under its own name, split in training and test examples as published."""
+    """A data set under its own name, split in training and test examples as published; a partition deals it to clients."""
 
     name: str
     train: Examples
     test: Examples
+
+    def sample(self, size: int) -> Examples:
+        """Return a fixed draw of at most `size` training examples."""
+        return self.train.sample(size)
+
+
+@dataclass(frozen=True)
+class FederatedDataset:
+    """A data set that comes in clients.
+
+    `test` are examples that no client holds. `sample(size)` is a fixed draw of about `size` of the clients' examples,
+    never of more, at a cost that does not grow with the number of clients.
+    """
+
+    name: str
+    population: Population
+    test: Examples
+    sample: Callable[[int], Examples]

@@ -4,9 +4,12 @@ import difflib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from fedfleet.datasets import cifar, digits, mnist
-from fedfleet.datasets.examples import Dataset
+from pydantic import BaseModel
+
+from fedfleet.datasets import cifar, digits, disk, mnist, synthetic
+from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.files import DataError
 
 # A loader takes the data directory. `emnist` is short for the balanced split, the one most papers report.
@@ -18,6 +21,23 @@ LOADERS: Mapping[str, Callable[[Path], Dataset]] = {
     **{f"emnist_{split}": partial(mnist.load_emnist, split=split) for split in mnist.EMNIST_SPLITS},
     "cifar10": cifar.load_cifar10,
     "cifar100": cifar.load_cifar100,
+}
+
+
+class Federated(NamedTuple):
+    """A data set that comes in clients: its options, its loader, one line for `fedfleet list`.
+
+    The loader takes the options, the number of clients asked for, or None, and the seed that decides who they are.
+    """
+
+    options: type[BaseModel]
+    load: Callable[[Any, int | None, int], FederatedDataset]
+    about: str
+
+
+FEDERATED: Mapping[str, Federated] = {
+    "synthetic": Federated(synthetic.SyntheticOptions, synthetic.load, "any number of clients, drawn when invited"),
+    "disk": Federated(disk.DiskOptions, disk.load, "clients of your own, from Parquet by `fedfleet convert`"),
 }
 
 

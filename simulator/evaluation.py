@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,16 +22,26 @@ CHUNK = 500  # fixed, since the chunk decides the bits
 CLIENTS_A_BLOCK = 32
 
 
-def evaluate(executor: Executor, task: Task, z: Tree, data: Mapping[str, Mapping[str, Tensor]]) -> dict[str, float]:
-    """Return the task's metrics at ``z`` on every split; those of the split "test" have no prefix."""
-    found: dict[str, float] = {}
-    for split, tensors in data.items():
-        size = len(next(iter(tensors.values())))
+class Measurement:
+    """A model under evaluation, chunk by chunk while the next round runs, if the executor has workers."""
+
+    def __init__(self, executor: Executor, task: Task, z: Tree, data: Mapping[str, Mapping[str, Tensor]]):
+        self._task, self._data = task, data
+        self._outputs = {split: self._start(executor, z, split) for split in data}
+
+    def _start(self, executor: Executor, z: Tree, split: str) -> Iterator[Any]:
+        size = len(next(iter(self._data[split].values())))
         chunks = [Chunk("predict", split, i, min(i + CHUNK, size)) for i in range(0, size, CHUNK)]
-        outputs = T.concat(list(executor.map(run_chunk, Message(send={"z": z}), chunks)))
-        prefix = "" if split == "test" else f"{split}_"
-        found |= {f"{prefix}{name}": value for name, value in task.metrics(outputs, tensors).items()}
-    return found
+        return executor.map(run_chunk, Message(send={"z": z}), chunks, background=True)
+
+    def result(self) -> dict[str, float]:
+        """Return the task's metrics on every split; those of the split "test" have no prefix. To be called once."""
+        found: dict[str, float] = {}
+        for split, outputs in self._outputs.items():
+            prefix = "" if split == "test" else f"{split}_"
+            metrics = self._task.metrics(T.concat(list(outputs)), self._data[split])
+            found |= {f"{prefix}{name}": value for name, value in metrics.items()}
+        return found
 
 
 def client_phase(metrics: tuple[str, ...]) -> Phase:

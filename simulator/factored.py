@@ -15,6 +15,7 @@ Two classes share the arithmetic. A ``Combination`` is the representation itself
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,6 +142,7 @@ class Combination:
 
     def __init__(self, clients: int, like: Tensor, terms: list[tuple[Term, Number]]):
         self.clients, self.like = clients, like
+        terms = [(t, _fitting(c, like.dtype)) for t, c in terms]
         self.shared = [(t.value, c) for t, c in terms if isinstance(t, Shared)]
         self.each = [(t.value, c) for t, c in terms if isinstance(t, PerClient)]
         self.pairs = [(t, c) for t, c in terms if isinstance(t, Outer | Patches)]
@@ -209,6 +211,11 @@ class Combination:
         outer = sorted(((p, c) for p, c in self.pairs if isinstance(p, Outer)), key=lambda pair: pair[0].start)
         patches = _merged([(p, c) for p, c in self.pairs if isinstance(p, Patches)])
         return (_side_by_side(outer, self.clients) if outer else None), patches
+
+
+def _fitting(c: Number, dtype: torch.dtype) -> Number:
+    """Let a float that the dtype cannot hold be infinite, as it would be in a tensor."""
+    return math.copysign(math.inf, c) if isinstance(c, float) and abs(c) > torch.finfo(dtype).max else c
 
 
 def _sum(parts: list[Tensor]) -> Tensor:

@@ -46,7 +46,7 @@ class _Here:
 
     def start(self, setup: Setup) -> None: ...
 
-    def map(self, job: Job, shared: Message, tasks: Iterable[Any]) -> Iterator[Any]:
+    def map(self, job: Job, shared: Message, tasks: Iterable[Any], *, background: bool = False) -> Iterator[Any]:
         for task in tasks:
             yield job(self._setup, shared, task)
 

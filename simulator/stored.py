@@ -18,7 +18,7 @@ _TILE = 65536
 
 
 class Stored(NamedTuple):
-    """Blocks of stacked uploads (leaves (C_b, ...)) and their weights (C_b,), in the order of the blocks; S = sum of C_b clients."""
+    """Stacked uploads (leaves (C_b, ...)) and weights (C_b,), in the order of the blocks; S = sum of C_b clients."""
 
     blocks: tuple[Tree, ...]
     weights: tuple[Tensor, ...]

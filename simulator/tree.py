@@ -24,14 +24,16 @@ Scalar = Any
 
 def _children(node: Tree) -> list[tuple[str, Tree]] | None:
     """Return the named children of a node, or None for a leaf."""
-    if isinstance(node, Mapping):
+    if isinstance(node, Tensor):
+        return None
+    if isinstance(node, dict):
         return [(str(k), v) for k, v in node.items()]
     if isinstance(node, tuple):
         names = getattr(node, "_fields", None) or [str(i) for i in range(len(node))]
         return list(zip(names, node, strict=True))
     if node is None:
         return []
-    return None
+    return [(str(k), v) for k, v in node.items()] if isinstance(node, Mapping) else None
 
 
 def _rebuild(node: Tree, values: Sequence[Tree]) -> Tree:
@@ -45,13 +47,15 @@ def _rebuild(node: Tree, values: Sequence[Tree]) -> Tree:
 def map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     """Apply ``fn`` leaf by leaf; ``rest`` must have the structure of ``tree``. Raises ValueError where it has not."""
     children = _children(tree)
-    others = [_children(r) for r in rest]
     if children is None:
-        branch = next((o for o in others if o is not None), None)
-        if branch is not None:
-            raise ValueError(f"trees differ: one has a leaf, another {[n for n, _ in branch]}")
+        for other in rest:
+            if (branch := _children(other)) is not None:
+                raise ValueError(f"trees differ: one has a leaf, another {[n for n, _ in branch]}")
         return fn(tree, *rest)
+    if not rest:
+        return _rebuild(tree, [map(fn, child) for _, child in children])
     names = [n for n, _ in children]
+    others = [_children(r) for r in rest]
     for other in others:
         if other is None or [n for n, _ in other] != names:
             found = "a leaf" if other is None else [n for n, _ in other]
@@ -78,7 +82,22 @@ def map_prefix(fn: Callable[..., Any], prefix: Scalar, tree: Tree, *rest: Tree) 
 
 def leaves(tree: Tree) -> list[Any]:
     """Return the leaves in structural order."""
-    return [leaf for _, leaf in named_leaves(tree)]
+    found: list[Any] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Tree, found: list[Any]) -> None:
+    if isinstance(tree, Tensor):
+        found.append(tree)
+    elif isinstance(tree, Mapping):
+        for child in tree.values():
+            _collect(child, found)
+    elif isinstance(tree, tuple):
+        for child in tree:
+            _collect(child, found)
+    elif tree is not None:
+        found.append(tree)
 
 
 def named_leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:

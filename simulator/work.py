@@ -63,8 +63,7 @@ class Batch:
 
     def mean(self, v: Tensor) -> Tensor:
         """Average ``v`` (B,) over the real rows; 0 where there is none. Padding is masked, so garbage in it does no harm."""
-        masked = torch.where(self.weight > 0, v, torch.zeros_like(v))
-        return (masked * self.weight).sum() / self.count().clamp(min=1.0)
+        return torch.where(self.weight > 0, v, 0.0).sum() / self.count().clamp(min=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,11 @@ from fedfleet.tasks.models import build
 from fedfleet.tasks.options import DataShape, ModelOptions
 
 
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the cross-entropy (B,) of each example; under ``vmap`` far cheaper than torch's own."""
+    return -F.log_softmax(logits, dim=1).gather(1, y[:, None])[:, 0]
+
+
 class Classification:
     """A net, cross-entropy, accuracy. Functions: "predict", logits (B, classes); "per_example", accuracy and loss (B,)."""
 
@@ -43,12 +48,12 @@ class Classification:
         return functional_call(self._net, z["x"], (x,))
 
     def _loss(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Tensor]]:
-        return batch.mean(F.cross_entropy(self.logits(z, batch.x), batch.y, reduction="none")), {}
+        return batch.mean(cross_entropy(self.logits(z, batch.x), batch.y)), {}
 
     def _per_example(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
         logits = self.logits(z, batch.x)
         right = (logits.argmax(1) == batch.y).to(torch.float32)
-        return {"accuracy": right, "loss": F.cross_entropy(logits, batch.y, reduction="none")}
+        return {"accuracy": right, "loss": cross_entropy(logits, batch.y)}
 
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
         """Return accuracy and mean cross-entropy."""

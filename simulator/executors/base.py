@@ -19,8 +19,11 @@ class Executor(Protocol):
         """Give the workers what they need for the whole run."""
         ...
 
-    def map(self, job: Job, shared: Message, tasks: Iterable[Any]) -> Iterator[Any]:
-        """Yield ``job(setup, shared, task)`` in the order of the tasks, wherever and whenever they ran."""
+    def map(self, job: Job, shared: Message, tasks: Iterable[Any], *, background: bool = False) -> Iterator[Any]:
+        """Yield ``job(setup, shared, task)`` in the order of the tasks, wherever and whenever they ran.
+
+        An executor with workers starts at the call. In the ``background``, tasks run where no others wait.
+        """
         ...
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ class LocalExecutor:
         prepare(self.threads)
         self._setup = setup.placed()
 
-    def map(self, job: Job, shared: Message, tasks: Iterable[Any]) -> Iterator[Any]:
+    def map(self, job: Job, shared: Message, tasks: Iterable[Any], *, background: bool = False) -> Iterator[Any]:
         """Run the tasks one after another."""
         assert self._setup is not None, "start the executor first"
         for task in tasks:

@@ -71,6 +71,21 @@ def _traceback(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)).rstrip()
 
 
+class _Batch:
+    """The tasks of one call of ``map``: those that wait, and references to the results of those that are done."""
+
+    def __init__(self, job: Job, shared: Any, tasks: Iterable[Any], background: bool):
+        self.job, self.shared, self.background = job, shared, background
+        self.waiting = deque(enumerate(tasks))
+        self.size, self.front = len(self.waiting), 0
+        self.done: dict[int, Any] = {}
+
+    @property
+    def ready(self) -> bool:
+        """Whether a task waits that is not too far ahead of the merge front."""
+        return bool(self.waiting) and self.waiting[0][0] - self.front < AHEAD
+
+
 class RayExecutor:
     """A pool of ``ClientActor``s. Results come back in task order, so the number of actors never changes a bit."""
 
@@ -86,6 +101,9 @@ class RayExecutor:
         self.actors, self.cpus, self.gpus, self.threads = actors, cpus_per_actor, gpus_per_actor, threads
         self._address, self._node_cpus = address, cpus
         self._pool: list[Any] = []
+        self._batches: list[_Batch] = []
+        self._running: dict[Any, tuple[_Batch, int, int]] = {}
+        self._load: list[int] = []
         self._started_ray = False
 
     def start(self, setup: Setup) -> None:
@@ -110,33 +128,46 @@ class RayExecutor:
         remote = ray.remote(ClientActor).options(num_cpus=self.cpus, num_gpus=self.gpus)  # pyright: ignore
         self._reference = ray.put(setup)
         self._pool = [remote.remote([self._reference], self.threads) for _ in range(self.actors)]
+        self._load = [0] * self.actors
         self._get([a.ready.remote() for a in self._pool])
 
-    def map(self, job: Job, shared: Message, tasks: Iterable[Any]) -> Iterator[Any]:
-        """Yield results in task order; the shared trees are put once."""
-        reference = ray.put(shared)
-        waiting = deque(enumerate(tasks))
-        load = dict.fromkeys(range(len(self._pool)), 0)
-        running: dict[Any, tuple[int, int]] = {}
-        done: dict[int, Any] = {}
-        front = 0
-        while waiting or running or done:
-            while waiting and waiting[0][0] - front < AHEAD and min(load.values()) < IN_FLIGHT:
-                actor = min(load, key=lambda a: (load[a], a))
-                number, task = waiting.popleft()
-                running[self._pool[actor].run.remote(job, reference, task)] = (number, actor)
-                load[actor] += 1
-            if running:
-                ready, _ = ray.wait(list(running), num_returns=1)
-                number, actor = running.pop(ready[0])
-                load[actor] -= 1
-                result, fault = self._get(ready[0])
+    def map(self, job: Job, shared: Message, tasks: Iterable[Any], *, background: bool = False) -> Iterator[Any]:
+        """Put the shared trees once and start; yield results in task order. Background tasks run where no other waits."""
+        batch = _Batch(job, ray.put(shared), tasks, background)
+        self._batches = sorted([*self._batches, batch], key=lambda b: b.background)
+        self._dispatch()
+        return self._results(batch)
+
+    def _results(self, batch: _Batch) -> Iterator[Any]:
+        try:
+            while batch.front < batch.size:
+                while batch.front not in batch.done:
+                    self._receive()
+                    self._dispatch()
+                result, fault = self._get(batch.done.pop(batch.front))
+                batch.front += 1
+                self._dispatch()
                 if fault is not None:
                     raise ClientError(fault)
-                done[number] = result
-            while front in done:
-                yield done.pop(front)
-                front += 1
+                yield result
+        finally:
+            self._batches = [b for b in self._batches if b is not batch]
+
+    def _dispatch(self) -> None:
+        """Give every actor that has room its next task."""
+        for batch in self._batches:
+            while batch.ready and min(self._load) < IN_FLIGHT:
+                number, task = batch.waiting.popleft()
+                actor = self._load.index(min(self._load))
+                self._load[actor] += 1
+                self._running[self._pool[actor].run.remote(batch.job, batch.shared, task)] = (batch, number, actor)
+
+    def _receive(self) -> None:
+        """Wait for a task to end."""
+        ready, _ = ray.wait(list(self._running), num_returns=1)
+        batch, number, actor = self._running.pop(ready[0])
+        self._load[actor] -= 1
+        batch.done[number] = ready[0]
 
     def _get(self, reference: Any) -> Any:
         try:
@@ -151,7 +182,7 @@ class RayExecutor:
         """Stop the actors, and Ray if this executor started it."""
         for actor in self._pool:
             ray.kill(actor)
-        self._pool = []
+        self._pool, self._batches, self._running = [], [], {}
         if self._started_ray:
             ray.shutdown()
             self._started_ray = False

@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from fedfleet.config import Config, with_overrides
-from fedfleet.datasets.examples import Dataset
+from fedfleet.config import Config, named, with_overrides
 from fedfleet.datasets.files import DataError
-from fedfleet.experiment import Experiment, Run, load_data
+from fedfleet.experiment import Experiment, Run
+from fedfleet.population import Data, data_key, load_data
 from fedfleet.progress import Progress
 from fedfleet.reading import show
 from fedfleet.report import write_report
@@ -73,10 +73,10 @@ def trials(config: Config) -> list[Trial]:
     return list(found.values())
 
 
-def prepare(trial: Trial, loaded: dict[Any, Dataset]) -> Experiment:
+def prepare(trial: Trial, loaded: dict[str, Data]) -> Experiment:
     """Make a trial ready to run; ``loaded`` keeps the data sets. Raises ConfigError or DataError naming the trial."""
     with _naming(trial.name):
-        which = (trial.config.population.dataset, trial.config.population.data_dir)
+        which = data_key(trial.config)
         if which not in loaded:
             loaded[which] = load_data(trial.config)
         return Experiment(trial.config, data=loaded[which])
@@ -98,9 +98,9 @@ def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report:
     """
     plan = trials(config)
     check_free(out)
-    loaded: dict[Any, Dataset] = {}
+    loaded: dict[str, Data] = {}
     if len(plan) == 1 and plan[0].place == ".":
-        progress.say(f"loading {config.population.dataset}")
+        progress.say(f"loading {named(config, 'population.dataset')}")
         runs, failures = [prepare(plan[0], loaded).run(out, progress)], []
     else:
         progress.say(f"checking {len(plan)} runs")
@@ -117,7 +117,7 @@ def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report:
     return runs
 
 
-def _in_turn(plan: list[Trial], out: Path, progress: Progress, loaded: dict[Any, Dataset]) -> list[Run | FedfleetError]:
+def _in_turn(plan: list[Trial], out: Path, progress: Progress, loaded: dict[str, Data]) -> list[Run | FedfleetError]:
     done: list[Run | FedfleetError] = []
     for i, trial in enumerate(plan):
         progress.say(f"run {i + 1}/{len(plan)}: {trial.place}")

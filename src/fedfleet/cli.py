@@ -1,9 +1,12 @@
-"""The command line: ``fedfleet run | plan | list | report``."""
+"""The command line: ``fedfleet run | plan | list | convert | report``."""
 
 from __future__ import annotations
 
 import signal
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -77,12 +80,12 @@ def plan(config: ConfigArg, overrides: OverridesArg = None) -> None:
 def list_(what: Annotated[str, typer.Argument(help="algorithms, datasets or tasks")]) -> None:
     """List what can be named in a configuration."""
     from fedfleet.algorithms.registry import ALGORITHMS
-    from fedfleet.datasets.registry import LOADERS
+    from fedfleet.datasets.registry import FEDERATED, LOADERS
     from fedfleet.tasks.registry import TASKS
 
     kinds: dict[str, dict[str, str]] = {
         "algorithms": {k: v.about for k, v in ALGORITHMS.items()},
-        "datasets": dict.fromkeys(LOADERS, ""),
+        "datasets": dict.fromkeys(LOADERS, "") | {k: v.about for k, v in FEDERATED.items()},
         "tasks": {k: v.about for k, v in TASKS.items()},
     }
     if what not in kinds:
@@ -90,6 +93,34 @@ def list_(what: Annotated[str, typer.Argument(help="algorithms, datasets or task
     width = max(map(len, kinds[what]))
     for name, about in kinds[what].items():
         typer.echo(f"{name:{width}}  {about}".rstrip())
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A Parquet file, or a folder of them.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the clients.")],
+    test: Annotated[Path | None, typer.Option(help="Parquet of test examples.")] = None,
+    hold_out: Annotated[
+        float, typer.Option(min=0, max=1, help="Without --test: share of clients held out for testing.")
+    ] = 0.1,
+    classes: Annotated[
+        int | None, typer.Option(min=1, help="Labels are below this; by default the largest + 1.")
+    ] = None,
+) -> None:
+    """Convert Parquet, a row an example, to a folder of clients for population.dataset=disk.
+
+    Columns: client, y (labels from 0), and x (lists of numbers) or a column a feature; domain, if there are domains.
+    """
+    from fedfleet.datasets.convert import convert as convert_parquet
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    started = time.monotonic()
+    with _rows_done() as tell:
+        totals = convert_parquet(source, out, test=test, hold_out=hold_out, classes=classes, tell=tell)
+    typer.echo(
+        f"{out}: {totals.clients:,} clients, {totals.examples:,} examples, {totals.test_examples:,} test examples, "
+        f"{totals.classes} classes, {len(totals.domains)} domains, in {time.monotonic() - started:.1f} s"
+    )
 
 
 @app.command()
@@ -110,6 +141,27 @@ def _progress() -> Any:
     from fedfleet.progress import Progress
 
     return Progress(Console())
+
+
+@contextmanager
+def _rows_done() -> Iterator[Callable[[int, int], None]]:
+    """Show how many rows are done: a bar on a terminal, a line every few seconds elsewhere."""
+    from rich.progress import Progress as Bar
+
+    from fedfleet.progress import PLAIN_EVERY_S
+
+    console, shown = Console(stderr=True), time.monotonic()
+    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("rows", total=None)
+
+        def tell(done: int, total: int) -> None:
+            nonlocal shown
+            bar.update(task, completed=done, total=total)
+            if not console.is_terminal and time.monotonic() - shown > PLAIN_EVERY_S:
+                shown = time.monotonic()
+                console.print(f"{done:,} of {total:,} rows")
+
+        yield tell
 
 
 def _new_folder(config: Path) -> Path:
@@ -142,7 +194,7 @@ def main() -> None:
         )  # click's errors of usage, of which some versions of typer have a copy
         if usage is None:
             raise
-        _end(f"error: {' '.join(usage().split()) or 'give a command: run, plan, list or report'}", BAD_INPUT)
+        _end(f"error: {' '.join(usage().split()) or 'give a command: run, plan, list, convert or report'}", BAD_INPUT)
 
 
 def _end(text: str, status: int) -> NoReturn:

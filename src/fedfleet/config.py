@@ -1,8 +1,8 @@
 """The configuration: a typed schema, and one line of help for every mistake.
 
 A configuration is YAML plus ``dotted.key=value`` overrides. Sections that name a thing (``task``, ``algorithm``,
-``population.partition``, ``availability``) take that thing's own options; ``algorithm: fedavg`` is short for
-``algorithm: {name: fedavg}``.
+``population.dataset``, ``population.partition``, ``availability``) take that thing's own options; ``algorithm: fedavg`` is
+short for ``algorithm: {name: fedavg}``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, ValidationError
 from fedfleet.algorithms.options import CohortOptions, Options
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.datasets.partition_config import PARTITIONS
-from fedfleet.datasets.registry import LOADERS
+from fedfleet.datasets.registry import FEDERATED, LOADERS
 from fedfleet.reading import override, plain, read, show
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tasks.registry import TASKS
@@ -42,17 +42,21 @@ class Bernoulli(Options):
 AVAILABILITY: dict[str, type[Options]] = {"always": Always, "bernoulli": Bernoulli}
 
 
+class Published(Options):
+    """A data set as it was published: there is nothing to choose."""
+
+
 class Population(Options):
     """Who the clients are."""
 
-    dataset: str = "digits"
-    """Name of a data set; ``fedfleet list datasets`` shows them."""
-    clients: Count = 100
-    """Number of clients, N."""
+    dataset: dict[str, Any] = Field(default={"name": "digits"})
+    """Name of a data set, and its options; ``fedfleet list datasets`` shows the names."""
+    clients: Annotated[int, Field(ge=1, le=2**53)] | None = None
+    """Number of clients, N; 100 if not given. Clients on disk are as many as there are."""
     partition: dict[str, Any] = Field(default={"kind": "iid"})
-    """How examples are dealt to clients: kind, and its options."""
+    """How examples are dealt to clients: kind, and its options. Not for data sets that come in clients."""
     partition_seed: Seed = 0
-    """Seed of the partition; apart from ``seed``, so that runs of several seeds share their clients."""
+    """Seed of the partition, or of synthetic clients; apart from ``seed``, so that runs of several seeds share their clients."""
     data_dir: str | None = None
     """Folder of the original data files; $FEDFLEET_DATA, else the user cache, if not given."""
 
@@ -69,8 +73,8 @@ class Executor(Options):
 
     kind: Literal["local", "ray"] = "ray"
     """local: in this process; ray: on a pool of Ray actors."""
-    inner: Literal["auto", "serial", "batched"] = "auto"
-    """One client at a time, or a block at once under vmap."""
+    inner: Literal["auto", "serial", "batched", "factored"] = "auto"
+    """One client at a time; a block at once; a block at once with the clients' weights factored."""
     actors: Count | Literal["auto"] = "auto"
     """Ray actors; auto: as many as the CPUs, and the GPUs if they have any, can take."""
     cpus_per_actor: float = Field(default=1.0, ge=0.01)
@@ -141,6 +145,9 @@ class Named(NamedTuple):
 NAMED = {
     "task": Named("name", {k: v.options for k, v in TASKS.items()}, "classification"),
     "algorithm": Named("name", {k: v.options for k, v in ALGORITHMS.items()}, "fedavg"),
+    "population.dataset": Named(
+        "name", {**dict.fromkeys(LOADERS, Published), **{k: v.options for k, v in FEDERATED.items()}}, "digits"
+    ),
     "population.partition": Named("kind", PARTITIONS, "iid"),
     "availability": Named("kind", AVAILABILITY, "always"),
 }
@@ -207,8 +214,6 @@ def _build(layers: list[Mapping[str, Any]]) -> Config:
     config = _validate(Config, raw, "")
     if config.schema_version != SCHEMA_VERSION:
         raise ConfigError(f"schema_version={config.schema_version}: this fedfleet reads version {SCHEMA_VERSION}")
-    if config.population.dataset not in LOADERS:
-        raise ConfigError(unknown("population.dataset", config.population.dataset, LOADERS))
     return config
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import time
@@ -10,22 +11,19 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
 
 from fedfleet import config as C
-from fedfleet import resolve
+from fedfleet import resolve, rules
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config import Config
-from fedfleet.datasets import registry as datasets
-from fedfleet.datasets.examples import Dataset
-from fedfleet.datasets.files import DataError, data_dir
+from fedfleet.population import Data, check_clients, evaluation_data, load_data, make_population
 from fedfleet.progress import Progress
 from fedfleet.reading import one_line
 from fedfleet.runfolder import RunFolder, check_free, claim, load_model
-from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.availability import (
@@ -40,10 +38,12 @@ from fedfleet.simulator.availability import (
 )
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.errors import ConfigError, FedfleetError
-from fedfleet.simulator.evaluation import client_phase, evaluate, evaluate_clients
+from fedfleet.simulator.evaluation import Measurement, client_phase, evaluate_clients
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.executors.local import LocalExecutor
-from fedfleet.simulator.population import InMemoryPopulation, Population, gather
+from fedfleet.simulator.factored import Notes
+from fedfleet.simulator.population import Population, gather
+from fedfleet.simulator.probe import probe
 from fedfleet.simulator.round import Conditions
 from fedfleet.simulator.simulate import RoundRecord, simulate
 from fedfleet.simulator.tree import Tree
@@ -82,7 +82,7 @@ class Experiment:
         task: Task | None = None,
         algorithm: Algorithm | None = None,
         population: Population | None = None,
-        data: Dataset | None = None,
+        data: Data | None = None,
     ):
         resolve.check_early(config)
         data = data or load_data(config)
@@ -91,28 +91,33 @@ class Experiment:
             C.options(config, "algorithm"), self.task, config.cohort
         )
         resolve.check_pairing(config, self.algorithm, self.task)
-        self.population = population or _population(config, data)
-        sizes = self.population.num_examples(torch.arange(self.population.size))
-        if int(sizes.min()) == 0:
-            raise ConfigError(
-                f"population.partition={C.named(config, 'population.partition')!r}: client {int(sizes.argmin())} has no "
-                f"examples: raise population.partition.min_size, or lower population.clients"
-            )
+        self.population = population or make_population(config, data)
+        config = check_clients(config, self.population)
+        summary = self.population.summary()
         if algorithm is None:
-            resolve.check_local(config, int(sizes.max()))
-        self.problem = Problem(self.population.size, float(sizes.double().mean()))
+            resolve.check_local(config, summary.max_examples)
+        self.problem = Problem(self.population.size, summary.mean_examples, self.population.num_examples)
         self.z = self.task.init(config.seed)
         if config.warm_start is not None:
             self.z = load_model(Path(config.warm_start), self.z)
-        self.evaluation = _evaluation(config, data)
+        self.evaluation = evaluation_data(config, data)
         if config.until is not None:
             resolve.check_until(config, _metric_names(self.task, self.z, self.evaluation))
-        self.config = resolve.resolved(config, T.count(self.z))
+        self.config = config
+        self.notes = self._probe()
+        inner = rules.inner(self.z, self.notes, resolve.device(config))
+        self.config = resolve.resolved(config, inner, rules.block_size(config.cohort.invite, self.z, self.notes))
 
     @property
     def label(self) -> str:
         """Return the run's name in reports."""
         return self.config.label or C.named(self.config, "algorithm")
+
+    def _probe(self) -> Notes:
+        """Learn what factoring the clients' weights takes; where client code does not run, the run itself will say so."""
+        with contextlib.suppress(FedfleetError):
+            return probe(self.algorithm, self.z, self.problem, self.setup())
+        return Notes()
 
     def setup(self) -> Setup:
         """Return what workers need."""
@@ -152,7 +157,7 @@ class Experiment:
             policy=policy,
             shared_response_count=c.shared_response_count,
             min_responses=c.min_responses,
-            block_size=resolve.block_size(self.config),
+            block_size=int(self.config.executor.block_size),
         )
 
     def executor(self) -> Executor:
@@ -183,8 +188,15 @@ class Experiment:
             return _Runner(self, folder, progress or Progress.silent()).run(executor)
 
 
+class _Held(NamedTuple):
+    """A round whose evaluation is under way."""
+
+    record: RoundRecord
+    measurement: Measurement
+
+
 class _Runner:
-    """One run under way."""
+    """One run under way. A round is evaluated while the next one runs, and enters the tables after that."""
 
     def __init__(self, experiment: Experiment, folder: RunFolder, progress: Progress):
         self.x, self.folder, self.progress = experiment, folder, progress
@@ -193,6 +205,7 @@ class _Runner:
         self.final: dict[str, float] = {}
         self.best: dict[str, float] = {}
         self.seconds: list[float] = []
+        self.held: _Held | None = None
         self.started = time.monotonic()
 
     def run(self, executor: Executor) -> Run:
@@ -211,6 +224,8 @@ class _Runner:
             error = f"{type(e).__name__}: {e}"
             raise
         finally:
+            if self.held is not None:
+                self.folder.add(self.held.record, {})
             self.progress.close()
             summary = self._summary(status, error)
             self.folder.finish(self.z, summary)
@@ -218,20 +233,40 @@ class _Runner:
 
     def _rounds(self, executor: Executor) -> str:
         config = self.x.config
-        self.initial = self.final = self._measure(executor)
+        self.initial = self._metrics(self._measure(executor))
         self.folder.metrics = tuple(self.initial)
         self.progress.initial(self.initial)
         if self._reached(self.initial):
             return "stopped"
         for record in simulate(self.x.algorithm, self.z, self.x.problem, self.x.conditions(), executor, config.rounds):
+            self._settle()
             self.z = self.x.algorithm.views["global"].params(record.state)
             self.seconds.append(record.seconds)
             out_of_time = config.max_seconds is not None and time.monotonic() - self.started > config.max_seconds
-            metrics = self._evaluate(executor, record, out_of_time)
-            self.progress.round(self.folder.add(record, metrics), config.rounds)
-            if out_of_time or self._reached(metrics):
+            last = out_of_time or record.index + 1 == config.rounds
+            if (record.index + 1) % config.evaluation.every and not last:
+                self._add(record, {})
+                continue
+            self.held = _Held(record, self._measure(executor))
+            if config.evaluation.per_client:
+                found = evaluate_clients(executor, self.z, self.x.problem.clients)
+                self.folder.add_clients(record.index, torch.arange(self.x.problem.clients), found)
+            if (last or config.until is not None) and (self._reached(self._settle()) or out_of_time):
                 return "stopped"
         return "finished"
+
+    def _settle(self) -> dict[str, float]:
+        """Wait for the evaluation of the round that is held, and enter both."""
+        if self.held is None:
+            return {}
+        record, measurement = self.held
+        metrics = self._metrics(measurement)
+        self.held = None
+        self._add(record, metrics)
+        return metrics
+
+    def _add(self, record: RoundRecord, metrics: Mapping[str, float]) -> None:
+        self.progress.round(self.folder.add(record, metrics), self.x.config.rounds)
 
     def _reached(self, metrics: Mapping[str, float]) -> bool:
         if self.x.config.until is None:
@@ -240,24 +275,16 @@ class _Runner:
         found = metrics.get(metric)
         return found is not None and (found >= value if at_least else found <= value)
 
-    def _measure(self, executor: Executor) -> dict[str, float]:
-        """Return ``eval/<metric>`` -> value at the model."""
-        found = evaluate(executor, self.x.task, self.z, self.x.evaluation)
-        metrics = {f"eval/{name}": value for name, value in found.items()}
-        for name, value in metrics.items():
+    def _measure(self, executor: Executor) -> Measurement:
+        return Measurement(executor, self.x.task, self.z, self.x.evaluation)
+
+    def _metrics(self, measurement: Measurement) -> dict[str, float]:
+        """Return ``eval/<metric>`` -> value."""
+        self.final = {f"eval/{name}": value for name, value in measurement.result().items()}
+        for name, value in self.final.items():
             better = min if "loss" in name else max
             if math.isfinite(value):
                 self.best[name] = better(self.best.get(name, value), value)
-        return metrics
-
-    def _evaluate(self, executor: Executor, record: RoundRecord, last: bool) -> dict[str, float]:
-        every, rounds = self.x.config.evaluation.every, self.x.config.rounds
-        if (record.index + 1) % every and record.index + 1 != rounds and not last:
-            return {}
-        self.final = self._measure(executor)
-        if self.x.config.evaluation.per_client:
-            found = evaluate_clients(executor, self.z, self.x.problem.clients)
-            self.folder.add_clients(record.index, torch.arange(self.x.problem.clients), found)
         return self.final
 
     def _summary(self, status: str, error: str | None) -> dict[str, Any]:
@@ -283,18 +310,13 @@ def _describe(x: Experiment) -> str:
     e = x.config.executor
     where = f"{resolve.actors(x.config)} Ray actors" if e.kind == "ray" else "this process"
     return (
-        f"{x.label} on {C.named(x.config, 'task')}, {x.config.population.dataset}, {x.problem.clients:,} clients, "
+        f"{x.label} on {C.named(x.config, 'task')}, {C.named(x.config, 'population.dataset')}, {x.problem.clients:,} clients, "
         f"{T.count(x.z):,} floats, {e.inner} on {where}"
     )
 
 
-def load_data(config: Config) -> Dataset:
-    """Load the configured data set. Raises DataError."""
-    return datasets.load(config.population.dataset, data_dir(config.population.data_dir))
-
-
-def _task(config: Config, data: Dataset) -> Task:
-    shape = DataShape(tuple(data.train.x.shape[1:]), data.train.classes)
+def _task(config: Config, data: Data) -> Task:
+    shape = DataShape(tuple(data.test.x.shape[1:]), data.test.classes)
     chosen, build = C.options(config, "task"), TASKS[C.named(config, "task")].build
     try:
         with torch.device("meta"):  # count the floats before any memory is taken
@@ -316,29 +338,3 @@ def _metric_names(task: Task, z: Tree, splits: Mapping[str, Mapping[str, torch.T
             prefix = "" if split == "test" else f"{split}_"
             found += [f"eval/{prefix}{name}" for name in task.metrics(outputs, few)]
     return found
-
-
-def _population(config: Config, data: Dataset) -> Population:
-    p = config.population
-    try:
-        partition = C.options(config, "population.partition").split(
-            labels=data.train.y, domains=data.train.domain, clients=p.clients, seed=p.partition_seed
-        )
-    except DataError:
-        raise
-    except ValueError as e:
-        kind = C.named(config, "population.partition")
-        raise ConfigError(f"population.partition={kind!r}, population.clients={p.clients}: {one_line(e)}") from None
-    domain = torch.zeros(p.clients, dtype=torch.int64)
-    if data.train.domain is not None:
-        domain = data.train.domain[partition.indices[partition.offsets[:-1]]]
-    return InMemoryPopulation({"x": data.train.x, "y": data.train.y}, partition.indices, partition.offsets, domain)
-
-
-def _evaluation(config: Config, data: Dataset) -> dict[str, dict[str, torch.Tensor]]:
-    splits = {"test": {"x": data.test.x, "y": data.test.y}}
-    wanted = min(config.evaluation.train_examples, len(data.train))
-    if wanted:
-        rows = rng.sample(rng.fold(rng.key(0), "evaluation"), len(data.train), wanted).sort().values
-        splits["train"] = {"x": data.train.x[rows], "y": data.train.y[rows]}
-    return splits

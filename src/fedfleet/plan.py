@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
-from fedfleet import resolve
+from fedfleet import resolve, rules
 from fedfleet.config import named
 from fedfleet.experiment import Experiment
 from fedfleet.simulator import tree as T
@@ -15,15 +13,15 @@ from fedfleet.simulator import tree as T
 def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     """Yield (what, value) lines."""
     e, invite = x.config.executor, x.config.cohort.invite
-    sizes = x.population.num_examples(torch.arange(x.problem.clients))
+    summary = x.population.summary()
     floats, model_bytes = T.count(x.z), T.num_bytes(x.z)
-    block = resolve.block_size(x.config)
+    block = int(e.block_size)
     yield (
         "run",
-        f"{x.label}: {named(x.config, 'algorithm')} on {named(x.config, 'task')}, {x.config.population.dataset}",
+        f"{x.label}: {named(x.config, 'algorithm')} on {named(x.config, 'task')}, {named(x.config, 'population.dataset')}",
     )
     yield "rounds, seed", f"{x.config.rounds}, {x.config.seed}"
-    yield "clients", f"{x.problem.clients:,} with {int(sizes.min())} to {int(sizes.max())} examples each"
+    yield "clients", f"{x.problem.clients:,} with {summary.min_examples} to {summary.max_examples} examples each"
     yield "model", f"{floats:,} floats ({_parts(x)}), {model_bytes / 1e6:.2f} MB"
     yield "phases a round", ", ".join(p.name for p in x.algorithm.phases)
     yield (
@@ -36,10 +34,21 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
         "executor",
         f"{where if e.kind == 'ray' else 'this process'}, {e.inner}, {e.threads_per_actor} threads, {e.device}",
     )
-    a_block = block * model_bytes * (4 if e.inner == "batched" else 1)
+    yield "factored weights", _factored(x)
+    a_block = block * model_bytes * (1 if e.inner == "serial" else 4)
     yield "memory of a block", f"about {a_block / 1e6:.1f} MB of parameters and gradients"
     models = invite * model_bytes * len(x.algorithm.phases)
     yield "traffic a round", f"about {models / 1e6:.1f} MB up, at least as much down, if all answer"
+
+
+def _factored(x: Experiment) -> str:
+    """Say which weights can stay factored, and what stands in the way of the others."""
+    weights = {path: leaf for path, leaf in T.named_leaves(x.z) if leaf.dim() in (2, 4)}
+    able = [path for path, leaf in weights.items() if rules.factors(path, leaf, x.notes)]
+    share = sum(weights[path].numel() for path in able) / T.count(x.z)
+    text = f"{len(able)} of {len(weights)} weight tensors, {share:.0%} of the floats"
+    reasons = sorted({r for path in weights for r in x.notes.reasons.get(path, ())})
+    return f"{text}; the others need: {', '.join(reasons)}" if reasons else text
 
 
 def _parts(x: Experiment) -> str:

@@ -19,11 +19,10 @@ import torch
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config import Config, named, options, unknown
 from fedfleet.reading import one_line, show
+from fedfleet.rules import LARGEST_BLOCK
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.errors import ConfigError
 
-BATCHED_UP_TO = 65_536
-"""Floats of a model above which, on a CPU, many clients' weights no longer stay in the cache and batching loses."""
 ROW_BYTES = 64
 """Memory of a row of a client's schedule: its number, weight and random bits, and copies of them on the way."""
 
@@ -46,17 +45,13 @@ def check_early(config: Config) -> None:
                 f"{key}={show(value)}: it asks for several runs, and an Experiment is one: use `fedfleet run`, or "
                 f"fedfleet.campaign.run"
             )
-    _check_cohort(config.cohort, config.population.clients)
+    _check_cohort(config.cohort)
     _check_executor(config)
     if config.until is not None:
         parse_until(config.until)
 
 
-def _check_cohort(c: CohortOptions, clients: int) -> None:
-    if c.invite > clients:
-        raise ConfigError(
-            f"cohort.invite={c.invite}: there are only population.clients={clients}: lower it, or raise population.clients"
-        )
+def _check_cohort(c: CohortOptions) -> None:
     if isinstance(c.respond, int) and c.respond > c.invite:
         raise ConfigError(
             f"cohort.respond={c.respond}: only cohort.invite={c.invite} clients are invited: lower it, or raise cohort.invite"
@@ -143,29 +138,16 @@ def actors(config: Config) -> int:
     return max(1, int(min(cpus() / e.cpus_per_actor, room)))
 
 
-def inner(config: Config, floats: int) -> str:
-    """Return "serial" or "batched" for a model of so many floats: batched on a GPU and for small models."""
-    if config.executor.inner != "auto":
-        return config.executor.inner
-    return "batched" if device(config) == "cuda" or floats <= BATCHED_UP_TO else "serial"
-
-
-def block_size(config: Config) -> int:
-    """Return the clients a block: about eight blocks a cohort, of 4 to 64 clients."""
-    if config.executor.block_size != "auto":
-        return config.executor.block_size
-    return min(64, max(4, -(-config.cohort.invite // 8)))
-
-
-def resolved(config: Config, floats: int) -> Config:
-    """Return the configuration with every ``auto`` replaced."""
+def resolved(config: Config, inner: str, block_size: int) -> Config:
+    """Return the configuration with every ``auto`` replaced; ``inner`` and ``block_size`` are what the rules say."""
+    e = config.executor
     found = {
         "device": device(config),
-        "inner": inner(config, floats),
-        "block_size": block_size(config),
+        "inner": inner if e.inner == "auto" else e.inner,
+        "block_size": block_size if e.block_size == "auto" else e.block_size,
         "actors": actors(config),
     }
-    return config.model_copy(update={"executor": config.executor.model_copy(update=found)})
+    return config.model_copy(update={"executor": e.model_copy(update=found)})
 
 
 def check_pairing(config: Config, algorithm: Algorithm, task: Task) -> None:
@@ -190,7 +172,8 @@ def check_local(config: Config, largest: int) -> None:
         )
     steps, epochs = getattr(chosen, "steps", None), getattr(chosen, "epochs", None)
     rows = size * steps if steps else largest * (epochs or 1)
-    together = min(block_size(config), config.cohort.invite)
+    block = config.executor.block_size
+    together = min(LARGEST_BLOCK if block == "auto" else block, config.cohort.invite)
     if together * rows * ROW_BYTES > memory_bytes():
         key, value = ("steps", steps) if steps else ("epochs", epochs)
         raise ConfigError(f"algorithm.{key}={value}: the memory of this machine does not hold their batches: lower it")

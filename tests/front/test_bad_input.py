@@ -49,7 +49,7 @@ def config(tmp_path) -> str:
         (["algorithm.lr=0"], ["algorithm.lr=0", "greater than 0"]),
         (["algorithm.name=cdma_adda"], ["algorithm.name='cdma_adda'", "did you mean 'cdma_ada'?"]),
         (["task.name=acu"], ["task.name='acu'", "did you mean 'auc'?"]),
-        (["population.dataset=fashion-mnist"], ["population.dataset='fashion-mnist'", "fashion_mnist"]),
+        (["population.dataset=fashion-mnist"], ["population.dataset.name='fashion-mnist'", "fashion_mnist"]),
         (["population.partition=dirichlett"], ["population.partition.kind='dirichlett'", "'dirichlet'"]),
         (["cohort.invite=31"], ["cohort.invite=31", "population.clients=30"]),
         (["cohort.respond=9"], ["cohort.respond=9", "cohort.invite=8"]),

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from fedfleet import cli
 from fedfleet.algorithms.registry import ALGORITHMS
-from fedfleet.datasets.registry import LOADERS
+from fedfleet.datasets.registry import FEDERATED, LOADERS
 from fedfleet.progress import Progress
 from fedfleet.tasks.registry import TASKS
 
@@ -59,7 +59,9 @@ def summary(run: Path) -> dict[str, Any]:
     return json.loads((run / "summary.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("what", "names"), [("algorithms", ALGORITHMS), ("datasets", LOADERS), ("tasks", TASKS)])
+@pytest.mark.parametrize(
+    ("what", "names"), [("algorithms", ALGORITHMS), ("datasets", [*LOADERS, *FEDERATED]), ("tasks", TASKS)]
+)
 def test_list(command: Command, what: str, names: Any) -> None:
     status, out, _ = command("list", what)
     assert (status, [line.split()[0] for line in out.splitlines()]) == (0, list(names))
@@ -68,7 +70,13 @@ def test_list(command: Command, what: str, names: Any) -> None:
 def test_plan_says_what_a_run_would_do_and_writes_nothing(command: Command, tiny: Path) -> None:
     status, out, error = command("plan", tiny, "executor.kind=ray", "executor.actors=1", "cohort.invite=10")
     assert (status, error) == (0, "")
-    for text in ("20 with 72 to 72 examples", "650 floats", "up to 3 of 4 clients", "1 Ray actors", "batched"):
+    for text in (
+        "20 with 72 to 72 examples",
+        "650 floats",
+        "up to 2 of 5 clients",
+        "1 Ray actors",
+        "98% of the floats",
+    ):
         assert text in out
     assert list(tiny.parent.iterdir()) == [tiny]
 

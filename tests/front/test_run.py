@@ -84,7 +84,7 @@ def test_the_folder_holds_what_is_promised(run):
     assert {"config.yaml", "environment.json", "summary.json", "model.safetensors", "rounds.parquet"} <= names
     resolved = yaml.safe_load((run.folder / "config.yaml").read_text())
     assert resolved["schema_version"] == 1
-    assert resolved["executor"]["inner"] == "batched"
+    assert resolved["executor"]["inner"] == "factored"
     assert resolved["executor"]["block_size"] == 4
     assert resolved["algorithm"]["gradient_chunk"] == 500
     assert json.loads((run.folder / "summary.json").read_text())["status"] == "finished"

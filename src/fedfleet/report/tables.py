@@ -66,9 +66,9 @@ class Run:
         return None if np.isnan(values).all() else float(np.nansum(values))
 
     def get(self, section: str, key: str) -> Any:
-        """`config[section][key]`, or None where either is missing."""
-        found = self.config.get(section)
-        return found.get(key) if isinstance(found, dict) else None
+        """`config[section][key]`, the name where that is a thing with options, or None where either is missing."""
+        value = _mapping(self.config.get(section)).get(key)
+        return value.get("name") if isinstance(value, dict) else value
 
     def section(self, key: str) -> dict[str, Any]:
         """A section of `summary.json`: "initial", "final" or "best", by `eval/<metric>`; empty if it is missing."""

@@ -1,0 +1,176 @@
+"""Clients on disk: a folder of uncompressed Arrow IPC files, mapped into memory, so that only what is read is loaded.
+
+    population.json   the totals; written last
+    clients.arrow     a row a client: `client` (its own name), `start`, `count`, `domain`
+    examples.arrow    `x`, `y`: the rows of client 0, of client 1, ...; after them the test examples
+
+Every file is one record batch. `fedfleet convert` makes the folder; nothing in it is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from fedfleet.datasets.examples import Examples, FederatedDataset, fixed_draw
+from fedfleet.datasets.files import DataError
+from fedfleet.simulator.population import LocalData, Summary, padded_rows
+
+TOTALS, CLIENTS, EXAMPLES = "population.json", "clients.arrow", "examples.arrow"
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class DiskOptions(BaseModel):
+    """Clients on disk."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    path: str
+    """Folder made by ``fedfleet convert``."""
+    test_examples: Count = 10_000
+    """Test examples used, at most; a fixed draw if there are more."""
+
+
+class Totals(BaseModel):
+    """What `population.json` holds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    clients: Count
+    examples: Count
+    test_examples: Count
+    min_examples: Count
+    max_examples: Count
+    classes: Count
+    domains: list[str | int]
+    file_bytes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class DiskPopulation:
+    """Clients of a folder. It travels as a path, and each process maps the files for itself when it first reads them.
+
+    Attributes:
+        folder: absolute.
+        device: where `local_data` puts the rows it reads.
+
+    """
+
+    folder: Path
+    device: str = "cpu"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "device": self.device}
+
+    @cached_property
+    def totals(self) -> Totals:
+        """The totals. Raises DataError where the folder is not whole."""
+        return read_totals(self.folder)
+
+    @cached_property
+    def clients(self) -> Mapping[str, NDArray[np.int64]]:
+        """`start`, `count`, `domain` (N,)."""
+        return mapped(self.folder / CLIENTS)
+
+    @cached_property
+    def examples(self) -> Mapping[str, NDArray[Any]]:
+        """`x` (rows, ...) and `y` (rows,), those of the clients before those of the test set."""
+        return mapped(self.folder / EXAMPLES)
+
+    @property
+    def size(self) -> int:
+        """Number of clients, N."""
+        return self.totals.clients
+
+    def summary(self) -> Summary:
+        """Return what `population.json` says."""
+        t = self.totals
+        return Summary(t.min_examples, t.max_examples, t.examples / t.clients, len(t.domains))
+
+    def num_examples(self, ids: Tensor) -> Tensor:
+        """Return the number of examples of each client."""
+        return self._column("count", ids).to(ids.device)
+
+    def local_data(self, ids: Tensor) -> LocalData:
+        """Read the rows of these clients, and no others."""
+        start, counts, domain = (self._column(name, ids) for name in ("start", "count", "domain"))
+        first = counts.cumsum(0) - counts
+        rows = (start - first).repeat_interleave(counts) + torch.arange(int(counts.sum()))
+        data = {name: self.read(name, rows) for name in ("x", "y")}
+        local = LocalData(data, padded_rows(first, counts), counts, domain)
+        if self.device == "cpu":
+            return local
+        moved = {name: v.to(self.device) for name, v in data.items()}
+        return LocalData(moved, *(v.to(self.device) for v in local[1:]))
+
+    def read(self, name: str, rows: Tensor) -> Tensor:
+        """Return rows (n,) of the column "x" or "y" of the examples, in memory."""
+        return torch.from_numpy(self.examples[name].take(rows.numpy(), axis=0))
+
+    def to(self, device: torch.device) -> DiskPopulation:
+        """Return the population reading onto a device."""
+        return DiskPopulation(self.folder, str(device))
+
+    def _column(self, name: str, ids: Tensor) -> Tensor:
+        return torch.from_numpy(self.clients[name].take(ids.cpu().numpy()))
+
+
+def load(options: DiskOptions, clients: int | None, seed: int) -> FederatedDataset:
+    """Return the clients of a folder and its test examples; the seed decides nothing. Raises DataError."""
+    population = DiskPopulation(Path(options.path).expanduser().absolute())
+    totals = population.totals
+
+    def examples(first: int, total: int, size: int) -> Examples:
+        rows = first + fixed_draw(total, size)
+        return Examples(population.read("x", rows), population.read("y", rows), totals.classes)
+
+    test = examples(totals.examples, totals.test_examples, options.test_examples)
+    return FederatedDataset("disk", population, test, lambda size: examples(0, totals.examples, size))
+
+
+def read_totals(folder: Path) -> Totals:
+    """Read `population.json` and see that the files beside it are as long as they were made. Raises DataError."""
+    path = folder / TOTALS
+    again = f"make one with `fedfleet convert IN.parquet {folder}`"
+    try:
+        totals = Totals.model_validate_json(path.read_bytes(), strict=True)
+        for name, wanted in totals.file_bytes.items():
+            if (found := (folder / name).stat().st_size) != wanted:
+                raise DataError(f"{folder / name}: {found} of {wanted} bytes: copy it again, or {again}")
+    except OSError as e:
+        problem = f"{e.filename or path}: {e.strerror}"
+        raise DataError(f"{folder}: not a whole folder of clients ({problem}): {again}") from None
+    except ValidationError as e:
+        raise DataError(f"{path}: not as it was written ({e.error_count()} faults): {again}") from None
+    return totals
+
+
+def mapped(path: Path) -> dict[str, NDArray[Any]]:
+    """Map the columns of an IPC file of one record batch, but for `client`. Raises DataError."""
+    try:
+        return columns(np.memmap(path, mode="r"))
+    except (OSError, pa.ArrowException, ValueError) as e:
+        raise DataError(f"{path}: not readable as Arrow IPC ({' '.join(str(e).split())}): convert it again") from None
+
+
+def columns(whole: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+    """Return views of the columns of an IPC file of one record batch, but for `client`."""
+    batch = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(whole))).get_batch(0)
+    return {name: _array(batch[name]) for name in batch.schema.names if name != "client"}
+
+
+def _array(column: Any) -> NDArray[Any]:
+    is_tensor = isinstance(column, pa.FixedShapeTensorArray)
+    return column.to_numpy_ndarray() if is_tensor else column.to_numpy(zero_copy_only=True)

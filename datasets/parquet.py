@@ -1,0 +1,263 @@
+"""Examples in Parquet: a file, or a folder of them, read in batches; a mistake in it is named by file, column and row.
+
+A row is an example. Its columns: `client`, an integer or text; `y`, an integer label from 0; the features, which are
+`x`, lists of equally many numbers (nested for images; unsigned bytes are pixels and stay bytes), or else every other
+column, a number each; and `domain`, an integer or text, where there are domains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from fedfleet.datasets.files import DataError
+
+BATCH_ROWS = 1 << 16
+BUFFER_BYTES = 1 << 20  # read at a time of a column; else a whole row group of it is in memory
+WRITE_AGAIN = "write the file again"
+
+
+class Rows(NamedTuple):
+    """Consecutive rows: x (n, ...) float32 or uint8, y (n,) int64, and `domain` (n,) where there is one."""
+
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    domain: pa.Array | None
+
+
+class Bad(Exception):
+    """A value that cannot be used: its place in the batch, what is wrong and the mend."""
+
+    def __init__(self, row: int, problem: str, mend: str):
+        self.row, self.problem, self.mend = row, problem, mend
+
+
+class _Batch(NamedTuple):
+    """Columns of consecutive rows of a file, and the number of the first of them in it."""
+
+    file: Path
+    start: int
+    columns: pa.RecordBatch
+
+    @contextmanager
+    def naming(self, column: str) -> Iterator[None]:
+        """Say where a bad value is."""
+        try:
+            yield
+        except Bad as e:
+            _fail(f"{self.file}: column {column!r}, row {self.start + e.row}: {e.problem}", e.mend)
+        except pa.ArrowException as e:
+            _fail(f"{self.file}: column {column!r}, from row {self.start}: {_one_line(e)}", WRITE_AGAIN)
+
+
+class ParquetSource:
+    """Parquet files with the same columns, one after another. Every method raises DataError.
+
+    Attributes:
+        path: the file, or the folder of files.
+        rows: their number.
+        features: the columns that make x.
+        has_domain: whether there is a column `domain`.
+
+    """
+
+    def __init__(self, path: Path, *, clients: bool = True):
+        self.path = path
+        self._files = [(file, _opened(file)) for file in _paths(path)]
+        first, schema = self._files[0][0], self._files[0][1].schema_arrow
+        for file, opened in self._files:
+            _check_schema(file, opened.schema_arrow, clients)
+            if {(field.name, field.type) for field in opened.schema_arrow} != {(f.name, f.type) for f in schema}:
+                _fail(f"{file}: its columns are not those of {first}", "give all files the same names and types")
+        self.features = _features(schema)
+        self.has_domain = "domain" in schema.names
+        self.rows = sum(opened.metadata.num_rows for _, opened in self._files)
+        if self.rows == 0:
+            _fail(f"{path}: holds no rows", "give a file with examples")
+
+    def clients(self) -> tuple[NDArray[np.int32], pa.Array]:
+        """Return the client of every row as a number (rows,), and the clients' names (N,) as they first appear."""
+        chunks = []
+        for batch in self._batches(["client"]):
+            with batch.naming("client"):
+                column = _plain(batch.columns["client"])
+                names = column.cast(pa.large_string() if _is_text(column.type) else pa.int64())
+                chunks.append(names.dictionary_encode())
+        found = pa.chunked_array(chunks).unify_dictionaries()
+        return np.concatenate([chunk.indices.to_numpy() for chunk in found.chunks]), found.chunk(0).dictionary
+
+    def batches(self, classes: int | None = None) -> Iterator[Rows]:
+        """Yield all rows in order. Every example has one shape; labels are below `classes`, where given."""
+        first = None
+        for batch in self._batches([*self.features, "y", *(["domain"] if self.has_domain else [])]):
+            x = self._examples(batch)
+            first = first or kind(x)
+            if kind(x) != first:
+                with batch.naming("x"):
+                    raise Bad(0, f"is {kind(x)}, earlier rows are {first}", "make all rows alike")
+            with batch.naming("y"):
+                y = _plain(batch.columns["y"]).cast(pa.int64()).to_numpy()
+                _all(y >= 0, lambda i, y=y: f"the label {y[i]} is negative", "number the classes from 0")
+                if classes is not None:
+                    mend = "mend the label, or say how many classes there are"
+                    _all(y < classes, lambda i, y=y: f"the label {y[i]} is none of 0 to {classes - 1}", mend)
+            domain = None
+            if self.has_domain:
+                with batch.naming("domain"):
+                    domain = _plain(batch.columns["domain"])
+            yield Rows(x, y, domain)
+
+    def _examples(self, batch: _Batch) -> NDArray[Any]:
+        if self.features == ["x"]:
+            with batch.naming("x"):
+                return _finite(_numbers(batch.columns["x"]))
+        x = np.empty((len(batch.columns), len(self.features)), dtype=np.float32)
+        for i, name in enumerate(self.features):
+            with batch.naming(name):
+                x[:, i] = _finite(_numbers(batch.columns[name]).astype(np.float32))
+        return x
+
+    def _batches(self, names: list[str]) -> Iterator[_Batch]:
+        for file, opened in self._files:
+            start = 0
+            try:
+                for columns in opened.iter_batches(BATCH_ROWS, columns=names):
+                    yield _Batch(file, start, columns)
+                    start += len(columns)
+            except (OSError, pa.ArrowException) as e:
+                _fail(f"{file}: cannot be read after row {start} ({_one_line(e)})", WRITE_AGAIN)
+
+
+def kind(x: NDArray[Any]) -> str:
+    """Say what an example is, as in "float32 of shape (32,)"."""
+    return f"{x.dtype} of shape {x.shape[1:]}"
+
+
+def _paths(path: Path) -> list[Path]:
+    if not path.exists():
+        _fail(f"{path}: there is no such file", "give a Parquet file, or a folder of them")
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.glob("*.parquet"))
+    if not found:
+        _fail(f"{path}: no file in this folder ends in .parquet", "give a Parquet file, or a folder of them")
+    return found
+
+
+def _opened(file: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
+    except (OSError, pa.ArrowException) as e:
+        _fail(f"{file}: not a Parquet file ({_one_line(e)})", "write it with pandas, Arrow, Spark or DuckDB")
+
+
+def _check_schema(file: Path, schema: pa.Schema, clients: bool) -> None:
+    if twice := [name for name in schema.names if schema.names.count(name) > 1]:
+        _fail(f"{file}: two columns {twice[0]!r}", "rename one")
+    for name in ("client", "y") if clients else ("y",):
+        if name not in schema.names:
+            _fail(
+                f"{file}: no column {name!r} among {', '.join(schema.names)}", "add it, or rename the one that is meant"
+            )
+    for name in {"client", "y", "domain"} & set(schema.names):
+        found = schema.field(name).type
+        value = found.value_type if pa.types.is_dictionary(found) else found
+        if not (pa.types.is_integer(value) or (name != "y" and _is_text(value))):
+            _fail(
+                f"{file}: column {name!r} is {found}", "make it integers" if name == "y" else "make it integers or text"
+            )
+    features = _features(schema)
+    if not features:
+        _fail(f"{file}: no features", "add a column x of lists of numbers, or a column a feature")
+    if features == ["x"] and (others := set(schema.names) - {"client", "x", "y", "domain"}):
+        _fail(f"{file}: beside 'x' there is a column {min(others)!r}", "put it in x, or leave it out")
+    for name in features:
+        inner = found = schema.field(name).type
+        while name == "x" and (_is_list(inner) or isinstance(inner, pa.FixedShapeTensorType)):
+            inner = inner.value_type
+        if not (pa.types.is_integer(inner) or pa.types.is_floating(inner) or pa.types.is_boolean(inner)):
+            _fail(f"{file}: column {name!r} is {found}", "make it numbers, or leave it out")
+
+
+def _features(schema: pa.Schema) -> list[str]:
+    return ["x"] if "x" in schema.names else [n for n in schema.names if n not in ("client", "y", "domain")]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _plain(column: Any) -> Any:
+    """Return a column without nulls, and without the dictionary that categories come with."""
+    if column.null_count:
+        raise Bad(column.is_null().index(True).as_py(), "is null", "fill it in, or leave the row out")
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _numbers(column: Any) -> NDArray[Any]:
+    """Return (n, ...) numbers: unsigned bytes as they are, all others as float32."""
+    if isinstance(column, pa.FixedShapeTensorArray):
+        _lists(column.storage)  # sees nulls
+        x = column.to_numpy_ndarray()
+    else:
+        x = _lists(column)
+    with np.errstate(over="ignore"):
+        return x if x.dtype == np.uint8 else x.astype(np.float32, copy=False)
+
+
+def _lists(column: Any) -> NDArray[Any]:
+    """Return (n, ...) numbers of numbers, or of lists of equal length, however deep."""
+    column = _plain(column)
+    if not _is_list(column.type):
+        return column.to_numpy(zero_copy_only=False)
+    if pa.types.is_fixed_size_list(column.type):
+        width = column.type.list_size
+    else:
+        lengths = np.diff(column.offsets.to_numpy())
+        width = int(lengths[0]) if len(lengths) else 0
+        _all(
+            lengths == width,
+            lambda i: f"has {lengths[i]} entries, earlier rows {width}",
+            "give all rows the same length",
+        )
+    if width == 0:
+        raise Bad(0, "is an empty list", "give every row its features")
+    try:
+        inner = _lists(column.flatten())
+    except Bad as e:
+        raise Bad(e.row // width, e.problem, e.mend) from None
+    return inner.reshape(len(column), width, *inner.shape[1:])
+
+
+def _finite(x: NDArray[Any]) -> NDArray[Any]:
+    if x.dtype != np.uint8:
+        fine = np.isfinite(x)
+        if not fine.all():
+            row = int(np.argmin(fine.reshape(len(x), -1).all(axis=1)))
+            raise Bad(row, "is not a finite float32", "mend it, or leave the row out")
+    return x
+
+
+def _all(fine: NDArray[np.bool_], problem: Any, mend: str) -> None:
+    if not fine.all():
+        row = int(np.argmin(fine))
+        raise Bad(row, problem(row), mend)
+
+
+def _fail(problem: str, mend: str) -> NoReturn:
+    raise DataError(f"{problem}: {mend}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,90 @@
+"""Turn the configured data set into clients, and into examples to evaluate on."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from torch import Tensor
+
+from fedfleet import config as C
+from fedfleet.config import Config
+from fedfleet.datasets import registry
+from fedfleet.datasets.examples import Dataset, FederatedDataset
+from fedfleet.datasets.files import DataError, data_dir
+from fedfleet.reading import one_line
+from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.population import InMemoryPopulation, Population
+
+PER_CLIENT_UP_TO = 1_000_000
+"""Clients above which to evaluate each of them at every evaluation is refused."""
+
+Data = Dataset | FederatedDataset
+
+
+def data_key(config: Config) -> str:
+    """Return what decides the data: configurations with equal keys can share what `load_data` gives."""
+    p = config.population
+    own = [p.clients, p.partition_seed] if p.dataset["name"] in registry.FEDERATED else []
+    return json.dumps([p.dataset, p.data_dir, *own], sort_keys=True)
+
+
+def load_data(config: Config) -> Data:
+    """Load the configured data set. Raises DataError, and ConfigError where it comes in clients and a partition is given."""
+    p, name = config.population, C.named(config, "population.dataset")
+    if name not in registry.FEDERATED:
+        return registry.load(name, data_dir(p.data_dir))
+    if (kind := C.named(config, "population.partition")) != "iid":
+        raise ConfigError(
+            f"population.partition={kind!r}: the data set {name!r} comes in clients: leave it out, or at iid"
+        )
+    return registry.FEDERATED[name].load(C.options(config, "population.dataset"), p.clients, p.partition_seed)
+
+
+def make_population(config: Config, data: Data) -> Population:
+    """Return the clients of a data set, dealt by the configured partition if it has none. Raises ConfigError."""
+    if isinstance(data, FederatedDataset):
+        return data.population
+    p, examples = config.population, data.train
+    clients = 100 if p.clients is None else p.clients
+    try:
+        partition = C.options(config, "population.partition").split(
+            labels=examples.y, domains=examples.domain, clients=clients, seed=p.partition_seed
+        )
+    except DataError:
+        raise
+    except ValueError as e:
+        kind = C.named(config, "population.partition")
+        raise ConfigError(f"population.partition={kind!r}, population.clients={clients}: {one_line(e)}") from None
+    domain = torch.zeros(clients, dtype=torch.int64)
+    if examples.domain is not None:
+        domain = examples.domain[partition.indices[partition.offsets[:-1]]]
+    return InMemoryPopulation({"x": examples.x, "y": examples.y}, partition.indices, partition.offsets, domain)
+
+
+def check_clients(config: Config, population: Population) -> Config:
+    """Return the configuration with its number of clients filled in. Raises ConfigError where it does not fit the clients."""
+    p, size, invite = config.population, population.size, config.cohort.invite
+    if p.clients is not None and p.clients != size:
+        raise ConfigError(f"population.clients={p.clients}: the population has {size}: leave it out")
+    if invite > size:
+        raise ConfigError(f"cohort.invite={invite}: there are only population.clients={size}: lower it")
+    if config.evaluation.per_client and size > PER_CLIENT_UP_TO:
+        raise ConfigError(
+            f"evaluation.per_client=True: it evaluates every one of {size:,} clients, and up to {PER_CLIENT_UP_TO:,} may be: set "
+            f"it to false"
+        )
+    if population.summary().min_examples == 0:
+        raise ConfigError(
+            f"population.partition={C.named(config, 'population.partition')!r}: there are clients that have no examples: raise "
+            f"population.partition.min_size, or lower population.clients"
+        )
+    return config.model_copy(update={"population": p.model_copy(update={"clients": size})})
+
+
+def evaluation_data(config: Config, data: Data) -> dict[str, dict[str, Tensor]]:
+    """Return the splits to evaluate on: "test", and "train" if it is asked for, each x (n, ...) and y (n,)."""
+    splits = {"test": data.test}
+    if config.evaluation.train_examples:
+        splits["train"] = data.sample(config.evaluation.train_examples)
+    return {name: {"x": examples.x, "y": examples.y} for name, examples in splits.items()}

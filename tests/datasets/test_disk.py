@@ -1,0 +1,240 @@
+"""Clients on disk: what is written to Parquet is what clients hold, whatever the order of the rows; folders that are not whole."""
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedfleet.datasets import disk, parquet
+from fedfleet.datasets.convert import convert
+from fedfleet.datasets.disk import DiskOptions, DiskPopulation
+from fedfleet.datasets.files import DataError
+from fedfleet.simulator.population import Summary
+
+FRESH = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    """Gives a new folder at every call."""
+    return lambda: tmp_path_factory.mktemp("disk")
+
+
+def table(clients: list[Any], x: Any, y: list[int], **columns: Any) -> pa.Table:
+    """Rows with the features as lists."""
+    values = np.asarray(x, dtype=np.float32)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+    return pa.table({"client": clients, "x": lists, "y": y, **columns})
+
+
+def population(out: Path) -> DiskPopulation:
+    found = disk.load(DiskOptions(path=str(out)), None, 0).population
+    assert isinstance(found, DiskPopulation)
+    return found
+
+
+def contents(out: Path) -> dict[Any, tuple[list[Any], list[int], Any]]:
+    """Name -> (x, y, domain) of every client, read in one block."""
+    p = population(out)
+    names = pd.read_feather(out / "clients.arrow")["client"].tolist()
+    local = p.local_data(torch.arange(p.size))
+    domains = p.totals.domains
+    found = {}
+    for name, rows, count, domain in zip(names, local.rows, local.counts, local.domain, strict=True):
+        mine = rows[:count]
+        assert (rows[count:] == rows[0]).all()
+        found[name] = (local.data["x"][mine].tolist(), local.data["y"][mine].tolist(), domains[int(domain)])
+    return found
+
+
+NAMES = st.lists(st.text(max_size=6), unique=True, min_size=2, max_size=8) | st.lists(
+    st.integers(-(2**63), 2**63 - 1), unique=True, min_size=2, max_size=8
+)
+
+
+@FRESH
+@given(
+    data=st.data(),
+    names=NAMES,
+    domains=st.none() | st.lists(st.text(max_size=4) | st.text(max_size=2), min_size=1, max_size=3, unique=True),
+    width=st.integers(1, 3),
+    row_group=st.integers(1, 9),
+    batch=st.integers(1, 9),
+    style=st.sampled_from(["fixed", "lists", "columns", "tensor"]),
+    files=st.integers(1, 3),
+)
+def test_what_is_written_is_what_clients_hold(fresh, data, names, domains, width, row_group, batch, style, files):
+    """Shuffled rows, ragged counts, text or numbers as names, several files, any size of row groups and batches."""
+    folder = fresh()
+    counts = data.draw(st.lists(st.integers(1, 5), min_size=len(names), max_size=len(names)))
+    owners = data.draw(st.permutations([name for name, n in zip(names, counts, strict=True) for _ in range(n)]))
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((len(owners), width)).astype(np.float32), rng.integers(0, 4, len(owners))
+    of = {name: data.draw(st.sampled_from(domains)) if domains else 0 for name in names}
+    features: dict[str, Any] = {
+        "fixed": {"x": pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), width)},
+        "lists": {"x": pa.array(x.astype(np.float64).tolist())},
+        "columns": {f"f{i}": x[:, i] for i in range(width)},
+        "tensor": {"x": pa.FixedShapeTensorArray.from_numpy_ndarray(x)},
+    }[style]
+    domain = {"domain": [of[name] for name in owners]} if domains else {}
+    rows = pa.table({**features, "y": y, "client": owners, **domain})
+    source = folder / "in"
+    source.mkdir()
+    for i in range(files):
+        cut = [round(k * len(owners) / files) for k in (i, i + 1)]
+        pq.write_table(rows.slice(cut[0], cut[1] - cut[0]), source / f"{i}.parquet", row_group_size=row_group)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parquet, "BATCH_ROWS", batch)
+        totals = convert(source, folder / "out", hold_out=0.3)
+    held = disk.load(DiskOptions(path=str(folder / "out")), None, 0).test
+    kept = contents(folder / "out")
+
+    expected: dict[Any, tuple[list[Any], list[int], Any]] = {name: ([], [], of[name]) for name in owners}
+    for name, row, label in zip(owners, x.tolist(), y.tolist(), strict=True):
+        expected[name][0].append(row)
+        expected[name][1].append(label)
+    assert len(kept) == len(names) - max(1, round(0.3 * len(names)))
+    assert list(kept) == [name for name in dict.fromkeys(owners) if name in kept]
+    assert kept == {name: expected[name] for name in kept}
+    out = [
+        (row, label) for name in expected if name not in kept for row, label in zip(*expected[name][:2], strict=True)
+    ]
+    assert list(zip(held.x.tolist(), held.y.tolist(), strict=True)) == out
+    assert totals.classes == y.max() + 1
+    sizes = [len(expected[name][1]) for name in kept]
+    mean = sum(sizes) / len(sizes)
+    summary = Summary(min(sizes), max(sizes), mean, len({of[name] for name in kept}))
+    assert population(folder / "out").summary() == summary
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Clients 0 to 39 of 1 to 5 examples; x of every row is (client, row of the client), y is the client modulo 3."""
+    above = tmp_path_factory.mktemp("folder")
+    owners = [c for c in range(40) for _ in range(1 + c % 5)]
+    place = [i for c in range(40) for i in range(1 + c % 5)]
+    rows = table(owners, list(zip(owners, place, strict=True)), [c % 3 for c in owners], domain=[c % 2 for c in owners])
+    pq.write_table(rows, above / "in.parquet")
+    pq.write_table(rows.slice(0, 4).drop_columns(["client", "domain"]), above / "test.parquet")
+    convert(above / "in.parquet", above / "out", test=above / "test.parquet")
+    return above / "out"
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 39), min_size=1, max_size=12))
+def test_a_block_is_the_rows_of_its_clients_and_no_others(folder, ids):
+    p = population(folder)
+    local = p.local_data(torch.tensor(ids))
+    assert local.counts.tolist() == [1 + c % 5 for c in ids] == p.num_examples(torch.tensor(ids)).tolist()
+    assert local.domain.tolist() == [c % 2 for c in ids]
+    assert len(local.data["x"]) == sum(local.counts.tolist())
+    for c, rows, n in zip(ids, local.rows, local.counts, strict=True):
+        assert local.data["x"][rows[:n]].tolist() == [[c, i] for i in range(n)]
+        assert local.data["y"][rows].eq(c % 3).all()
+
+
+def test_a_file_of_test_examples(folder):
+    data = disk.load(DiskOptions(path=str(folder)), None, 0)
+    assert data.population.size == 40
+    assert data.test.x.tolist() == [[0, 0], [1, 0], [1, 1], [2, 0]]
+    few = disk.load(DiskOptions(path=str(folder), test_examples=2), None, 0)
+    assert len(few.test) == 2
+    assert {tuple(row) for row in few.test.x.tolist()} <= {(0, 0), (1, 0), (1, 1), (2, 0)}
+
+
+def test_a_sample_of_training_examples(folder):
+    data = disk.load(DiskOptions(path=str(folder)), None, 0)
+    assert len(data.sample(10**6)) == 120
+    sample = data.sample(30)
+    assert len({tuple(row) for row in sample.x.tolist()}) == 30
+    assert torch.equal(sample.x, data.sample(30).x)
+
+
+def test_it_travels_as_a_path(folder):
+    p = population(folder)
+    p.local_data(torch.arange(40))
+    sent = pickle.dumps(p)
+    assert len(sent) < 1000
+    assert torch.equal(
+        pickle.loads(sent).local_data(torch.arange(9)).data["x"], p.local_data(torch.arange(9)).data["x"]
+    )
+    moved = p.to(torch.device("cpu"))
+    assert moved == p
+
+
+def test_pixels_stay_bytes(tmp_path):
+    images = np.arange(2 * 2 * 3 * 3, dtype=np.uint8).reshape(4, 3, 3)
+    nested = pa.array([image.tolist() for image in images], type=pa.list_(pa.list_(pa.uint8(), 3), 3))
+    pq.write_table(pa.table({"client": [1, 1, 2, 3], "x": nested, "y": [0, 1, 0, 1]}), tmp_path / "in.parquet")
+    convert(tmp_path / "in.parquet", tmp_path / "out")
+    p = population(tmp_path / "out")
+    x = torch.cat(
+        [p.local_data(torch.arange(2)).data["x"], disk.load(DiskOptions(path=str(tmp_path / "out")), None, 0).test.x]
+    )
+    assert x.dtype == torch.uint8
+    assert sorted(x.flatten(1).tolist()) == images.reshape(4, 9).tolist()
+
+
+def test_pandas_writes_what_is_read(tmp_path):
+    frame = pd.DataFrame(
+        {"client": list("abab"), "height": [1, 2, 3, 4], "tall": [True, False, True, True], "y": [0, 1, 0, 1]}
+    )
+    frame["client"] = frame["client"].astype("category")
+    frame.to_parquet(tmp_path / "in.parquet")
+    convert(tmp_path / "in.parquet", tmp_path / "out", test=tmp_path / "in.parquet", classes=5)
+    assert contents(tmp_path / "out") == {"a": ([[1, 1], [3, 1]], [0, 0], 0), "b": ([[2, 0], [4, 1]], [1, 1], 0)}
+    assert population(tmp_path / "out").totals.classes == 5
+
+
+def fault(folder: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        disk.load(DiskOptions(path=str(folder)), None, 0).population.local_data(torch.arange(2))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("name", ["population.json", "clients.arrow", "examples.arrow"])
+def test_files_that_are_missing_or_cut_short(copy, name):
+    (copy / name).write_bytes((copy / name).read_bytes()[:-8])
+    said = fault(copy)
+    assert name in said
+    assert "convert" in said
+    (copy / name).unlink()
+    assert name in fault(copy)
+    assert "fedfleet convert" in fault(copy)
+
+
+@pytest.mark.parametrize("name", ["clients.arrow", "examples.arrow"])
+@pytest.mark.parametrize("junk", [b"junk", b""])
+def test_files_that_are_no_ipc(copy, name, junk):
+    content = (copy / name).read_bytes()
+    (copy / name).write_bytes(junk * (len(content) // 4) + content[: len(content) % 4] if junk else junk)
+    assert name in fault(copy)
+    totals = json.loads((copy / "population.json").read_text())
+    totals["file_bytes"] = {}
+    (copy / "population.json").write_text(json.dumps(totals))
+    assert name in fault(copy)
+
+
+def test_other_folders(tmp_path):
+    assert "fedfleet convert" in fault(tmp_path / "none")
+    assert "fedfleet convert" in fault(tmp_path)
+    (tmp_path / "population.json").write_text('{"clients": -1}')
+    assert "population.json" in fault(tmp_path)
