@@ -1,0 +1,176 @@
+"""The engine on a CUDA device: ``python -m benchmarks.gpu --json gpu.json``, unattended.
+
+One process, no Ray. Each cell of the table is a case, an inner executor and a cohort; clients beyond the case's own share
+their data. A cell that would exceed its time or the device's memory says so, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks import command, world
+from benchmarks.cases import CASES
+from benchmarks.command import say
+from benchmarks.peers.workload import Case
+from benchmarks.world import How, World
+from fedfleet.simulator.errors import FedfleetError
+from fedfleet.simulator.executors.local import LocalExecutor
+from fedfleet.simulator.population import InMemoryPopulation
+
+NAMES = ("logistic", "mlp", "cnn", "cdma")
+COHORTS = (10, 100, 1000, 10_000)
+INNERS = ("serial", "batched", "factored")
+
+
+def enlarged(population: InMemoryPopulation, clients: int) -> InMemoryPopulation:
+    """Return so many clients of equal size; client i holds the data of client i modulo the given ones."""
+    rows = population.indices.reshape(population.size, -1)
+    owner = torch.arange(clients) % population.size
+    offsets = torch.arange(0, clients * rows.shape[1] + 1, rows.shape[1])
+    return InMemoryPopulation(population.data, rows[owner].flatten(), offsets, population.domain[owner])
+
+
+def precision(args: argparse.Namespace) -> AbstractContextManager[Any]:
+    """Allow TF32 or not, and return the context to run in."""
+    torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = args.tf32
+    return torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if args.bf16 else nullcontext()
+
+
+def timed(ready: World, how: How, args: argparse.Namespace) -> list[float]:
+    """Return the seconds of rounds after the warm-up; fewer than asked for, at least one, where the budget ends."""
+    found: list[float] = []
+    began = time.perf_counter()
+    with closing(LocalExecutor(args.threads)) as executor, precision(args):
+        records = world.play(ready, executor, how, args.warmup + args.rounds, "cuda")
+        while True:
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            if next(records, None) is None:
+                break
+            torch.cuda.synchronize()
+            found.append(time.perf_counter() - started)
+            if len(found) > args.warmup and time.perf_counter() - began > args.budget:
+                break
+    return found[args.warmup :]
+
+
+def cell(case: Case, inner: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure one cell; "note" says why there is no time in it."""
+    about: dict[str, Any] = {"case": case.name, "inner": inner, "cohort": case.cohort, "steps": case.steps}
+    torch.cuda.reset_peak_memory_stats()
+    note, seconds = "", []
+    try:
+        ready = world.build(case, enlarged(world.population(CASES[case.name]), case.clients))
+        how = How(inner, args.block_size or world.rule(ready, "cuda").block_size)
+        about["block_size"] = how.block_size
+        seconds = timed(ready, how, args)
+    except (RuntimeError, FedfleetError) as e:
+        note = "out of memory" if out_of_memory(e) else " ".join(str(e).split())[:120]
+    gc.collect()
+    torch.cuda.empty_cache()
+    if note:
+        return about | {"note": note}
+    typical = median(seconds)
+    rate = case.cohort / typical
+    speed = {"client_updates_per_s": rate, "client_steps_per_s": rate * case.steps, "seconds_per_round": typical}
+    return about | speed | {"rounds": len(seconds), "peak_bytes": torch.cuda.max_memory_allocated(), "note": ""}
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that caused it, is the device's memory having run out."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def cells(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure all cells, small cohorts first; one that would take longer than the budget, going by the one before, is left out."""
+    for base in command.cases(args.case, NAMES):
+        for inner in args.inner or INNERS:
+            forecast_s = 0.0  # of one client
+            for size in args.cohort or COHORTS:
+                case = replace(base, cohort=size, clients=max(base.clients, size))
+                if forecast_s * size * (args.warmup + 1) > args.budget:
+                    note = f"left out: about {forecast_s * size:.0f} s a round"
+                    found = {"case": case.name, "inner": inner, "cohort": size, "steps": case.steps, "note": note}
+                else:
+                    found = cell(case, inner, args)
+                    forecast_s = found.get("seconds_per_round", 0.0) / size
+                said = found["note"] or f"{found['client_updates_per_s']:,.0f} client updates/s"
+                say(f"{case.name}, {inner}, cohort {size:,}: {said}")
+                yield found
+                if found["note"]:
+                    break
+
+
+def show(found: list[dict[str, Any]], mode: str) -> None:
+    """Print the table."""
+    columns = [
+        "case",
+        "inner",
+        "cohort",
+        "block",
+        "s a round",
+        "client updates/s",
+        "client steps/s",
+        "peak, MB",
+        "note",
+    ]
+    keys = ("seconds_per_round", "client_updates_per_s", "client_steps_per_s")
+    rows = [
+        [
+            *(r["case"], r["inner"], f"{r['cohort']:,}", str(r.get("block_size", "-")), *(r.get(k, "-") for k in keys)),
+            *(r["peak_bytes"] / 1e6 if "peak_bytes" in r else "-", r["note"]),
+        ]
+        for r in found
+    ]
+    command.show(f"{torch.cuda.get_device_name()}, {mode}", columns, rows)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command."""
+    ask = command.parser("benchmarks.gpu", __doc__)
+    command.add_case(ask, NAMES)
+    ask.add_argument("--inner", action="append", choices=INNERS, help="one, or several by repeating; default: all")
+    ask.add_argument(
+        "--cohort", action="append", type=command.count, help="one, or several by repeating; default: 10 to 10,000"
+    )
+    ask.add_argument("--block-size", type=command.count, help="clients a block; default: the product's own choice")
+    ask.add_argument("--rounds", type=command.count, default=10, help="timed rounds at most (default 10)")
+    ask.add_argument("--warmup", type=command.count, default=2, help="rounds before them (default 2)")
+    ask.add_argument("--budget", type=command.seconds, default=60, help="seconds a cell may take (default 60)")
+    ask.add_argument("--threads", type=command.count, default=1, help="torch threads (default 1)")
+    ask.add_argument("--tf32", action="store_true", help="allow TF32 in products and convolutions")
+    ask.add_argument("--bf16", action="store_true", help="run under autocast to bfloat16")
+    ask.add_argument(
+        "--json", type=command.writable, metavar="FILE", help="write everything measured, after every cell"
+    )
+    args = ask.parse_args(argv)
+    if not torch.cuda.is_available():
+        print(f"no CUDA device: torch {torch.__version__} sees none on this machine, so nothing was measured")
+        sys.exit(0)
+    mode = ", ".join([*(["TF32"] if args.tf32 else []), *(["autocast to bfloat16"] if args.bf16 else [])]) or "float32"
+    args.cohort = sorted(args.cohort or COHORTS)
+    found = []
+    for result in cells(args):
+        found.append(result)
+        if args.json:
+            command.write(args.json, {"machine": command.machine(), "precision": mode, "cells": found})
+    show(found, mode)
+
+
+if __name__ == "__main__":
+    main()

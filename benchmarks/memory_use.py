@@ -1,0 +1,57 @@
+"""How much memory a process uses, and the peak of it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import TracebackType
+
+ROLLUP = Path("/proc/self/smaps_rollup")
+
+
+def own_bytes() -> int | None:
+    """Return the unique set size (USS) of this process: what would be freed if it ended. None where it cannot be told."""
+    try:
+        lines = ROLLUP.read_text().splitlines()
+    except OSError:
+        return _psutil()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:")))
+
+
+def _psutil() -> int | None:
+    try:
+        import psutil  # pyright: ignore[reportMissingModuleSource, reportMissingImports]
+    except ImportError:
+        return None
+    return psutil.Process().memory_full_info().uss
+
+
+class Peak:
+    """Watches the memory of this process while its ``with`` block runs: ``peak.bytes`` is the most that was seen."""
+
+    def __init__(self, every_s: float = 0.2):
+        self.bytes: int | None = None
+        self._every_s = every_s
+        self._over = threading.Event()
+        self._watch = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Peak:
+        self._look()
+        self._watch.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._watch.join()
+        self._look()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every_s):
+            self._look()
+
+    def _look(self) -> None:
+        now = own_bytes()
+        if now is not None:
+            self.bytes = max(now, self.bytes or 0)

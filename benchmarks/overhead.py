@@ -1,0 +1,76 @@
+"""What a phase costs when clients do nothing: messages, dispatch, results, merging, bookkeeping."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import reduce
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.world import How, World, play
+from fedfleet.simulator import tree as T
+from fedfleet.simulator.algorithm import Algorithm, Round, View
+from fedfleet.simulator.block import Setup
+from fedfleet.simulator.executors.base import Executor
+from fedfleet.simulator.reduction import Total
+from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.work import BatchPlan, LocalWork, Message, Phase, Stage
+
+REPEATS = 30
+
+
+def nothing(setup: Setup, shared: Message, task: int) -> int:
+    """Answer at once."""
+    return task
+
+
+def echo(setup: Setup, shared: Message, task: int) -> Tree:
+    """Answer with the model."""
+    return T.map(torch.clone, shared.send["z"])
+
+
+def idle(cohort: int) -> Algorithm:
+    """Return an algorithm whose clients receive the model, look at one example, and send one number."""
+    look = Stage(step=lambda ops, shared, carry, batch, at, key: carry, batches=BatchPlan(size=1, steps=1))
+    work = LocalWork(
+        begin=lambda shared, own, inbox, key: None,
+        stages=(look,),
+        finish=lambda shared, own, inbox, carry: (Message(send={"n": torch.ones(())}), None),
+    )
+    phase = Phase(name="idle", work=work, reduce={"n": Total()})
+
+    def round(z: Tree, rnd: Round) -> tuple[Tree, dict[str, float]]:
+        rnd.map_reduce(phase, shared=Message(send={"z": z}), cohort=rnd.invite(cohort))
+        return z, {}
+
+    return Algorithm(lambda z, key, problem: z, round, (phase,), {"global": View(lambda z: z)})
+
+
+def measure(world: World, executor: Executor, how: How) -> dict[str, Any]:
+    """Return medians in milliseconds: a whole phase, a bare map, a map that brings back and adds a model a block.
+
+    The executor has been started for ``world`` and stays so for the maps; the phases start it anew.
+    """
+    blocks = -(-world.case.cohort // how.block_size)
+    shared = Message(send={"z": world.task.init(0)})
+    found = {
+        "blocks": blocks,
+        "map_ms": _milliseconds(lambda: list(executor.map(nothing, Message(), range(blocks)))),
+        "map_model_ms": _milliseconds(lambda: reduce(T.add, executor.map(echo, shared, range(blocks)))),
+    }
+    executor.close()
+    records = list(play(replace(world, algorithm=idle(world.case.cohort)), executor, how, REPEATS))
+    return found | {"phase_ms": 1000 * median(r.seconds for r in records[3:])}
+
+
+def _milliseconds(action: Callable[[], object]) -> float:
+    times = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - started)
+    return 1000 * median(times[3:])

@@ -1,0 +1,128 @@
+"""A case as the engine sees it: task, algorithm, clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from benchmarks.cdma_loop import ALPHA
+from benchmarks.peers import workload
+from benchmarks.peers.workload import CLASSES, Case
+from fedfleet import rules
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.simulator.algorithm import Algorithm, Problem, Task
+from fedfleet.simulator.availability import Always, ResponseTime, WaitAll
+from fedfleet.simulator.block import Setup
+from fedfleet.simulator.executors.base import Executor
+from fedfleet.simulator.population import InMemoryPopulation, Population
+from fedfleet.simulator.probe import probe
+from fedfleet.simulator.round import Conditions
+from fedfleet.simulator.simulate import RoundRecord, simulate
+from fedfleet.tasks.auc import AucMaximisation, AucOptions
+from fedfleet.tasks.classification import Classification
+from fedfleet.tasks.options import DataShape, ModelOptions
+
+
+@dataclass(frozen=True)
+class World:
+    """What one run needs."""
+
+    case: Case
+    task: Task
+    algorithm: Algorithm
+    population: Population
+
+
+class How(NamedTuple):
+    """How the engine runs blocks: "serial", "batched" or "factored", and the clients a block."""
+
+    inner: str
+    block_size: int
+
+
+class OwnNet(Classification):
+    """Classification with a net of the benchmarks."""
+
+    def __init__(self, case: Case):
+        self._case = case
+        super().__init__(ModelOptions(), DataShape(case.shape, CLASSES))
+
+    def _build(self, seed: int) -> nn.Module:
+        return workload.net(replace(self._case, seed=seed))
+
+
+def task(case: Case) -> Task:
+    """Return what the clients of a case learn."""
+    shape = DataShape(case.shape, CLASSES)
+    if case.algorithm == "cdma_ada":
+        return AucMaximisation(AucOptions(model=case.model), shape)
+    if case.model == "cnn":
+        return OwnNet(case)
+    return Classification(ModelOptions(model=case.model, hidden=(200, 200)), shape)
+
+
+def algorithm(case: Case, of: Task) -> Algorithm:
+    """Return the algorithm of a case."""
+    entry = ALGORITHMS[case.algorithm]
+    given = {"steps": case.steps, "batch_size": case.batch, "lr": case.lr}
+    extra = {"alpha": ALPHA} if case.algorithm == "cdma_ada" else {}
+    return entry.build(entry.options(**given, **extra), of, CohortOptions(invite=case.cohort))
+
+
+def population(case: Case) -> InMemoryPopulation:
+    """Return the clients of a case, their data in memory."""
+    x, y = workload.data(case)
+    total = case.clients * case.samples
+    offsets = torch.arange(0, total + 1, case.samples)
+    tensors = {"x": x.flatten(0, 1), "y": y.flatten()}
+    return InMemoryPopulation(tensors, torch.arange(total), offsets, torch.zeros(case.clients, dtype=torch.int64))
+
+
+def build(case: Case, clients: Population | None = None) -> World:
+    """Return a case made ready."""
+    of = task(case)
+    return World(case, of, algorithm(case, of), population(case) if clients is None else clients)
+
+
+def setup(world: World, inner: str, device: str = "cpu") -> Setup:
+    """Return what workers need; there is nothing to evaluate."""
+    return Setup(
+        population=world.population,
+        phases={p.name: p for p in world.algorithm.phases},
+        objectives=world.task.objectives,
+        functions=world.task.functions,
+        evaluation={},
+        inner=inner,
+        device=device,
+    )
+
+
+def rule(world: World, device: str = "cpu") -> How:
+    """Return the product's own choice."""
+    z = world.task.init(world.case.seed)
+    notes = probe(world.algorithm, z, problem(world), setup(world, "factored"))
+    return How(rules.inner(z, notes, device), rules.block_size(world.case.cohort, z, notes))
+
+
+def problem(world: World) -> Problem:
+    """Return the federation as algorithms see it."""
+    return Problem(world.population.size, float(world.case.samples))
+
+
+def play(world: World, executor: Executor, how: How, rounds: int, device: str = "cpu") -> Iterator[RoundRecord]:
+    """Start the executor and run so many rounds, without any evaluation; the caller closes the executor."""
+    executor.start(setup(world, how.inner, device))
+    conditions = Conditions(
+        seed=world.case.seed,
+        availability=Always(),
+        times=ResponseTime(),
+        policy=WaitAll(),
+        block_size=how.block_size,
+    )
+    z = world.task.init(world.case.seed)
+    yield from simulate(world.algorithm, z, problem(world), conditions, executor, rounds)

@@ -1,0 +1,180 @@
+"""The benchmarks run, and their contestants do the same work. Nothing is timed here."""
+
+import json
+from argparse import Namespace
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks import cases, engine, gpu, loops, memory, results, scaling, world
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers import environments, workload
+from benchmarks.peers.workload import Case
+from fedfleet.simulator import tree as T
+from fedfleet.simulator.executors.local import LocalExecutor
+
+TINY = Case("tiny", "logistic", (6,), clients=4, cohort=4, samples=10, epochs=3)
+TINY_CDMA = Case(
+    "tiny", "lenet_relu", (1, 28, 28), clients=3, cohort=3, samples=10, epochs=3, lr=1.0, algorithm="cdma_ada"
+)
+RUN = {"executor": "local", "actors": 1, "threads": 1, "inner": "auto", "block_size": None, "rounds": 1, "warmup": 1}
+
+
+def test_the_data_of_a_client_are_a_function_of_the_seed_and_the_client():
+    few, many, other = (workload.data(c) for c in (TINY, replace(TINY, clients=9), replace(TINY, seed=1)))
+    for a, b, c in zip(few, many, other, strict=True):
+        assert torch.equal(a, b[:4])
+        assert not torch.equal(a, c)
+        assert not torch.equal(a[0], a[1])
+    assert few[0].dtype == torch.float32
+    assert few[0].shape == (4, 10, 6)
+    assert set(many[1].unique().tolist()) <= set(range(10))
+
+
+def test_a_cohort_has_no_client_twice_and_is_a_function_of_the_round():
+    case = replace(TINY, clients=50, cohort=20)
+    first, again, second = (workload.cohort(case, t) for t in (0, 0, 1))
+    assert first == again != second
+    assert len(set(first)) == 20
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_the_nets_of_the_contestants_have_the_same_shape(name):
+    case = cases.CASES[name]
+    ours = T.leaves(world.task(case).init(0)["x"])
+    assert [p.shape for p in workload.net(case).parameters()] == [p.shape for p in ours if p.dim()]
+
+
+@pytest.mark.parametrize("case", [TINY, TINY_CDMA], ids=["fedavg", "cdma_ada"])
+def test_the_bare_loop_and_the_engine_find_the_same_model(case):
+    """Every batch is a client's whole set and every client takes part, so nothing is left to chance."""
+    ready = world.build(case)
+    records = list(world.play(ready, LocalExecutor(1), world.rule(ready), 3))
+    theirs = T.leaves(ready.algorithm.views["global"].params(records[-1].state)["x"])
+    model = workload.net(case)
+    start = [p for p in T.leaves(ready.task.init(case.seed)["x"]) if p.dim()]
+    with torch.no_grad():
+        for p, value in zip(model.parameters(), start, strict=True):
+            p.copy_(value)
+    run, found = loops.prepare(case, model)
+    for t in range(3):
+        run(t)
+    for a, b, c in zip(found, (p for p in theirs if p.dim()), start, strict=True):
+        moved = float((b - c).abs().max())
+        assert moved > 1e-4
+        torch.testing.assert_close(a.detach(), b, rtol=0, atol=1e-3 * moved)
+
+
+def test_the_engine_answers_with_one_json_object(capsys):
+    options = "--case logistic --cohort 6 --executor local --rounds 2 --warmup 1 --overhead --json"
+    engine.main(options.split())
+    found = json.loads(capsys.readouterr().out)
+    assert found["case"] == "logistic"
+    assert found["executor"].startswith("this process, ")
+    assert (found["rounds"], found["cohort"], found["steps"]) == (2, 6, 2)
+    assert found["client_steps_per_s"] == pytest.approx(2 * found["client_updates_per_s"])
+    assert found["client_updates_per_s"] == pytest.approx(6 / found["seconds_per_round"])
+    assert {"cpu", "cores", "torch", "ray", "python"} <= set(found["machine"])
+    assert found["phase_ms"] > 0
+
+
+def test_scaling_measures_generated_clients():
+    found = scaling.run(replace(scaling.SMALL, clients=10**9, cohort=5), Namespace(**RUN))
+    assert found["clients"] == 10**9
+    assert found["seconds_per_round"] > 0
+
+
+MISTAKES = [
+    (engine.main, ["--case", "nonesuch"]),
+    (engine.main, ["--case", "cdma", "--cohort", "501"]),
+    (loops.main, ["--processes", "none"]),
+    (scaling.main, ["depth"]),
+    (scaling.main, ["cohort", "--case", "mlp"]),
+    (memory.main, ["--rounds", "3"]),
+    (gpu.main, ["--budget", "-1"]),
+    (gpu.main, ["--json", "no/such/folder/file.json"]),
+    (peers.main, ["--repeats", "0"]),
+]
+
+
+@pytest.mark.parametrize(("main", "argv"), MISTAKES, ids=lambda a: " ".join(a) if isinstance(a, list) else a.__module__)
+def test_a_mistake_on_a_command_line_is_told_in_one_line(main, argv, capsys):
+    with pytest.raises(SystemExit) as e:
+        main(argv)
+    assert e.value.code == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+
+
+def test_without_a_cuda_device_one_line_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as e:
+        gpu.main([])
+    assert e.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("no CUDA device")
+    assert shown.count("\n") == 1
+
+
+def test_further_clients_share_data():
+    population = gpu.enlarged(world.population(TINY), 7)
+    assert population.size == 7
+    rows = population.local_data(torch.arange(7)).rows
+    assert torch.equal(rows[4:], rows[:3])
+    assert rows[:4].flatten().tolist() == list(range(40))
+
+
+def test_fits():
+    assert results.slope([1, 2, 3], [5.0, 7.0, 9.0]) == pytest.approx(2)
+    assert results.slope([4], [1.0]) == 0
+    assert results.exponent([1, 10, 100], [3.0, 3e2, 3e4]) == pytest.approx(2)
+
+
+def test_memory_trends_leave_out_the_start():
+    samples = [(done, {"driver": 1000 * (done > 10) + 3 * done, "actor 7": 50}) for done in range(10, 101, 10)]
+    driver, actor = memory.trends(samples, 100)
+    assert driver["bytes_per_round"] == pytest.approx(3)
+    assert driver["growth_bytes"] == pytest.approx(driver["fitted_growth_bytes"]) == 3 * 70
+    assert actor["bytes_per_round"] == 0
+
+
+def test_a_failing_peer_leaves_the_others_alone(monkeypatch, capsys):
+    def fail(case, args):
+        raise environments.Failure("ImportError: no module")
+
+    rate = iter([30.0, 50.0])
+    alive = peers.Contestant("ours", ("fedavg",), lambda case, args: {"client_updates_per_s": next(rate)})
+    other = peers.Contestant("other", ("fedavg",), lambda case, args: {"client_updates_per_s": 10.0})
+    minimax = peers.Contestant("minimax only", ("cdma_ada",), fail)
+    contestants = {
+        "fedfleet": alive,
+        "broken": peers.Contestant("broken", ("fedavg",), fail),
+        "other": other,
+        "m": minimax,
+    }
+    monkeypatch.setattr(peers, "CONTESTANTS", contestants)
+    runs = peers.compare(TINY, list(contestants), Namespace(repeats=2))
+    assert peers.ratios(peers.rates(runs["fedfleet"]), peers.rates(runs["other"])) == [3.0, 5.0]
+    assert peers.ratios(peers.rates(runs["fedfleet"]), peers.rates(runs["broken"])) == [None, None]
+    peers.report({"tiny": runs}, list(contestants))
+    shown = capsys.readouterr().out
+    assert "4 (3 to 5)" in shown
+    assert "failed: tiny, broken: ImportError: no module" in shown
+
+
+def test_the_reason_is_the_line_that_names_an_error():
+    error = "Traceback\n[rank0]: ValueError: a is not b\n=====\n  exitcode: 1\n"
+    assert environments.reason(error) == "[rank0]: ValueError: a is not b"
+    assert environments.reason("something\nelse\n") == "else"
+    assert environments.reason("") == ""
+
+
+def test_a_program_that_fails_or_takes_too_long_is_a_failure():
+    with pytest.raises(environments.Failure, match="KeyError"):
+        environments.execute(["python3", "-c", "{}['x']"], 60)
+    with pytest.raises(environments.Failure, match="not done after"):
+        environments.execute(["sleep", "60"], 0.2)
+    with pytest.raises(environments.Failure, match="No such file"):
+        environments.execute(["/no/such/program"], 60)
