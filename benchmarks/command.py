@@ -10,6 +10,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -67,10 +68,10 @@ def add_case(to: argparse.ArgumentParser, names: Sequence[str] = tuple(CASES)) -
     )
 
 
-def add_rounds(to: argparse.ArgumentParser, rounds: int = 10, warmup: int = 3) -> None:
+def add_rounds(to: argparse.ArgumentParser) -> None:
     """Add ``--rounds``, ``--warmup`` and ``--json``."""
-    to.add_argument("--rounds", type=count, default=rounds, help=f"timed rounds (default {rounds})")
-    to.add_argument("--warmup", type=count, default=warmup, help=f"rounds before them (default {warmup})")
+    to.add_argument("--rounds", type=count, help="timed rounds; some seconds of them if not given")
+    to.add_argument("--warmup", type=count, help="rounds before them; about a third as many if not given")
     to.add_argument("--json", action="store_true", help="print JSON: an object, or a list of them for several cases")
 
 
@@ -83,9 +84,15 @@ def add_engine(to: argparse.ArgumentParser) -> None:
     to.add_argument("--block-size", type=count, help="clients a block; default: the product's own choice")
 
 
-def cases(names: Sequence[str] | None, among: Sequence[str] = tuple(CASES)) -> list[Case]:
-    """Return the cases asked for."""
-    return [CASES[name] for name in names or among]
+def cases(
+    names: Sequence[str] | None,
+    among: Sequence[str] = tuple(CASES),
+    rounds: int | None = None,
+    warmup: int | None = None,
+) -> list[Case]:
+    """Return the cases asked for, with so many rounds."""
+    chosen = [CASES[name] for name in names or among]
+    return [replace(c, rounds=rounds or c.rounds, warmup=c.warmup if warmup is None else warmup) for c in chosen]
 
 
 def say(text: str) -> None:

@@ -47,9 +47,9 @@ def measure(case: Case, args: argparse.Namespace) -> dict[str, Any]:
     ready = world.build(case)
     how = choose(ready, args.inner, args.block_size)
     with closing(executor(args.executor, args.actors, args.threads)) as running:
-        records = list(world.play(ready, running, how, args.warmup + args.rounds))
+        records = list(world.play(ready, running, how, case.warmup + case.rounds))
         extra = overhead.measure(ready, running, how) if args.overhead else {}
-    return result(case, [r.seconds for r in records[args.warmup :]], describe(args, how)) | extra
+    return result(case, [r.seconds for r in records[case.warmup :]], describe(args, how)) | extra
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -61,13 +61,16 @@ def main(argv: list[str] | None = None) -> None:
     ask.add_argument("--cohort", type=command.count, help="clients a round, instead of the case's")
     ask.add_argument("--overhead", action="store_true", help="also time phases in which clients do nothing")
     args = ask.parse_args(argv)
-    chosen = [replace(c, cohort=args.cohort or c.cohort) for c in command.cases(args.case)]
+    chosen = [
+        replace(c, cohort=args.cohort or c.cohort)
+        for c in command.cases(args.case, rounds=args.rounds, warmup=args.warmup)
+    ]
     for c in chosen:
         if c.cohort > c.clients:
             ask.error(f"argument --cohort: case {c.name} has only {c.clients} clients")
     found = []
     for c in chosen:
-        say(f"{c.name}: cohort {c.cohort}, {c.steps} local steps, {args.warmup} + {args.rounds} rounds")
+        say(f"{c.name}: cohort {c.cohort}, {c.steps} local steps, {c.warmup} + {c.rounds} rounds")
         found.append(measure(c, args))
     emit(found, "fedfleet", args.json)
     if args.overhead and not args.json:

@@ -57,16 +57,16 @@ def _join(barrier: Barrier, finished: Any) -> None:
     _meeting = barrier, finished
 
 
-def _time(case: Case, rounds: int, warmup: int) -> list[float]:
+def _time(case: Case) -> list[float]:
     """Time rounds in one of several processes."""
     torch.set_num_threads(1)
     barrier, finished = _meeting
     run, _ = prepare(case, workload.net(case))
-    for t in range(warmup):
+    for t in range(case.warmup):
         run(t)
     barrier.wait(PATIENCE_S)
     seconds = []
-    for t in range(warmup, warmup + rounds):
+    for t in range(case.warmup, case.warmup + case.rounds):
         started = time.perf_counter()
         run(t)
         seconds.append(time.perf_counter() - started)
@@ -77,12 +77,12 @@ def _time(case: Case, rounds: int, warmup: int) -> list[float]:
     return seconds
 
 
-def measure(case: Case, processes: int, rounds: int, warmup: int) -> dict[str, Any]:
+def measure(case: Case, processes: int) -> dict[str, Any]:
     """Run so many loops at the same time and return their summed rates as plain data."""
     context = multiprocessing.get_context("spawn")
     meeting = (context.Barrier(processes), context.Value("i", 0))
     with ProcessPoolExecutor(processes, context, _join, meeting) as pool:
-        jobs = [pool.submit(_time, case, rounds, warmup) for _ in range(processes)]
+        jobs = [pool.submit(_time, case) for _ in range(processes)]
         each = [result(case, job.result(), "") for job in jobs]
     several = f"{processes} bare loops at once" if processes > 1 else "bare loop, 1 thread"
     rates = {key: sum(r[key] for r in each) for key in ("client_updates_per_s", "client_steps_per_s")}
@@ -97,9 +97,9 @@ def main(argv: list[str] | None = None) -> None:
     command.add_rounds(ask)
     args = ask.parse_args(argv)
     found = []
-    for case in command.cases(args.case):
-        say(f"{case.name}: {args.processes} bare loop(s), {args.warmup} + {args.rounds} rounds")
-        found.append(measure(case, args.processes, args.rounds, args.warmup))
+    for case in command.cases(args.case, rounds=args.rounds, warmup=args.warmup):
+        say(f"{case.name}: {args.processes} bare loop(s), {case.warmup} + {case.rounds} rounds")
+        found.append(measure(case, args.processes))
     emit(found, "plain torch", args.json)
 
 

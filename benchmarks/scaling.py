@@ -124,7 +124,9 @@ def main(argv: list[str] | None = None) -> None:
     ask.add_argument("axis", choices=list(AXES), help="what grows")
     ask.add_argument("--sizes", type=command.count, nargs="+", help="values of it, instead of the usual ones")
     command.add_case(ask, [name for name in CASES])
-    command.add_rounds(ask)
+    ask.add_argument("--rounds", type=command.count, default=10, help="timed rounds (default 10)")
+    ask.add_argument("--warmup", type=command.count, default=3, help="rounds before them (default 3)")
+    ask.add_argument("--json", action="store_true", help="print JSON")
     command.add_engine(ask)
     args = ask.parse_args(argv)
     if args.case and args.axis != "actors":

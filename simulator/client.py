@@ -68,6 +68,9 @@ class ClientProgram:
         work, shared = self.phase.work, self.shared
         if self.factored:
             self.ledger = Ledger(len(self.inputs.num_examples), self.setup.notes)
+            for data in self.inputs.batches:
+                for inputs in () if data is None else data.values():
+                    self.ledger.walk(inputs)
         self.where = "begin"
         carry = work.begin(shared, own, inbox, key)
         losses: list[Tensor] = []

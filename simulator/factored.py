@@ -287,6 +287,20 @@ class Notes:
         self.step_examples, self.examples = max(self.step_examples, rows), max(self.examples, steps * rows)
 
 
+class Walk:
+    """The inputs of all steps of a block, (C, N, i), and their products with shared matrices, each computed once."""
+
+    def __init__(self, inputs: Tensor):
+        self.inputs = inputs
+        self._products: dict[int, Tensor] = {}
+
+    def product(self, matrix: Tensor, start: int, stop: int) -> Tensor:
+        """Return rows ``start`` to ``stop`` of the inputs times ``matrix`` (o, i) transposed: (C, r, o), not to be written to."""
+        if id(matrix) not in self._products:  # shared terms live as long as the ledger, so their ids stay theirs
+            self._products[id(matrix)] = torch.matmul(self.inputs, matrix.mT)
+        return self._products[id(matrix)][:, start:stop]
+
+
 class Ledger:
     """What the factored leaves of one block have in common: the number of clients C, the tapes, the notes."""
 
@@ -295,6 +309,21 @@ class Ledger:
         self.products = 0
         self._shared: dict[int, Shared] = {}
         self._tapes: dict[tuple[str, int, int], Tape] = {}
+        self._walks: dict[int, Walk] = {}
+
+    def walk(self, inputs: Tensor) -> None:
+        """Make known the inputs (C, T, R, ...) of all steps, unless they are labels."""
+        if not inputs.is_floating_point():
+            return
+        flat = inputs.reshape(inputs.shape[0], inputs.shape[1] * inputs.shape[2], -1)
+        self._walks[inputs.untyped_storage().data_ptr()] = Walk(flat)
+
+    def on_walk(self, h: Tensor) -> tuple[Walk, int] | None:
+        """Return the walk that ``h`` (C, r, i) is a slice of, and its first row; None if it is none."""
+        walk = self._walks.get(h.untyped_storage().data_ptr())
+        if walk is None or h.shape[2] != walk.inputs.shape[2] or h.stride() != walk.inputs.stride():
+            return None
+        return walk, int(h.storage_offset() - walk.inputs.storage_offset()) // h.shape[2]
 
     def shared(self, value: Tensor) -> Shared:
         """Return the term of a shared tensor, the same one each time."""

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedfleet.simulator import lanes
-from fedfleet.simulator.factored import METADATA, Combination, Ledger, Pair, Patches
+from fedfleet.simulator.factored import METADATA, Combination, Ledger, Number, Pair, Patches, Walk
 
 
 class NotLinear(Exception):
@@ -122,42 +122,72 @@ class _BlockLinear(torch.autograd.Function):
     def forward(ctx: Any, layer: Layer, h: Tensor, tap: Tensor) -> Tensor:
         ctx.layer, ctx.h = layer, h.detach()
         layer.ledger.products += h[0, :, 0].numel() * layer.content.like.numel()
-        return _apply(layer.content, ctx.h, transposed=True)
+        return _forward(layer.content, ctx.h, layer.ledger.on_walk(ctx.h))
 
     @staticmethod
     def backward(ctx: Any, d: Tensor) -> Any:  # type: ignore[override]
         layer: Layer = ctx.layer
-        dh = _apply(layer.content, d, transposed=False) if ctx.needs_input_grad[1] else None
+        dh = _backward(layer.content, d) if ctx.needs_input_grad[1] else None
         if layer.recording:
             layer.pairs.append(layer.ledger.outer(layer.path, ctx.h, d))
         return None, dh, None
 
 
-def _apply(w: Combination, v: Tensor, *, transposed: bool) -> Tensor:
-    """Return ``v W_c^T`` (transposed) or ``v W_c`` for the rows v (C, r, .) of each client."""
+def _forward(w: Combination, h: Tensor, place: tuple[Walk, int] | None) -> Tensor:
+    """Return ``h W_c^T`` (C, r, o) for the rows h (C, r, i) of each client."""
+    if place is None:
+        out, fresh = _shared_products(w, h, transposed=True), True
+    else:
+        walk, start = place
+        parts = [(walk.product(m, start, start + h.shape[1]), c) for m, c in w.shared]
+        out, fresh = _scaled_sum(parts), len(parts) != 1 or not (isinstance(parts[0][1], float) and parts[0][1] == 1.0)
+    out, changed = _own_products(w, h, out, transposed=True)
+    return out if fresh or changed else out.clone()
+
+
+def _backward(w: Combination, d: Tensor) -> Tensor:
+    """Return ``d W_c`` (C, r, i) for the output gradients d (C, r, o) of each client."""
+    return _own_products(w, d, _shared_products(w, d, transposed=False), transposed=False)[0]
+
+
+def _shared_products(w: Combination, v: Tensor, *, transposed: bool) -> Tensor | None:
+    """Return the products with the shared terms: one large multiplication if their coefficients are."""
     turn = (lambda m: m.mT) if transposed else (lambda m: m)
-    out: Tensor | None = None
     common = w.common()
-    if common is not None:
-        out = torch.matmul(v, turn(common))
-    for m, c in w.shared if common is None else []:
-        product = torch.matmul(v, turn(m)) * (c[:, None, None] if isinstance(c, Tensor) else c)
-        out = product if out is None else out + product
+    rows = v.reshape(-1, v.shape[2])
+    matrices = [(common, 1.0)] if common is not None else w.shared
+    parts = [(torch.mm(rows, turn(m)).view(*v.shape[:2], -1), c) for m, c in matrices]
+    return _scaled_sum(parts)
+
+
+def _scaled_sum(parts: list[tuple[Tensor, Number]]) -> Tensor | None:
+    out: Tensor | None = None
+    for product, c in parts:
+        if isinstance(c, Tensor):
+            product, c = product * c[:, None, None], 1.0
+        scaled = product if c == 1.0 else product * c
+        out = scaled if out is None else out + scaled
+    return out
+
+
+def _own_products(w: Combination, v: Tensor, out: Tensor | None, *, transposed: bool) -> tuple[Tensor, bool]:
+    """Add the products with what is each client's own to ``out``, if there is any; say whether there was."""
+    turn = (lambda m: m.mT) if transposed else (lambda m: m)
+    changed = False
     for m, c in w.each:
         scaled = v if isinstance(c, float) and c == 1.0 else v * (c[:, None, None] if isinstance(c, Tensor) else c)
         out = torch.bmm(scaled, turn(m)) if out is None else torch.baddbmm(out, scaled, turn(m))
-    rows = w.rows()
-    if rows is None:
-        assert out is not None
-        return out
-    h, d, c = rows
-    inner, outer = (h, d) if transposed else (d, h)
-    p = torch.bmm(v, inner.mT)  # (C, r, R)
-    if isinstance(c, Tensor):
-        p, c = p * (c[:, None] if c.dim() == 2 else c), 1.0
-    if out is None:
-        return torch.bmm(p, outer) * c
-    return out.baddbmm_(p, outer, alpha=c)
+        changed = True
+    if (rows := w.rows()) is not None:
+        h, d, c = rows
+        inner, outer = (h, d) if transposed else (d, h)
+        p = torch.bmm(v, inner.mT)  # (C, r, R)
+        if isinstance(c, Tensor):
+            p, c = p * (c[:, None] if c.dim() == 2 else c), 1.0
+        out = torch.bmm(p, outer) * c if out is None else torch.baddbmm(out, p, outer, alpha=c)
+        changed = True
+    assert out is not None
+    return out, changed
 
 
 class _BlockConv(torch.autograd.Function):

@@ -42,7 +42,7 @@ def module(name: str, *options: str) -> Callable[[Case, argparse.Namespace], Run
     """Return how a case is run by one of our own commands."""
 
     def run(case: Case, args: argparse.Namespace) -> Run:
-        rounds = ["--rounds", str(args.rounds), "--warmup", str(args.warmup), "--json"]
+        rounds = ["--rounds", str(case.rounds), "--warmup", str(case.warmup), "--json"]
         out = execute([sys.executable, "-m", name, "--case", case.name, *options, *rounds], args.limit, cwd=ROOT)
         return answer(out)
 
@@ -53,14 +53,14 @@ def pfl(case: Case, args: argparse.Namespace) -> Run:
     """Run a case on pfl-research with two processes."""
     programs = ready(args.envs, "pfl")
     launch = [str(programs / "torchrun"), "--standalone", f"--nproc_per_node={WORKERS}"]
-    job = ask(case, args.rounds, args.warmup)
+    job = ask(case, case.rounds, case.warmup)
     return peer(case, execute([*launch, str(SCRIPTS / "pfl_loop.py"), job], args.limit))
 
 
 def flower(case: Case, args: argparse.Namespace) -> Run:
     """Run a case on Flower with two Ray actors."""
     programs = ready(args.envs, "flower")
-    job = ask(case, min(args.rounds, FLOWER_ROUNDS), FLOWER_WARMUP)
+    job = ask(case, min(case.rounds, FLOWER_ROUNDS), FLOWER_WARMUP)
     return peer(case, execute([str(programs / "python"), str(SCRIPTS / "flower_loop.py"), job], args.limit))
 
 
@@ -155,9 +155,9 @@ def main(argv: list[str] | None = None) -> None:
     command.add_case(to)
     to.add_argument("--repeats", type=command.count, default=3, help="turns of each contestant (default 3)")
     to.add_argument(
-        "--rounds", type=command.count, default=10, help=f"timed rounds; Flower {FLOWER_ROUNDS} (default 10)"
+        "--rounds", type=command.count, help=f"timed rounds (Flower {FLOWER_ROUNDS}); some seconds if not given"
     )
-    to.add_argument("--warmup", type=command.count, default=3, help="rounds before them (default 3)")
+    to.add_argument("--warmup", type=command.count, help="rounds before them; about a third as many if not given")
     to.add_argument(
         "--envs", type=Path, default=default_folder(), help="folder of the peers' environments (default %(default)s)"
     )
@@ -170,7 +170,7 @@ def main(argv: list[str] | None = None) -> None:
     names = [n for n in CONTESTANTS if n not in skipped]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended too
     found = {}
-    for case in command.cases(args.case):
+    for case in command.cases(args.case, rounds=args.rounds, warmup=args.warmup):
         found[case.name] = compare(case, names, args)
         if args.json:
             about = {"machine": command.machine(), "repeats": args.repeats, "cases": [asdict(CASES[c]) for c in found]}

@@ -14,15 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedfleet.simulator import tree as T
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.errors import ClientError, FedfleetError
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.work import Message
 
-os.environ.setdefault(
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-)  # an actor without a GPU keeps CUDA_VISIBLE_DEVICES as it is
+# An actor without a GPU keeps CUDA_VISIBLE_DEVICES as it is. Actors of a cluster of our own run at the priority of the driver,
+# or whatever else the machine does would hold up every round; and a model of a few MB comes back in the reply itself.
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")
+os.environ.setdefault("RAY_max_direct_call_object_size", str(4 << 20))
 import ray
 from ray.exceptions import RayActorError
 
@@ -32,6 +35,9 @@ logging.getLogger("ray._private.authentication.authentication_token_setup").addF
 )
 
 IN_FLIGHT = 2  # blocks an actor has at hand, so that it never waits for the driver
+INLINE_BYTES = (
+    1 << 16
+)  # shared trees up to here travel with each task, which is faster than a look into the object store
 AHEAD = 64  # blocks dispatched beyond the merge front, which bounds the driver's memory
 
 
@@ -132,8 +138,12 @@ class RayExecutor:
         self._get([a.ready.remote() for a in self._pool])
 
     def map(self, job: Job, shared: Message, tasks: Iterable[Any], *, background: bool = False) -> Iterator[Any]:
-        """Put the shared trees once and start; yield results in task order. Background tasks run where no other waits."""
-        batch = _Batch(job, ray.put(shared), tasks, background)
+        """Put the shared trees once (small ones go along with each task) and start; yield results in task order.
+
+        Tasks in the background run where no others wait.
+        """
+        small = T.num_bytes(dict(shared.send)) <= INLINE_BYTES
+        batch = _Batch(job, shared if small else ray.put(shared), tasks, background)
         self._batches = sorted([*self._batches, batch], key=lambda b: b.background)
         self._dispatch()
         return self._results(batch)
