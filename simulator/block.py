@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -194,7 +195,9 @@ def _result(phase: Phase, task: BlockTask, local: LocalData, steps: int, out: di
 
 
 def _finite(values: Tree) -> bool:
-    return all(not v.is_floating_point() or bool(torch.isfinite(v).all()) for v in T.leaves(values))
+    """Say whether all values are finite. A finite sum says so at once; an infinite one may have overflowed."""
+    floats = [v for v in T.leaves(values) if v.is_floating_point()]
+    return all(math.isfinite(v.sum()) or bool(torch.isfinite(v).all()) for v in floats)
 
 
 def _name_culprit(out: dict[str, Any], task: BlockTask) -> None:

@@ -182,14 +182,15 @@ class Combination:
         parts = [(v * _column(c * weight.to(v.dtype), v.dim())).sum(0) for v, c in self.each]
         for v, c in self.shared:
             total = (c.to(weight.dtype) * weight).sum() if isinstance(c, Tensor) else c * weight.sum()
-            parts.append(v * total.to(v.dtype))
+            parts.append(v * float(total))
         outer, patches = self._split()
         parts += [_scaled(p, c * weight.to(p.d.dtype)).summed() for p, c in patches]
         if outer is not None:
             h, d, c = outer
             c = c * weight.to(d.dtype)[:, None]
             d = d * c[..., None]
-            parts.append(d.flatten(0, 1).T @ h.flatten(0, 1))
+            d, h = d.flatten(0, 1), h.flatten(0, 1)
+            parts = [torch.addmm(_sum(parts), d.T, h)] if parts else [d.T @ h]
         return _sum(parts) if parts else self._zero().expand(self.like.shape)
 
     def _zero(self) -> Tensor:
@@ -310,6 +311,7 @@ class Ledger:
         self._shared: dict[int, Shared] = {}
         self._tapes: dict[tuple[str, int, int], Tape] = {}
         self._walks: dict[int, Walk] = {}
+        self._shells: dict[tuple[Any, ...], Tensor] = {}
 
     def walk(self, inputs: Tensor) -> None:
         """Make known the inputs (C, T, R, ...) of all steps, unless they are labels."""
@@ -324,6 +326,13 @@ class Ledger:
         if walk is None or h.shape[2] != walk.inputs.shape[2] or h.stride() != walk.inputs.stride():
             return None
         return walk, int(h.storage_offset() - walk.inputs.storage_offset()) // h.shape[2]
+
+    def shell(self, like: Tensor) -> Tensor:
+        """Return a tensor of the shape, dtype and device of ``like`` that takes no memory."""
+        key = (like.shape, like.dtype, like.device)
+        if key not in self._shells:
+            self._shells[key] = torch.empty((), dtype=like.dtype, device=like.device).expand(like.shape)
+        return self._shells[key]
 
     def shared(self, value: Tensor) -> Shared:
         """Return the term of a shared tensor, the same one each time."""
@@ -344,9 +353,7 @@ class Factored(Tensor):
     @staticmethod
     def of(ledger: Ledger, path: str, like: Tensor, terms: dict[Term, Number]) -> Factored:
         """Make a leaf with the shape, dtype and device of ``like``."""
-        with torch._C.DisableTorchFunctionSubclass():
-            shell = torch.empty((), dtype=like.dtype, device=like.device).expand(like.shape)
-        new = shell.as_subclass(Factored)
+        new = ledger.shell(like).as_subclass(Factored)
         new.ledger, new.path, new.terms = ledger, path, terms
         return new
 

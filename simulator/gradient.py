@@ -60,7 +60,14 @@ class _Call:
                 self.ledger.notes.reasons.setdefault(self.paths[e.index], set()).add(f"{e.operation} in the loss")
 
     def _attempt(self, batch: Batch, ctx: Tree, key: Key) -> _Found:
-        points = [self._point(i) for i in range(len(self.z))]
+        contents = [self._content(i) for i in range(len(self.z))]
+        plain = {i: lanes.lower(self.z[i]) for i, content in enumerate(contents) if content is None}
+        clients = lanes.clients()
+        with lanes.beneath():
+            points = [
+                self._tensor(i, *plain[i], clients) if content is None else self._parameter(i, content)
+                for i, content in enumerate(contents)
+            ]
         leaves = [Weight.of(p) if isinstance(p, Layer) else self._leaf(i, p) for i, p in enumerate(points)]
         with torch.enable_grad():
             value, aux = self.objective.loss(T.unflatten(self.tree, leaves), batch, ctx, key)
@@ -68,32 +75,31 @@ class _Call:
         if strangers := [p for p in players if p is not None and p not in self.tree]:
             raise ValueError(f"the objective has losses for {strangers}, but the parts are {list(self.tree)}")
         with torch.enable_grad():
-            lowered = {p: lanes.lower(v)[0] for p, v in players.items()}
+            values = {p: lanes.lower(v)[0] for p, v in players.items()}
             with lanes.beneath():
-                found = self._differentiate(points, lowered)
+                found = self._differentiate(points, values)
         gradients = [self._gradient(i, p, g) for i, (p, g) in enumerate(zip(points, found, strict=True))]
         first = next(iter(players.values()))
         return _Found(gradients, first.detach(), {name: a.detach() for name, a in aux.items()})
 
-    def _point(self, i: int) -> Layer | Tensor:
-        """Return leaf ``i`` as a layer, or as a tensor beneath vmap to differentiate with respect to."""
+    def _parameter(self, i: int, content: Combination) -> Layer | Tensor:
+        """Return a combination as a layer, or multiplied out where the loss uses it in another way."""
         leaf, path, trained = self.z[i], self.paths[i], self.trained[i]
-        content = self._content(i)
-        with lanes.beneath():
-            if content is not None and not pays(content):
-                value = content.dense()
-                if isinstance(leaf, Factored):
-                    leaf.fold(value)
-                content = Combination(content.clients, leaf, [(PerClient(value), 1.0)])
-            if content is not None and path not in self.dense:
-                assert self.ledger is not None
-                return Layer(i, self.ledger, path, content, trained)
-        value, batched = (content.dense(), True) if content is not None else lanes.lower(leaf)
-        clients = lanes.clients()
-        with lanes.beneath():
-            if trained and clients is not None and not batched:  # a leaf shared by all still has one gradient a client
-                value = value.expand(clients, *value.shape)
-            return value.detach().requires_grad_(trained)
+        if not pays(content):
+            value = content.dense()
+            if isinstance(leaf, Factored):
+                leaf.fold(value)
+            content = Combination(content.clients, leaf, [(PerClient(value), 1.0)])
+        if path in self.dense:
+            return content.dense().requires_grad_(trained)
+        assert self.ledger is not None
+        return Layer(i, self.ledger, path, content, trained)
+
+    def _tensor(self, i: int, value: Tensor, batched: bool, clients: int | None) -> Tensor:
+        """Return a tensor to differentiate with respect to; one shared by all still has one gradient a client."""
+        if self.trained[i] and clients is not None and not batched:
+            value = value.expand(clients, *value.shape)
+        return value.detach().requires_grad_(self.trained[i])
 
     def _content(self, i: int) -> Combination | None:
         """Return leaf ``i`` as a combination, if it is one or can be the weight of a layer."""

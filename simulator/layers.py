@@ -52,8 +52,7 @@ class Weight(Tensor):
     @staticmethod
     def of(layer: Layer) -> Weight:
         """Stand in for the parameter of a layer."""
-        like = layer.content.like
-        new = torch.empty((), dtype=like.dtype, device=like.device).expand(like.shape).as_subclass(Weight)
+        new = layer.ledger.shell(layer.content.like).as_subclass(Weight)
         new.layer = layer
         return new
 

@@ -76,8 +76,9 @@ def _fold_on_host(k: Key, data: tuple[int | str | Tensor, ...]) -> Key:
         else:
             word = np.uint64((_number(d) * _GAMMA + _M1) & _WORD)
         x = _mix_on_host(_mix_on_host(x + np.uint64(_FOLD & _WORD)) ^ word)
-    shape = torch.broadcast_shapes(k.shape, *(d.shape for d in data if isinstance(d, Tensor)))
-    return torch.from_numpy(x.view(np.int64)).view(shape)
+    scalar = k.dim() == 0 and not any(isinstance(d, Tensor) and d.dim() for d in data)
+    found = torch.from_numpy(x.view(np.int64))
+    return found[0] if scalar else found
 
 
 def key(seed: int, device: torch.device | str = "cpu") -> Key:
