@@ -273,19 +273,21 @@ class Notes:
         dense: objective -> leaves it uses in another way than as the weight of a linear layer or a convolution.
         reasons: leaf -> the operations that need it multiplied out.
         products: objective -> multiplications that its layers do for one example, forward.
-        step_examples, examples: the most examples a client takes in a step, and in a phase, padding counted.
+        step_examples: examples a client takes in a step, in the stage where they are fewest; padding counted.
+        examples: examples a client takes in a stage, where they are most.
 
     """
 
     dense: dict[str, set[str]] = field(default_factory=dict)
     reasons: dict[str, set[str]] = field(default_factory=dict)
     products: dict[str, int] = field(default_factory=dict)
-    step_examples: int = 1
+    step_examples: int | None = None
     examples: int = 1
 
     def walked(self, steps: int, rows: int) -> None:
         """Note a stage of so many steps of so many examples."""
-        self.step_examples, self.examples = max(self.step_examples, rows), max(self.examples, steps * rows)
+        self.step_examples = rows if self.step_examples is None else min(self.step_examples, rows)
+        self.examples = max(self.examples, steps * rows)
 
 
 class Walk:

@@ -38,6 +38,6 @@ def block_size(cohort: int, z: Tree, notes: Notes) -> int:
     """Return the clients a block: enough work for its fixed cost, at least two blocks, their number a power of two."""
     products = max(notes.products.values(), default=0) or T.count(z)
     each = 6 * products  # a multiplication and an addition, forward once and backward twice
-    wanted = min(LARGEST_BLOCK, STEP_FLOP / (each * notes.step_examples), BLOCK_FLOP / (each * notes.examples))
+    wanted = min(LARGEST_BLOCK, STEP_FLOP / (each * (notes.step_examples or 1)), BLOCK_FLOP / (each * notes.examples))
     blocks = 1 << max(1, math.ceil(math.log2(max(1.0, cohort / max(4.0, wanted)))))
     return math.ceil(cohort / blocks)

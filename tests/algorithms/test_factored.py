@@ -10,8 +10,14 @@ from fedfleet.datasets.digits import load
 from fedfleet.datasets.partition_config import PARTITIONS
 from fedfleet.simulator import layers
 from fedfleet.simulator import tree as T
+from fedfleet.simulator.algorithm import Problem
 from fedfleet.simulator.availability import Siwer
+from fedfleet.simulator.block import Setup
+from fedfleet.simulator.factored import Ledger, Notes
+from fedfleet.simulator.gradient import EngineOps
 from fedfleet.simulator.population import InMemoryPopulation
+from fedfleet.simulator.probe import probe
+from fedfleet.simulator.work import Batch, Objective
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
 
@@ -51,3 +57,53 @@ def test_factored_equals_serial(name, model, fold_at, monkeypatch):
     for a, b in zip(one, many, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
     assert (one[-1] - start).abs().max() > 1e-3
+
+
+STANDS_IN_THE_WAY = {"fedopt": "mul", "scaffold": "add with a tensor of each client's own"}
+"""Adam squares the gradient; SCAFFOLD adds a client's own control variate."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_weights_stay_factored_unless_the_algorithm_needs_them_multiplied_out(name):
+    task, options = CASES[name]
+    where = world(task, "mlp")
+    z = T.map(torch.Tensor.double, where.task.init(0))
+    algorithm = build(name, where.task, INVITE, **options)
+    setup = Setup(
+        population=where.population,
+        phases={p.name: p for p in algorithm.phases},
+        objectives=where.task.objectives,
+        functions=where.task.functions,
+        evaluation={},
+        inner="serial",
+    )
+    notes = probe(algorithm, z, Problem(30, 40.0), setup)
+    weights = {path for path, leaf in T.named_leaves(z) if leaf.dim() == 2}
+    assert notes.dense == {"train": set()}  # the loss only uses weights in layers
+    assert notes.products["train"] == sum(leaf.numel() for path, leaf in T.named_leaves(z) if path in weights)
+    if name in STANDS_IN_THE_WAY:
+        assert all(STANDS_IN_THE_WAY[name] in notes.reasons[path] for path in weights)
+    else:
+        assert not weights & set(notes.reasons)
+
+
+def penalised(z, batch, ctx, key):
+    value = torch.nn.functional.linear(batch.x.flatten(1), z["x"]["w"]).square().mean(1)
+    return batch.mean(value) + 0.1 * (z["x"]["w"] ** 2).sum(), {}
+
+
+def test_a_weight_that_the_loss_also_uses_otherwise_is_not_factored_and_the_gradient_is_right():
+    objective = Objective(loss=penalised, sign={"x": 1})
+    z = {"x": {"w": torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))}}
+    x = torch.randn(4, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    notes = Notes()
+
+    def one(x):
+        ops = EngineOps({"train": objective}, {}, Ledger(4, notes))
+        return ops.grad("train", z, Batch({"x": x}, torch.ones(6)), torch.tensor(0))[0]["x"]["w"]
+
+    found = torch.func.vmap(one)(x)
+    expected = torch.stack([2 * z["x"]["w"] @ c.T @ c / 18 + 0.2 * z["x"]["w"] for c in x])
+    torch.testing.assert_close(found, expected)
+    assert notes.dense == {"train": {"x.w"}}
+    assert notes.reasons == {"x.w": {"pow in the loss"}}
