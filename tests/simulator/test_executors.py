@@ -30,7 +30,7 @@ def run(out, case, **executor):
         "population": {"clients": 40, "partition": {"kind": "dirichlet", "alpha": 0.3, "min_size": 10}},
         "cohort": {"invite": 12, "respond": "siwer"},
         "availability": {"kind": "bernoulli", "rate": 0.8},
-        "executor": {"inner": "batched", "block_size": 3, **executor},
+        "executor": {"block_size": 3, **executor},
         "evaluation": {"every": 2, "per_client": True},
         **case,
     }
@@ -42,11 +42,13 @@ def run(out, case, **executor):
 
 
 @pytest.mark.ray
+@pytest.mark.parametrize("inner", ["batched", "factored"])
 @pytest.mark.parametrize("name", CASES)
-def test_any_number_of_actors_gives_equal_bytes(tmp_path, cluster, name):
-    model, tables = run(tmp_path / "local", CASES[name], kind="local")
+def test_any_number_of_actors_gives_equal_bytes(tmp_path, cluster, name, inner):
+    model, tables = run(tmp_path / "local", CASES[name], kind="local", inner=inner)
     for actors in (1, 2, 3) if name == "two phases" else (2,):
-        found, same = run(tmp_path / f"ray{actors}", CASES[name], kind="ray", actors=actors, cpus_per_actor=0.5)
+        on = {"kind": "ray", "actors": actors, "cpus_per_actor": 0.5, "inner": inner}
+        found, same = run(tmp_path / f"ray{actors}", CASES[name], **on)
         assert found == model
         for table, frame in tables.items():
             pd.testing.assert_frame_equal(frame, same[table], check_exact=True)
