@@ -91,15 +91,7 @@ def build(case: Case, clients: Population | None = None) -> World:
 
 def setup(world: World, inner: str, device: str = "cpu") -> Setup:
     """Return what workers need; there is nothing to evaluate."""
-    return Setup(
-        population=world.population,
-        phases={p.name: p for p in world.algorithm.phases},
-        objectives=world.task.objectives,
-        functions=world.task.functions,
-        evaluation={},
-        inner=inner,
-        device=device,
-    )
+    return Setup.of(world.algorithm, world.task, world.population, inner, device=device)
 
 
 def rule(world: World, device: str = "cpu") -> How:
@@ -111,7 +103,7 @@ def rule(world: World, device: str = "cpu") -> How:
 
 def problem(world: World) -> Problem:
     """Return the federation as algorithms see it."""
-    return Problem(world.population.size, float(world.case.samples))
+    return Problem(world.population.size, float(world.case.samples), world.population.num_examples)
 
 
 def play(world: World, executor: Executor, how: How, rounds: int, device: str = "cpu") -> Iterator[RoundRecord]:

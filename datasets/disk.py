@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedfleet.datasets.examples import Examples, FederatedDataset, fixed_draw
 from fedfleet.datasets.files import DataError
+from fedfleet.simulator.errors import one_line
 from fedfleet.simulator.population import LocalData, Summary, padded_rows
 
 TOTALS, CLIENTS, EXAMPLES = "population.json", "clients.arrow", "examples.arrow"
@@ -162,7 +163,7 @@ def mapped(path: Path) -> dict[str, NDArray[Any]]:
     try:
         return columns(np.memmap(path, mode="r"))
     except (OSError, pa.ArrowException, ValueError) as e:
-        raise DataError(f"{path}: not readable as Arrow IPC ({' '.join(str(e).split())}): convert it again") from None
+        raise DataError(f"{path}: not readable as Arrow IPC ({one_line(e)}): convert it again") from None
 
 
 def columns(whole: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:

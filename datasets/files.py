@@ -28,6 +28,8 @@ from typing import IO
 import torch
 from torch import Tensor
 
+from fedfleet.simulator.errors import one_line
+
 ENVIRONMENT = "FEDFLEET_DATA"
 # Seconds a server may stay silent, for every address of its name: without a network a run must fail soon.
 TIMEOUT = 5.0
@@ -50,7 +52,7 @@ def data_dir(override: str | None = None) -> Path:
 def broken(path: Path, problem: str, source: str) -> DataError:
     """Return the error for a file that is not what was published at `source` (a URL or a publisher's name)."""
     mend = f"delete it and let it download again, or copy the original file from {source}"
-    return DataError(f"{path}: {_one_line(problem)}; {mend}")
+    return DataError(f"{path}: {one_line(problem)}; {mend}")
 
 
 def is_there(path: Path) -> bool:
@@ -107,7 +109,7 @@ def fetch(root: Path, name: str, urls: Sequence[str], md5: str, holds: str | Non
         except (OSError, http.client.HTTPException) as error:
             failures.append(f"{url}: {error or type(error).__name__}")
     wanted = name if holds is None else f"{holds} (or {name}, which holds it)"
-    reasons = _one_line("; ".join(failures))
+    reasons = one_line("; ".join(failures))
     mend = f"copy it there, or set {ENVIRONMENT} to the folder that has it"
     raise DataError(f"{wanted} is not in {root} and did not download ({reasons}): {mend}")
 
@@ -132,7 +134,7 @@ def fetch_members(root: Path, members: Mapping[str, str], archive: str, url: str
                     with member(members[name]) as source, _whole(root / name) as target:
                         shutil.copyfileobj(source, target)
         except OSError as error:
-            problem = _one_line(str(error))
+            problem = one_line(str(error))
             raise DataError(f"{path}: cannot unpack {missing[0]} ({problem}); make room or mend the rights") from error
     return [root / name for name in members]
 
@@ -182,7 +184,3 @@ def _opened(archive: Path) -> Iterator[Callable[[str], IO[bytes]]]:
 def _md5() -> "hashlib._Hash":
     # It guards against broken downloads, not against an attacker; saying so keeps it working where FIPS rules.
     return hashlib.md5(usedforsecurity=False)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

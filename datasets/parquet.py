@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fedfleet.datasets.files import DataError
+from fedfleet.simulator.errors import one_line
 
 BATCH_ROWS = 1 << 16
 BUFFER_BYTES = 1 << 20  # read at a time of a column; else a whole row group of it is in memory
@@ -54,7 +55,7 @@ class _Batch(NamedTuple):
         except Bad as e:
             _fail(f"{self.file}: column {column!r}, row {self.start + e.row}: {e.problem}", e.mend)
         except pa.ArrowException as e:
-            _fail(f"{self.file}: column {column!r}, from row {self.start}: {_one_line(e)}", WRITE_AGAIN)
+            _fail(f"{self.file}: column {column!r}, from row {self.start}: {one_line(e)}", WRITE_AGAIN)
 
 
 class ParquetSource:
@@ -132,7 +133,7 @@ class ParquetSource:
                     yield _Batch(file, start, columns)
                     start += len(columns)
             except (OSError, pa.ArrowException) as e:
-                _fail(f"{file}: cannot be read after row {start} ({_one_line(e)})", WRITE_AGAIN)
+                _fail(f"{file}: cannot be read after row {start} ({one_line(e)})", WRITE_AGAIN)
 
 
 def kind(x: NDArray[Any]) -> str:
@@ -155,7 +156,7 @@ def _opened(file: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
     except (OSError, pa.ArrowException) as e:
-        _fail(f"{file}: not a Parquet file ({_one_line(e)})", "write it with pandas, Arrow, Spark or DuckDB")
+        _fail(f"{file}: not a Parquet file ({one_line(e)})", "write it with pandas, Arrow, Spark or DuckDB")
 
 
 def _check_schema(file: Path, schema: pa.Schema, clients: bool) -> None:
@@ -257,7 +258,3 @@ def _all(fine: NDArray[np.bool_], problem: Any, mend: str) -> None:
 
 def _fail(problem: str, mend: str) -> NoReturn:
     raise DataError(f"{problem}: {mend}")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

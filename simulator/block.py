@@ -1,4 +1,4 @@
-"""Run the work of one block of clients: one at a time (``serial``, the reference) or all at once (``batched``)."""
+"""Run the work of one block of clients: one at a time (``serial``, the reference) or all at once (``batched``, ``factored``)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from torch import Tensor
 
 from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
+from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.batches import schedule
 from fedfleet.simulator.client import ClientInputs, ClientProgram
+from fedfleet.simulator.combination import multiplied_out
 from fedfleet.simulator.errors import ClientError
-from fedfleet.simulator.factored import Notes, multiplied_out
+from fedfleet.simulator.factored import Notes
 from fedfleet.simulator.population import LocalData, Population, gather
 from fedfleet.simulator.reduction import Rows
 from fedfleet.simulator.rng import Key
@@ -50,6 +52,13 @@ class Setup:
     device: str = "cpu"
     notes: Notes = field(default_factory=Notes)
 
+    @staticmethod
+    def of(algorithm: Algorithm, task: Task, population: Population, inner: str, **rest: Any) -> Setup:
+        """Return what workers need for an algorithm on a task; ``rest`` are the other attributes, such as ``evaluation``."""
+        phases = {p.name: p for p in algorithm.phases}
+        made = {"phases": phases, "objectives": task.objectives, "functions": task.functions, "evaluation": {}}
+        return Setup(population=population, inner=inner, **{**made, **rest})
+
     def placed(self) -> Setup:
         """Return the setup with the clients' data on the device, as a worker keeps it."""
         return replace(self, population=self.population.to(torch.device(self.device)))
@@ -78,7 +87,6 @@ class BlockResult(NamedTuple):
     partials: dict[str, Any]
     config: dict[str, Tensor]
     own: Tree
-    clients: int
     steps: int
     loss: float
     measured: int
@@ -110,7 +118,7 @@ def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     always = [w.active.all(0).tolist() for w in walks]
     before, versions = torch.get_rng_state(), _versions(visible)
     with torch.no_grad():
-        program = ClientProgram(phase, inputs, visible, local.data, setup, always, setup.inner == "factored")
+        program = ClientProgram(phase, inputs, visible, local.data, setup, always)
         flat = _serial(program, task) if setup.inner == "serial" else _batched(program, task)
         _refuse_draws(before, task)
         if written := [path for path, version in _versions(visible).items() if version != versions[path]]:
@@ -155,7 +163,7 @@ def _batched(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
 
 def _serial(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
     program.always = [[True] * len(mask) for mask in program.always]  # a client alone takes its own steps and no more
-    program.factored = False
+    program.ledger = None
     results = []
     for i, client in enumerate(task.clients.tolist()):
         mine: ClientInputs = T.index(program.inputs, i)
@@ -185,7 +193,6 @@ def _result(phase: Phase, task: BlockTask, local: LocalData, steps: int, out: di
         partials=T.to(partials, "cpu"),
         config=T.to(out["config"], "cpu"),
         own=T.to(multiplied_out(out["own"]), "cpu"),
-        clients=size,
         steps=steps,
         loss=float(loss[found].sum()),
         measured=int(found.sum()),

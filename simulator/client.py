@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedfleet.simulator import rng
+from fedfleet.simulator import lanes, rng
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.batches import Schedule
-from fedfleet.simulator.factored import Combination, Factored, Ledger
+from fedfleet.simulator.combination import Combination
+from fedfleet.simulator.factored import Factored, Ledger
 from fedfleet.simulator.gradient import EngineOps
 from fedfleet.simulator.population import gather
 from fedfleet.simulator.tree import Tree
@@ -38,10 +39,10 @@ class ClientInputs(NamedTuple):
 
 
 class ClientProgram:
-    """One client's phase, callable on its slices of ``ClientInputs.tensors``.
+    """One client's phase, callable on the leaves of its slice of ``ClientInputs``, alone or under ``vmap``.
 
-    After a call, ``structure`` unflattens what it returned: ``{"send", "config", "own", "loss"}``, and ``where``
-    names the last step it was in (for error messages).
+    After a call, ``result`` makes ``{"send", "config", "own", "loss"}`` of what it returned, and ``where`` names the last step
+    it was in (for error messages).
     """
 
     def __init__(
@@ -52,11 +53,9 @@ class ClientProgram:
         data: Mapping[str, Tensor],
         setup: Any,
         always: list[list[bool]],
-        factored: bool = False,
     ):
         self.phase, self.inputs, self.shared, self.data, self.setup = phase, inputs, shared, data, setup
         self.always = always  # per stage and step: whether all clients of the block take it, so that no mask is needed
-        self.factored = factored
         self.ledger: Ledger | None = None
         self.out: Tree = None
         self.combinations: list[Combination] = []
@@ -66,7 +65,7 @@ class ClientProgram:
         """Run begin, every step of every stage, finish."""
         key, count, walks, batches, own, inbox = T.unflatten(self.inputs, tensors)
         work, shared = self.phase.work, self.shared
-        if self.factored:
+        if self.setup.inner == "factored" and lanes.level() is not None:  # a client alone has its weights as they are
             self.ledger = Ledger(len(self.inputs.num_examples), self.setup.notes)
             for data in self.inputs.batches:
                 for inputs in () if data is None else data.values():
@@ -92,8 +91,8 @@ class ClientProgram:
             send = transform(send, rng.fold(key, "uplink", i))
         config = {k: torch.as_tensor(v, dtype=torch.float64, device=count.device) for k, v in message.config.items()}
         out = {"send": dict(send), "config": config, "own": own, "loss": _mean(losses, measured, count)}
-        combinations = [x.combination() for x in T.leaves(out) if isinstance(x, Factored)]
-        self.out, self.combinations = out, combinations
+        self.out = out
+        self.combinations = [x.combination() for x in T.leaves(out) if isinstance(x, Factored)]
         return tuple(x for x in T.leaves(out) if not isinstance(x, Factored))
 
     def _step(

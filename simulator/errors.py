@@ -22,3 +22,8 @@ class ClientError(FedfleetError):
     def __reduce__(self) -> tuple[type[ClientError], tuple[str]]:
         """Travel between processes as the message alone."""
         return type(self), (str(self),)
+
+
+def one_line(text: object) -> str:
+    """Return a text, or what an error says, on one line."""
+    return " ".join(str(text).split())

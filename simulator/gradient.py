@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedfleet.simulator import lanes
 from fedfleet.simulator import tree as T
-from fedfleet.simulator.factored import Combination, Factored, Ledger, PerClient
+from fedfleet.simulator.combination import Combination, PerClient
+from fedfleet.simulator.factored import Factored, Ledger
 from fedfleet.simulator.layers import Layer, NotLinear, Weight, pays
 from fedfleet.simulator.rng import Key
 from fedfleet.simulator.tree import Scalar, Tree
@@ -91,7 +92,7 @@ class _Call:
                 leaf.fold(value)
             content = Combination(content.clients, leaf, [(PerClient(value), 1.0)])
         if path in self.dense:
-            return content.dense().requires_grad_(trained)
+            return content.dense().detach().requires_grad_(trained)
         assert self.ledger is not None
         return Layer(i, self.ledger, path, content, trained)
 

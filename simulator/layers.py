@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedfleet.simulator import lanes
-from fedfleet.simulator.factored import METADATA, Combination, Ledger, Number, Pair, Patches, Walk
+from fedfleet.simulator.combination import Combination, Number, Pair, scaled
+from fedfleet.simulator.convolution import Geometry, Patches, convolve, input_gradient
+from fedfleet.simulator.factored import METADATA, Ledger, Walk
 
 
 class NotLinear(Exception):
@@ -86,7 +87,7 @@ def _conv2d(
 ) -> Tensor:
     if isinstance(padding, str):
         raise NotLinear(_layer(weight, input).index, f"conv2d with padding={padding!r}")
-    out = _product(weight, input, ((_two(stride), _two(padding), _two(dilation)), groups))
+    out = _product(weight, input, Geometry(_two(stride), _two(padding), _two(dilation), groups))
     return out if bias is None else out + bias[:, None, None]
 
 
@@ -98,7 +99,7 @@ def _layer(weight: Tensor, input: Tensor) -> Layer:
     return next(t for t in (weight, input) if isinstance(t, Weight)).layer
 
 
-def _product(weight: Tensor, input: Tensor, conv: tuple[Any, int] | None) -> Tensor:
+def _product(weight: Tensor, input: Tensor, geometry: Geometry | None) -> Tensor:
     if not isinstance(weight, Weight) or isinstance(input, Weight):
         raise NotLinear(_layer(input, weight).index, "use as an input")
     layer = weight.layer
@@ -106,8 +107,8 @@ def _product(weight: Tensor, input: Tensor, conv: tuple[Any, int] | None) -> Ten
     if not batched:
         raise NotLinear(layer.index, "a product with inputs that all clients share")
     with lanes.beneath():
-        if conv is not None:
-            out: Any = _BlockConv.apply(layer, *conv, x, layer.tap)
+        if geometry is not None:
+            out: Any = _BlockConv.apply(layer, geometry, x, layer.tap)
         else:
             out = _BlockLinear.apply(layer, x.reshape(x.shape[0], -1, x.shape[-1]), layer.tap)
             out = out.reshape(*x.shape[:-1], -1)
@@ -162,10 +163,7 @@ def _shared_products(w: Combination, v: Tensor, *, transposed: bool) -> Tensor |
 def _scaled_sum(parts: list[tuple[Tensor, Number]]) -> Tensor | None:
     out: Tensor | None = None
     for product, c in parts:
-        if isinstance(c, Tensor):
-            product, c = product * c[:, None, None], 1.0
-        scaled = product if c == 1.0 else product * c
-        out = scaled if out is None else out + scaled
+        out = scaled(product, c) if out is None else out + scaled(product, c)
     return out
 
 
@@ -174,11 +172,11 @@ def _own_products(w: Combination, v: Tensor, out: Tensor | None, *, transposed: 
     turn = (lambda m: m.mT) if transposed else (lambda m: m)
     changed = False
     for m, c in w.each:
-        scaled = v if isinstance(c, float) and c == 1.0 else v * (c[:, None, None] if isinstance(c, Tensor) else c)
-        out = torch.bmm(scaled, turn(m)) if out is None else torch.baddbmm(out, scaled, turn(m))
+        rows = scaled(v, c)
+        out = torch.bmm(rows, turn(m)) if out is None else torch.baddbmm(out, rows, turn(m))
         changed = True
-    if (rows := w.rows()) is not None:
-        h, d, c = rows
+    if (pairs := w.rows()) is not None:
+        h, d, c = pairs
         inner, outer = (h, d) if transposed else (d, h)
         p = torch.bmm(v, inner.mT)  # (C, r, R)
         if isinstance(c, Tensor):
@@ -190,55 +188,32 @@ def _own_products(w: Combination, v: Tensor, out: Tensor | None, *, transposed: 
 
 
 class _BlockConv(torch.autograd.Function):
-    """Convolve ``h`` (C, B, c, H, W): one large batch where all clients share the weight, a group a client where not."""
+    """Convolve ``h`` (C, B, c, H, W) with filters that all clients share, or with each client's own."""
 
     @staticmethod
-    def forward(ctx: Any, layer: Layer, geometry: Any, groups: int, h: Tensor, tap: Tensor) -> Tensor:
-        ctx.layer, ctx.geometry, ctx.groups, ctx.h = layer, geometry, groups, h.detach()
-        x, w, g = _arranged(layer.content, ctx.h, groups)
-        ctx.filters = w
-        stride, padding, dilation = geometry
-        out = F.conv2d(x, w, None, stride, padding, dilation, g)
-        layer.ledger.products += out[0, 0].numel() * h.shape[1] * layer.content.like.numel()
-        return _restored(out, h.shape[0], g != groups)
+    def forward(ctx: Any, layer: Layer, geometry: Geometry, h: Tensor, tap: Tensor) -> Tensor:
+        ctx.layer, ctx.geometry, ctx.h = layer, geometry, h.detach()
+        ctx.filters, ctx.own = _filters(layer.content)
+        out = convolve(ctx.h, ctx.filters, geometry, own=ctx.own)
+        layer.ledger.products += out[0, :, 0].numel() * layer.content.like.numel()
+        return out
 
     @staticmethod
     def backward(ctx: Any, d: Tensor) -> Any:  # type: ignore[override]
         layer: Layer = ctx.layer
-        dh = None
-        if ctx.needs_input_grad[3]:
-            clients = ctx.h.shape[0]
-            own = not layer.content.shared
-            groups = ctx.groups * clients if own else ctx.groups
-            stride, padding, dilation = ctx.geometry
-            x, g = _laid(ctx.h, own), _laid(d, own)
-            dh = torch.ops.aten.convolution_backward(
-                g, x, ctx.filters, None, stride, padding, dilation, False, [0, 0], groups, [True, False, False]
-            )[0]
-            dh = _restored(dh, clients, own)
+        dh = input_gradient(d, ctx.h, ctx.filters, ctx.geometry, own=ctx.own) if ctx.needs_input_grad[2] else None
         if layer.recording:
-            layer.pairs.append(Patches(ctx.h, d, layer.content.like.shape, ctx.geometry, ctx.groups))
-        return None, None, None, dh, None
+            layer.pairs.append(Patches(ctx.h, d, layer.content.like.shape, ctx.geometry))
+        return None, None, dh, None
 
 
-def _laid(h: Tensor, own: bool) -> Tensor:
-    """Return (C B, ...) for a shared weight, (B, C ..., H, W) for one a client."""
-    return h.transpose(0, 1).reshape(h.shape[1], -1, *h.shape[3:]) if own else h.flatten(0, 1)
-
-
-def _restored(x: Tensor, clients: int, own: bool) -> Tensor:
-    if own:
-        return x.view(x.shape[0], clients, -1, *x.shape[2:]).transpose(0, 1)
-    return x.view(clients, -1, *x.shape[1:])
-
-
-def _arranged(w: Combination, h: Tensor, groups: int) -> tuple[Tensor, Tensor, int]:
+def _filters(w: Combination) -> tuple[Tensor, bool]:
+    """Return the shared filters, or those of all clients side by side; and whether they are each client's own."""
     common = w.common()
     if common is not None:
-        return _laid(h, False), common, groups
-    (value, _), *rest = w.each
-    assert not rest
-    return _laid(h, True), value.flatten(0, 1), groups * h.shape[0]
+        return common, False
+    ((value, _),) = w.each  # `pays` has seen to it
+    return value.flatten(0, 1), True
 
 
 FOLD_AT = 1.0

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from fedfleet.simulator import rng
 from fedfleet.simulator.algorithm import Algorithm, Cohort, Problem
 from fedfleet.simulator.availability import Always, ResponseTime, WaitAll
 from fedfleet.simulator.block import Setup
-from fedfleet.simulator.executors.base import Job
+from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.factored import Notes
 from fedfleet.simulator.round import Conditions, EngineRound
 from fedfleet.simulator.state import ClientStore
 from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import Message
 
 CLIENTS, ROUNDS = 2, 2  # rounds may differ from the first, as with methods that remember the round before
 
@@ -23,7 +20,8 @@ CLIENTS, ROUNDS = 2, 2  # rounds may differ from the first, as with methods that
 def probe(algorithm: Algorithm, z: Tree, problem: Problem, setup: Setup) -> Notes:
     """Return what was found out. Raises ClientError where client code does not run."""
     notes = Notes()
-    executor = _Here(replace(setup, inner="factored", device="cpu", notes=notes))
+    executor = LocalExecutor(threads=None)
+    executor.start(replace(setup, inner="factored", device="cpu", notes=notes))
     conditions = Conditions(seed=0, availability=Always(), times=ResponseTime(), policy=WaitAll(), block_size=CLIENTS)
     store = ClientStore()
     state = algorithm.init(z, rng.fold(rng.key(0), "init"), problem)
@@ -36,18 +34,3 @@ def probe(algorithm: Algorithm, z: Tree, problem: Problem, setup: Setup) -> Note
 class _Small(EngineRound):
     def invite(self, size: int, *, replace: bool = False) -> Cohort:
         return super().invite(min(size, CLIENTS), replace=replace)
-
-
-class _Here:
-    """Runs tasks where the caller is, whatever its threads."""
-
-    def __init__(self, setup: Setup):
-        self._setup = setup
-
-    def start(self, setup: Setup) -> None: ...
-
-    def map(self, job: Job, shared: Message, tasks: Iterable[Any], *, background: bool = False) -> Iterator[Any]:
-        for task in tasks:
-            yield job(self._setup, shared, task)
-
-    def close(self) -> None: ...

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedfleet.simulator import tree as T
-from fedfleet.simulator.factored import Combination, multiplied_out
+from fedfleet.simulator.combination import Combination, multiplied_out
 from fedfleet.simulator.stored import Stored
 from fedfleet.simulator.tree import Tree
 
@@ -53,7 +53,7 @@ def _weighted_sum(values: Tree, weight: Tensor) -> Tree:
         if isinstance(v, Combination):
             return v.weighted_sum(weight)
         w = weight.to(v.dtype)
-        return (v * w.reshape(-1, *([1] * (v.dim() - 1)))).sum(0)
+        return (v * T.column(w, v)).sum(0)
 
     return T.map(leaf, values)
 
@@ -124,9 +124,7 @@ class ByDomainMean:
 
     def block(self, values: Tree, rows: Rows) -> DomainMeans:
         """Sum a block by domain."""
-        scaled = T.map(
-            lambda v: v * rows.weight.to(v.dtype).reshape(-1, *([1] * (v.dim() - 1))), multiplied_out(values)
-        )
+        scaled = T.map(lambda v: v * T.column(rows.weight.to(v.dtype), v), multiplied_out(values))
         return self._sum(rows.domain, scaled, rows.weight)
 
     def merge(self, a: DomainMeans, b: DomainMeans) -> DomainMeans:
@@ -136,7 +134,7 @@ class ByDomainMean:
 
     def final(self, partial: DomainMeans) -> DomainMeans:
         """Divide each domain's sum by its weight."""
-        divide = lambda v: v / partial.weight.to(v.dtype).reshape(-1, *([1] * (v.dim() - 1)))  # noqa: E731
+        divide = lambda v: v / T.column(partial.weight.to(v.dtype), v)  # noqa: E731
         return DomainMeans(partial.domain, T.map(divide, partial.value), partial.weight)
 
 

@@ -187,6 +187,11 @@ def index(a: Tree, i: Any) -> Tree:
     return map(lambda x: x[i], a)
 
 
+def column(numbers: Tensor, v: Tensor) -> Tensor:
+    """Shape ``numbers`` (C,) to multiply stacked values ``v`` (C, ...)."""
+    return numbers.reshape(-1, *([1] * (v.dim() - 1)))
+
+
 def count(a: Tree) -> int:
     """Return the number of scalars in the tree."""
     return sum(x.numel() for x in leaves(a))

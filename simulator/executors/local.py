@@ -14,16 +14,17 @@ from fedfleet.simulator.work import Message
 
 
 class LocalExecutor:
-    """One worker: the calling process, with a fixed number of torch threads while it runs."""
+    """One worker: the calling process, with a fixed number of torch threads while it runs; None takes it as it is."""
 
-    def __init__(self, threads: int = 1):
+    def __init__(self, threads: int | None = 1):
         self.threads = threads
         self._setup: Setup | None = None
         self._threads_before = torch.get_num_threads()
 
     def start(self, setup: Setup) -> None:
         """Pin the threads and move the data to the device."""
-        prepare(self.threads)
+        if self.threads is not None:
+            prepare(self.threads)
         self._setup = setup.placed()
 
     def map(self, job: Job, shared: Message, tasks: Iterable[Any], *, background: bool = False) -> Iterator[Any]:

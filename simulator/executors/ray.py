@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.block import Setup
-from fedfleet.simulator.errors import ClientError, FedfleetError
+from fedfleet.simulator.errors import ClientError, FedfleetError, one_line
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.work import Message
@@ -124,7 +124,7 @@ class RayExecutor:
                 ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **where)
             except ConnectionError as e:
                 raise FedfleetError(
-                    f"executor.address={self._address!r}: no Ray cluster answers there ({' '.join(str(e).split())}): start one "
+                    f"executor.address={self._address!r}: no Ray cluster answers there ({one_line(e)}): start one "
                     f"with `ray start --head`, or leave the address out"
                 ) from e
             self._started_ray = True

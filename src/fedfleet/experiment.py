@@ -9,7 +9,8 @@ import time
 import warnings
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,6 @@ from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config import Config
 from fedfleet.population import Data, check_clients, evaluation_data, load_data, make_population
 from fedfleet.progress import Progress
-from fedfleet.reading import one_line
 from fedfleet.runfolder import RunFolder, check_free, claim, load_model
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
@@ -37,7 +37,7 @@ from fedfleet.simulator.availability import (
     WaitAll,
 )
 from fedfleet.simulator.block import Setup
-from fedfleet.simulator.errors import ConfigError, FedfleetError
+from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.evaluation import Measurement, client_phase, evaluate_clients
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.executors.local import LocalExecutor
@@ -104,16 +104,23 @@ class Experiment:
         if config.until is not None:
             resolve.check_until(config, _metric_names(self.task, self.z, self.evaluation))
         self.config = config
-        self.notes = self._probe()
-        inner = rules.inner(self.z, self.notes, resolve.device(config))
-        self.config = resolve.resolved(config, inner, rules.block_size(config.cohort.invite, self.z, self.notes))
+        self.config = resolve.resolved(config, self._inner(), self._block_size())
 
     @property
     def label(self) -> str:
         """Return the run's name in reports."""
         return self.config.label or C.named(self.config, "algorithm")
 
-    def _probe(self) -> Notes:
+    def _inner(self) -> str:
+        e = self.config.executor
+        return rules.inner(self.z, self.notes, resolve.device(self.config)) if e.inner == "auto" else e.inner
+
+    def _block_size(self) -> int:
+        size = self.config.executor.block_size
+        return rules.block_size(self.config.cohort.invite, self.z, self.notes) if size == "auto" else size
+
+    @cached_property
+    def notes(self) -> Notes:
         """Learn what factoring the clients' weights takes; where client code does not run, the run itself will say so."""
         with contextlib.suppress(FedfleetError):
             return probe(self.algorithm, self.z, self.problem, self.setup())
@@ -121,19 +128,14 @@ class Experiment:
 
     def setup(self) -> Setup:
         """Return what workers need."""
-        phases = {p.name: p for p in self.algorithm.phases}
-        if self.config.evaluation.per_client:
-            phases["client_metrics"] = client_phase(self._client_metrics())
         e = self.config.executor
-        return Setup(
-            population=self.population,
-            phases=phases,
-            objectives=self.task.objectives,
-            functions=self.task.functions,
-            evaluation=self.evaluation,
-            inner=e.inner,
-            device=e.device,
+        made = Setup.of(
+            self.algorithm, self.task, self.population, e.inner, evaluation=self.evaluation, device=e.device
         )
+        if not self.config.evaluation.per_client:
+            return made
+        measure = client_phase(self._client_metrics())
+        return replace(made, phases={**made.phases, measure.name: measure})
 
     def _client_metrics(self) -> tuple[str, ...]:
         """Ask the task for the names by evaluating one example."""

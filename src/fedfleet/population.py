@@ -12,8 +12,7 @@ from fedfleet.config import Config
 from fedfleet.datasets import registry
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.files import DataError, data_dir
-from fedfleet.reading import one_line
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.population import InMemoryPopulation, Population
 
 PER_CLIENT_UP_TO = 1_000_000

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.errors import ConfigError, one_line
 
 DEEPEST = 16  # dots in a key
 
@@ -94,8 +94,3 @@ def show(value: Any) -> str:
     except ValueError:  # a number of thousands of digits
         return "..."
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def one_line(error: Exception) -> str:
-    """Return what an error says on one line."""
-    return " ".join(str(error).split())

@@ -18,10 +18,10 @@ import torch
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config import Config, named, options, unknown
-from fedfleet.reading import one_line, show
+from fedfleet.reading import show
 from fedfleet.rules import LARGEST_BLOCK
 from fedfleet.simulator.algorithm import Algorithm, Task
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.errors import ConfigError, one_line
 
 ROW_BYTES = 64
 """Memory of a row of a client's schedule: its number, weight and random bits, and copies of them on the way."""
@@ -139,12 +139,12 @@ def actors(config: Config) -> int:
 
 
 def resolved(config: Config, inner: str, block_size: int) -> Config:
-    """Return the configuration with every ``auto`` replaced; ``inner`` and ``block_size`` are what the rules say."""
+    """Return the configuration with every ``auto`` replaced; ``inner`` and ``block_size`` are given, or what the rules say."""
     e = config.executor
     found = {
         "device": device(config),
-        "inner": inner if e.inner == "auto" else e.inner,
-        "block_size": block_size if e.block_size == "auto" else e.block_size,
+        "inner": inner,
+        "block_size": block_size,
         "actors": actors(config),
     }
     return config.model_copy(update={"executor": e.model_copy(update=found)})

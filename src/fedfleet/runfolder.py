@@ -20,10 +20,9 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from fedfleet.reading import one_line
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.availability import Fate
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.simulate import RoundRecord
 from fedfleet.simulator.tree import Tree
 

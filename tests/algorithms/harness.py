@@ -120,14 +120,7 @@ def records(
     seed: int = 0,
     shared_response_count: bool = False,
 ) -> Iterator[RoundRecord]:
-    setup = Setup(
-        population=world.population,
-        phases={p.name: p for p in algorithm.phases},
-        objectives=world.task.objectives,
-        functions=world.task.functions,
-        evaluation={},
-        inner=inner,
-    )
+    setup = Setup.of(algorithm, world.task, world.population, inner)
     executor = executor or LocalExecutor(1)
     executor.start(setup)
     conditions = Conditions(

@@ -69,14 +69,7 @@ def test_the_weights_stay_factored_unless_the_algorithm_needs_them_multiplied_ou
     where = world(task, "mlp")
     z = T.map(torch.Tensor.double, where.task.init(0))
     algorithm = build(name, where.task, INVITE, **options)
-    setup = Setup(
-        population=where.population,
-        phases={p.name: p for p in algorithm.phases},
-        objectives=where.task.objectives,
-        functions=where.task.functions,
-        evaluation={},
-        inner="serial",
-    )
+    setup = Setup.of(algorithm, where.task, where.population, "serial")
     notes = probe(algorithm, z, Problem(30, 40.0), setup)
     weights = {path for path, leaf in T.named_leaves(z) if leaf.dim() == 2}
     assert notes.dense == {"train": set()}  # the loss only uses weights in layers

@@ -13,6 +13,8 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from fedfleet.simulator.errors import one_line
+
 Table = dict[str, np.ndarray]  # columns (n,): float64 with nan for null, or str objects
 Curve = tuple[np.ndarray, np.ndarray]  # x and y, each (n,), x not decreasing
 COUNTS = ("seconds", "invited", "heard", "late", "failed", "offline", "client_steps")
@@ -220,7 +222,9 @@ def read(path: Path) -> Run:
     try:
         config = _mapping(yaml.safe_load(config_text))
     except yaml.YAMLError as error:
-        raise ValueError(f"{path / 'config.yaml'}: not readable as YAML; mend or remove it ({_line(error)})") from error
+        raise ValueError(
+            f"{path / 'config.yaml'}: not readable as YAML; mend or remove it ({one_line(error)})"
+        ) from error
     summary = _json(path / "summary.json")
     algorithm = config.get("algorithm")
     named = algorithm.get("name") if isinstance(algorithm, dict) else None
@@ -257,7 +261,9 @@ def _table(path: Path) -> Table:
     try:
         frame: Any = pd.read_parquet(path)
     except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
-        raise ValueError(f"{path}: not readable as Parquet; resume the run to rewrite it ({_line(error)})") from error
+        raise ValueError(
+            f"{path}: not readable as Parquet; resume the run to rewrite it ({one_line(error)})"
+        ) from error
     return {str(name): _column(frame[name]) for name in frame.columns}
 
 
@@ -272,7 +278,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         return _mapping(json.loads(_text(path) or "null"))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not readable as JSON; mend or remove it ({_line(error)})") from error
+        raise ValueError(f"{path}: not readable as JSON; mend or remove it ({one_line(error)})") from error
 
 
 def _text(path: Path) -> str:
@@ -281,7 +287,3 @@ def _text(path: Path) -> str:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
