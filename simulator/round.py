@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +34,7 @@ class Conditions:
         availability, times, policy: who is online, how long answers take, whom the server waits for.
         shared_response_count: both phases of a round wait for the same share p_t of answers.
         min_responses: a phase with fewer answers is void, and the round starts again with new cohorts.
-        block_size: clients a block.
+        block_size: clients a block, at most.
 
     """
 
@@ -128,7 +129,7 @@ class EngineRound:
             )
 
         heard = self._longest_first(cohort.clients, heard)
-        rows = list(heard.split(c.block_size))
+        rows = _blocks(heard, c.block_size)
         tasks = [
             BlockTask(
                 phase=phase.name,
@@ -175,6 +176,12 @@ class EngineRound:
         record.train_loss = sum(r.loss for r in results) / measured if measured else None
         config = {k: torch.cat([r.config[k] for r in results]) for k in results[0].config}
         return Reduced({s: r.final(partials[s]) for s, r in phase.reduce.items()}, heard, config)
+
+
+def _blocks(clients: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Split into blocks of at most ``size``, as equal as can be. Several are even in number: two workers end together."""
+    count = math.ceil(len(clients) / size)
+    return clients.tensor_split(min(len(clients), count + count % 2) if count > 1 else 1)
 
 
 def _occurrences(clients: Tensor) -> Tensor:

@@ -35,9 +35,8 @@ logging.getLogger("ray._private.authentication.authentication_token_setup").addF
 )
 
 IN_FLIGHT = 2  # blocks an actor has at hand, so that it never waits for the driver
-INLINE_BYTES = (
-    1 << 16
-)  # shared trees up to here travel with each task, which is faster than a look into the object store
+# Shared trees up to here travel with each task, which is faster than a look into the object store.
+INLINE_BYTES = 1 << 16
 AHEAD = 64  # blocks dispatched beyond the merge front, which bounds the driver's memory
 
 

@@ -84,7 +84,7 @@ class Executor(Options):
     threads_per_actor: int = Field(default=1, ge=1, le=1024)
     """Torch threads of an actor."""
     block_size: Count | Literal["auto"] = "auto"
-    """Clients a block: the unit of dispatch and of summation."""
+    """Clients a block at most, the unit of dispatch and of summation; several blocks are even in number."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda if ``gpus_per_actor`` is above 0."""
     address: str | None = None
