@@ -75,11 +75,16 @@ def add_rounds(to: argparse.ArgumentParser) -> None:
     to.add_argument("--json", action="store_true", help="print JSON: an object, or a list of them for several cases")
 
 
-def add_engine(to: argparse.ArgumentParser) -> None:
-    """Add what decides how the engine runs."""
+def add_workers(to: argparse.ArgumentParser) -> None:
+    """Add where the work runs."""
     to.add_argument("--executor", choices=["ray", "local"], default="ray")
     to.add_argument("--actors", type=count, default=2, help="Ray actors (default 2)")
     to.add_argument("--threads", type=count, default=1, help="torch threads a worker (default 1)")
+
+
+def add_engine(to: argparse.ArgumentParser) -> None:
+    """Add what decides how the engine runs."""
+    add_workers(to)
     to.add_argument("--inner", choices=INNERS, default="auto", help="auto: the product's own choice")
     to.add_argument("--block-size", type=count, help="clients a block; default: the product's own choice")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -19,6 +18,7 @@ from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.availability import Always, ResponseTime, WaitAll
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.executors.base import Executor
+from fedfleet.simulator.factored import Notes
 from fedfleet.simulator.population import InMemoryPopulation, Population
 from fedfleet.simulator.probe import probe
 from fedfleet.simulator.round import Conditions
@@ -26,6 +26,7 @@ from fedfleet.simulator.simulate import RoundRecord, simulate
 from fedfleet.tasks.auc import AucMaximisation, AucOptions
 from fedfleet.tasks.classification import Classification
 from fedfleet.tasks.options import DataShape, ModelOptions
+from fedfleet.tune import How
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,6 @@ class World:
     task: Task
     algorithm: Algorithm
     population: Population
-
-
-class How(NamedTuple):
-    """How the engine runs blocks: "serial", "batched" or "factored", and the clients a block."""
-
-    inner: str
-    block_size: int
 
 
 class OwnNet(Classification):
@@ -94,11 +88,15 @@ def setup(world: World, inner: str, device: str = "cpu") -> Setup:
     return Setup.of(world.algorithm, world.task, world.population, inner, device=device)
 
 
+def notes(world: World) -> Notes:
+    """Learn what factoring the clients' weights takes."""
+    return probe(world.algorithm, world.task.init(world.case.seed), problem(world), setup(world, "factored"))
+
+
 def rule(world: World, device: str = "cpu") -> How:
     """Return the product's own choice."""
-    z = world.task.init(world.case.seed)
-    notes = probe(world.algorithm, z, problem(world), setup(world, "factored"))
-    return How(rules.inner(z, notes, device), rules.block_size(world.case.cohort, z, notes))
+    z, learned = world.task.init(world.case.seed), notes(world)
+    return How(rules.inner(z, learned, device), rules.block_size(world.case.cohort, z, learned))
 
 
 def problem(world: World) -> Problem:
@@ -106,15 +104,19 @@ def problem(world: World) -> Problem:
     return Problem(world.population.size, float(world.case.samples), world.population.num_examples)
 
 
-def play(world: World, executor: Executor, how: How, rounds: int, device: str = "cpu") -> Iterator[RoundRecord]:
-    """Start the executor and run so many rounds, without any evaluation; the caller closes the executor."""
-    executor.start(setup(world, how.inner, device))
-    conditions = Conditions(
+def conditions(world: World, how: How) -> Conditions:
+    """Return how the federation behaves: all answer at once."""
+    return Conditions(
         seed=world.case.seed,
         availability=Always(),
         times=ResponseTime(),
         policy=WaitAll(),
         block_size=how.block_size,
     )
+
+
+def play(world: World, executor: Executor, how: How, rounds: int, device: str = "cpu") -> Iterator[RoundRecord]:
+    """Start the executor and run so many rounds, without any evaluation; the caller closes the executor."""
+    executor.start(setup(world, how.inner, device))
     z = world.task.init(world.case.seed)
-    yield from simulate(world.algorithm, z, problem(world), conditions, executor, rounds)
+    yield from simulate(world.algorithm, z, problem(world), conditions(world, how), executor, rounds)

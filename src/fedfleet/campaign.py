@@ -90,6 +90,18 @@ def distinct(plan: list[Trial]) -> list[Trial]:
     return list(found.values())
 
 
+def only(config: Config, command: str) -> Experiment:
+    """Make the one run that a configuration asks for ready, of several seeds the first. Raises ConfigError, DataError."""
+    first, *others = distinct(trials(config))
+    if others:
+        key = "compare" if config.compare is not None else "vary"
+        raise ConfigError(
+            f"{key}={show(getattr(config, key))}: {len(others) + 1} different runs, and {command} takes one: add "
+            f"compare=null vary=null, and what that one sets"
+        )
+    return prepare(first, {})
+
+
 def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report: bool = True) -> list[Run]:
     """Run every trial (``jobs`` at a time, each in a process of its own if more than one) and write the report.
 

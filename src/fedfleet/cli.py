@@ -1,12 +1,14 @@
-"""The command line: ``fedfleet run | plan | list | convert | report``."""
+"""The command line: ``fedfleet run | plan | bench | list | convert | report``."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -19,6 +21,7 @@ from fedfleet.simulator.errors import ConfigError, FedfleetError
 ABOUT = "Simulate federated learning over very many unreliable devices."
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT)
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+PLAIN_WIDTH = 140  # of tables that do not go to a terminal
 
 ConfigArg = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")]
 OverridesArg = Annotated[
@@ -74,6 +77,42 @@ def plan(config: ConfigArg, overrides: OverridesArg = None) -> None:
         for key, value in lines:
             table.add_row(key, value)
         console.print(table)
+
+
+@app.command()
+def bench(
+    config: ConfigArg,
+    overrides: OverridesArg = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Measure which executor.inner and executor.block_size are fastest.")
+    ] = False,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Timed rounds; by default a few, and with --tune up to 30 of each candidate."),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="Begin no round after so many seconds; 20, or 60 with --tune.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write what was measured as JSON.")] = None,
+) -> None:
+    """Run a few rounds and show where their time goes; nothing of the run is written."""
+    from fedfleet import bench as measuring
+    from fedfleet import campaign
+    from fedfleet import tune as tuning
+    from fedfleet.config import load
+
+    if json is not None and (
+        json.is_dir() or not os.access(json if json.exists() else json.absolute().parent, os.W_OK)
+    ):
+        raise ConfigError(f"--json={str(json)!r}: it cannot be written: give the path of a file in an existing folder")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    experiment, tell = campaign.only(load(config, overrides), "bench"), _progress(stderr=True).say
+    given = {k: v for k, v in {"rounds": rounds, "seconds": seconds}.items() if v is not None}
+    measure, show = (tuning.tune, tuning.show) if tune else (measuring.measure, measuring.show)
+    found = measure(experiment, tell=tell, **given)
+    show(found, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
+    if json is not None:
+        json.write_text(dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 @app.command(name="list")
@@ -137,10 +176,10 @@ def report(
         raise ConfigError(str(e)) from None
 
 
-def _progress() -> Any:
+def _progress(*, stderr: bool = False) -> Any:
     from fedfleet.progress import Progress
 
-    return Progress(Console())
+    return Progress(Console(stderr=stderr))
 
 
 @contextmanager
@@ -194,7 +233,10 @@ def main() -> None:
         )  # click's errors of usage, of which some versions of typer have a copy
         if usage is None:
             raise
-        _end(f"error: {' '.join(usage().split()) or 'give a command: run, plan, list, convert or report'}", BAD_INPUT)
+        _end(
+            f"error: {' '.join(usage().split()) or 'give a command: run, plan, bench, list, convert or report'}",
+            BAD_INPUT,
+        )
 
 
 def _end(text: str, status: int) -> NoReturn:

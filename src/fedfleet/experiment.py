@@ -213,7 +213,7 @@ class _Runner:
     def run(self, executor: Executor) -> Run:
         status, error = "failed", None
         try:
-            self.progress.say(f"starting: {_describe(self.x)}")
+            self.progress.say(f"starting: {describe(self.x)}")
             executor.start(self.x.setup())
             status = self._rounds(executor)
         except (KeyboardInterrupt, SystemExit):
@@ -308,7 +308,8 @@ class _Runner:
         }
 
 
-def _describe(x: Experiment) -> str:
+def describe(x: Experiment) -> str:
+    """Say in one line what is run, and on what."""
     e = x.config.executor
     where = f"{resolve.actors(x.config)} Ray actors" if e.kind == "ray" else "this process"
     return (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import cases, engine, gpu, loops, memory, results, scaling, world
+from benchmarks import cases, engine, gpu, loops, memory, results, rules, scaling, world
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import environments, workload
 from benchmarks.peers.workload import Case
@@ -85,6 +85,17 @@ def test_scaling_measures_generated_clients():
     assert found["seconds_per_round"] > 0
 
 
+def test_the_rules_are_checked_against_measurement(monkeypatch, capsys):
+    monkeypatch.setitem(cases.CASES, "mlp", replace(TINY, name="mlp"))
+    rules.main(["--case", "mlp", "--executor", "local", "--rounds", "1"])
+    shown = capsys.readouterr().out
+    assert "best / rule" in shown
+    rules.main(["--case", "mlp", "--executor", "local", "--rounds", "1", "--json"])
+    (found,) = json.loads(capsys.readouterr().out)["cases"]
+    assert (found["case"], found["rule"]["block_size"], found["rule"]["relative"]) == ("mlp", 2, 1)
+    assert found["best"]["relative"] <= 1
+
+
 MISTAKES = [
     (engine.main, ["--case", "nonesuch"]),
     (engine.main, ["--case", "cdma", "--cohort", "501"]),
@@ -92,6 +103,7 @@ MISTAKES = [
     (scaling.main, ["depth"]),
     (scaling.main, ["cohort", "--case", "mlp"]),
     (memory.main, ["--rounds", "3"]),
+    (rules.main, ["--seconds", "0"]),
     (gpu.main, ["--budget", "-1"]),
     (gpu.main, ["--json", "no/such/folder/file.json"]),
     (peers.main, ["--repeats", "0"]),

@@ -1,0 +1,110 @@
+"""Time what an executor does, without changing it: where the driver is held up, and what the workers compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor
+
+from fedfleet.simulator import tree as T
+from fedfleet.simulator.block import BlockTask, Setup
+from fedfleet.simulator.executors.base import Executor, Job
+from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.work import Message
+
+
+@dataclass
+class Tally:
+    """What was measured of one phase, or of evaluation.
+
+    Attributes:
+        tasks, clients: that came back.
+        dispatch_s: of the driver, in ``map``.
+        wait_s: of the driver, until the next result was there; without workers that is the work itself.
+        merge_s: of the driver, between a result and the question for the next one.
+        compute_s: of the workers, together, from the start of a task to its end.
+        put_bytes: of the tensors in shared messages, each counted once, and in tasks.
+        returned_bytes: of the tensors in results.
+
+    """
+
+    tasks: int = 0
+    clients: int = 0
+    dispatch_s: float = 0.0
+    wait_s: float = 0.0
+    merge_s: float = 0.0
+    compute_s: float = 0.0
+    put_bytes: int = 0
+    returned_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Clocked:
+    """A job that also returns the seconds it took on its worker."""
+
+    job: Job
+
+    def __call__(self, setup: Setup, shared: Message, task: Any) -> tuple[Any, float]:
+        """Run the job on the clock."""
+        started = perf_counter()
+        result = self.job(setup, shared, task)
+        return result, perf_counter() - started
+
+
+class TimedExecutor:
+    """Another executor, timed. Its results are passed on as they are."""
+
+    def __init__(self, executor: Executor):
+        self._executor = executor
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was measured. What is under way counts from here on, when it comes back."""
+        self.phases: dict[str, Tally] = {}
+        self.evaluation = Tally()
+
+    def start(self, setup: Setup) -> None:
+        """Start the executor."""
+        self._executor.start(setup)
+
+    def map(self, job: Job, shared: Message, tasks: Iterable[Any], *, background: bool = False) -> Iterator[Any]:
+        """Map with the executor, on the clock."""
+        tasks = list(tasks)
+        tally = self._of(tasks[0]) if tasks else Tally()
+        tally.put_bytes += _bytes(dict(shared.send)) + sum(_bytes(task) for task in tasks)
+        started = perf_counter()
+        results = self._executor.map(Clocked(job), shared, tasks, background=background)
+        tally.dispatch_s += perf_counter() - started
+        return self._results(tasks, results)
+
+    def _results(self, tasks: list[Any], results: Iterator[Any]) -> Iterator[Any]:
+        pairs = zip(tasks, results, strict=True)
+        while True:
+            started = perf_counter()
+            found = next(pairs, None)
+            if found is None:
+                return
+            task, (result, seconds) = found
+            tally = self._of(task)
+            tally.wait_s += perf_counter() - started
+            tally.tasks += 1
+            tally.clients += len(task.clients) if isinstance(task, BlockTask) else 0
+            tally.compute_s += seconds
+            tally.returned_bytes += _bytes(result)
+            started = perf_counter()
+            yield result
+            tally.merge_s += perf_counter() - started
+
+    def _of(self, task: Any) -> Tally:
+        return self.phases.setdefault(task.phase, Tally()) if isinstance(task, BlockTask) else self.evaluation
+
+    def close(self) -> None:
+        """Close the executor."""
+        self._executor.close()
+
+
+def _bytes(tree: Tree) -> int:
+    return sum(leaf.nbytes for leaf in T.leaves(tree) if isinstance(leaf, Tensor))
