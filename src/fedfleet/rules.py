@@ -18,7 +18,7 @@ BATCHED_UP_TO = 65_536
 """Floats of a model above which, on a CPU, many clients' weights no longer stay in the cache and batching loses."""
 STEP_FLOP, BLOCK_FLOP = 1e9, 4e9
 """Arithmetic that makes a step of a block outweigh its fixed cost, and a block a task of moderate length."""
-LARGEST_BLOCK = 512
+SMALLEST_BLOCK, LARGEST_BLOCK = 8, 512
 
 
 def inner(z: Tree, notes: Notes, device: str) -> str:
@@ -39,5 +39,5 @@ def block_size(cohort: int, z: Tree, notes: Notes) -> int:
     products = max(notes.products.values(), default=0) or T.count(z)
     each = 6 * products  # a multiplication and an addition, forward once and backward twice
     wanted = min(LARGEST_BLOCK, STEP_FLOP / (each * (notes.step_examples or 1)), BLOCK_FLOP / (each * notes.examples))
-    blocks = 1 << max(1, math.ceil(math.log2(max(1.0, cohort / max(4.0, wanted)))))
+    blocks = 1 << max(1, math.ceil(math.log2(max(1.0, cohort / max(SMALLEST_BLOCK, wanted)))))
     return math.ceil(cohort / blocks)
