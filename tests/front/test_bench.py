@@ -180,7 +180,7 @@ def test_what_is_timed_is_what_takes_time(monkeypatch):
     executor = TimedExecutor(slow)
     final_model(x, executor, rounds=2)
     tally = executor.phases["update"]
-    blocks = 2 * 3
+    blocks = 2 * 4  # of two clients each, for blocks are even in number
     assert (tally.tasks, tally.clients) == (blocks, 2 * 8)
     assert (tally.dispatch_s, tally.compute_s, tally.wait_s, tally.merge_s) == (2 * 5, blocks, 3 * blocks, 0)
     sent = T.num_bytes(x.z)
