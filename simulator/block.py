@@ -19,7 +19,7 @@ from fedfleet.simulator.combination import multiplied_out
 from fedfleet.simulator.errors import ClientError
 from fedfleet.simulator.factored import Notes
 from fedfleet.simulator.population import LocalData, Population, gather
-from fedfleet.simulator.reduction import Rows
+from fedfleet.simulator.reduction import Rows, merge
 from fedfleet.simulator.rng import Key
 from fedfleet.simulator.tree import Tree
 from fedfleet.simulator.work import Batch, Message, Objective, Phase
@@ -81,7 +81,7 @@ class BlockResult(NamedTuple):
 
     Only the scalars in ``config``, (C,), and ``own``, stacked, are of each client. ``steps`` is the sum over the clients,
     ``loss`` that of the mean loss of each of the ``measured`` clients that took a gradient, and ``floats_up`` and
-    ``bytes_up`` those of all together.
+    ``bytes_up`` those of all together. ``splits`` counts how often the block was halved for want of memory.
     """
 
     partials: dict[str, Any]
@@ -92,13 +92,48 @@ class BlockResult(NamedTuple):
     measured: int
     floats_up: int
     bytes_up: int
+    splits: int = 0
 
 
 def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
-    """Run one block on this worker.
+    """Run one block on this worker, in halves where the device's memory does not hold it.
 
     Raises ClientError, naming client, phase and step, where client code raises or sends a value that is not finite.
     """
+    try:
+        return _run(setup, shared, task)
+    except torch.OutOfMemoryError as e:
+        if len(task.clients) == 1:
+            raise ClientError(
+                f"client {int(task.clients)}, phase {task.phase!r}: the memory of {setup.device} does not hold the work of one "
+                f"client: lower algorithm.batch_size, or take a smaller model"
+            ) from e
+    torch.cuda.empty_cache()  # the error and what it kept alive are gone by now
+    first, second = (run_block(setup, shared, half) for half in _halves(task))
+    return _joined(setup.phases[task.phase], first, second)
+
+
+def _halves(task: BlockTask) -> tuple[BlockTask, BlockTask]:
+    middle = len(task.clients) // 2
+
+    def part(rows: slice) -> BlockTask:
+        own, inbox = (None if t is None else T.map(lambda v: v[rows], t) for t in (task.own, task.inbox))
+        return task._replace(clients=task.clients[rows], copies=task.copies[rows], own=own, inbox=inbox)
+
+    return part(slice(None, middle)), part(slice(middle, None))
+
+
+def _joined(phase: Phase, a: BlockResult, b: BlockResult) -> BlockResult:
+    return BlockResult(
+        partials={slot: merge(r, a.partials[slot], b.partials[slot]) for slot, r in phase.reduce.items()},
+        config=T.concat([a.config, b.config]),
+        own=None if phase.own is None else T.concat([a.own, b.own]),
+        **{k: getattr(a, k) + getattr(b, k) for k in ("steps", "loss", "measured", "floats_up", "bytes_up")},
+        splits=a.splits + b.splits + 1,
+    )
+
+
+def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     phase = setup.phases[task.phase]
     device = torch.device(setup.device)
     clients = task.clients.to(device)
@@ -151,6 +186,8 @@ def _refuse_draws(before: Tensor, task: BlockTask) -> None:
 def _batched(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
     try:
         return torch.func.vmap(program, randomness="error")(*T.leaves(program.inputs))
+    except torch.OutOfMemoryError:
+        raise
     except Exception as e:
         where, before = program.where, torch.get_rng_state()
         _serial(program, task)  # names the client and the step, if the fault is the client code's own
@@ -170,6 +207,8 @@ def _serial(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
         walks = tuple(T.map(lambda t, w=w: t[: int(w.active.sum())], w) for w in mine.walks)
         try:
             results.append(program(*T.leaves(mine._replace(walks=walks))))
+        except torch.OutOfMemoryError:
+            raise
         except Exception as e:
             raise ClientError.at(client, task.phase, program.where, e) from e
     return tuple(torch.stack(leaf) for leaf in zip(*results, strict=True))

@@ -58,6 +58,8 @@ class PhaseRecord:
     started_s: float
     counts: dict[str, int] = field(default_factory=dict)
     train_loss: float | None = None
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """What happened that depends on the machine, one a line of ``events.jsonl``; such a run is not reproducible to the bit."""
 
 
 class TooFewResponses(FedfleetError):
@@ -166,6 +168,10 @@ class EngineRound:
                     partials[slot] = merge(reduction, partials[slot], result.partials[slot])
                 if phase.own is not None:
                     self._store.stage(task.clients, result.own)
+                if result.splits:
+                    record.events.append(
+                        {"event": "out_of_memory", "clients": len(task.clients), "splits": result.splits}
+                    )
                 results.append(result._replace(partials={}, own=None))
         except ClientError as e:
             raise ClientError(f"round {self.index}: {e}") from e.__cause__

@@ -303,7 +303,7 @@ class _Runner:
             "median_seconds_per_round": statistics.median(self.seconds) if self.seconds else None,
             "seconds": time.monotonic() - self.started,
             "model_floats": T.count(self.z),
-            "bit_exact": True,
+            "bit_exact": self.folder.events == 0,
             **{name: rounds[name].sum().item() for name in totals},
         }
 

@@ -68,6 +68,7 @@ class RunFolder:
     def __init__(self, folder: Path, config: Mapping[str, Any]):
         self.folder = folder
         self.metrics: tuple[str, ...] = ()
+        self.events = 0
         self._rounds: list[dict[str, Any]] = []
         self._phases: list[dict[str, Any]] = []
         self._fates: list[pd.DataFrame] = []
@@ -80,6 +81,7 @@ class RunFolder:
         """Add a round and its evaluation; return its row of ``rounds.parquet``."""
         phases = []
         for p in record.phases:
+            self._log([{"round": record.index, "phase": p.phase, "attempt": p.attempt, **event} for event in p.events])
             row = {"round": record.index, "phase": p.phase, "attempt": p.attempt}
             row |= {k: p.counts[k] for k in COUNTS} | {"virtual_s": p.responses.duration_s, "train_loss": p.train_loss}
             phases.append(row)
@@ -106,6 +108,13 @@ class RunFolder:
         if time.monotonic() - self._flushed > FLUSH_EVERY_S:
             self.flush()
         return row
+
+    def _log(self, events: list[dict[str, Any]]) -> None:
+        """Append to ``events.jsonl``."""
+        self.events += len(events)
+        if events:
+            with (self.folder / "events.jsonl").open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(event) + "\n" for event in events)
 
     def add_clients(self, index: int, clients: torch.Tensor, metrics: Mapping[str, torch.Tensor]) -> None:
         """Add the clients' own metrics after round ``index``."""
