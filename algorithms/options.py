@@ -33,8 +33,26 @@ class CohortOptions(Options):
     """Draw a new cohort for each phase of a round; false invites the same clients and redraws who answers."""
     shared_response_count: bool = False
     """Use one p_t for all phases of a round."""
+    over_select: float = Field(default=1.0, ge=1, le=1000)
+    """Invite ceil(over_select * invite) clients and go on with the first ``invite`` answers; with ``respond: all`` only."""
+    deadline_s: float | None = Field(default=None, gt=0)
+    """Virtual seconds after which the server waits no longer, whatever ``respond`` says."""
+    partial_work: bool = False
+    """Under a deadline, a slow client sends what it has after as many local steps as it can finish in time."""
     min_responses: int = Field(default=1, ge=1)
-    """A phase with fewer answers is void and the round starts again with new cohorts, ten times at most."""
+    """A phase with fewer answers is void and the round starts again with new cohorts."""
+    attempts: int = Field(default=10, ge=1)
+    """Cohorts tried for a round before the run gives up."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CohortOptions:
+        if self.over_select > 1 and self.respond != "all":
+            raise ValueError(
+                "over_select above 1 needs respond: all, since it already waits for the first `invite` answers"
+            )
+        if self.partial_work and self.deadline_s is None:
+            raise ValueError("partial_work needs deadline_s, the time by which clients stop")
+        return self
 
 
 class Schedule(Options):

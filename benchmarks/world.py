@@ -15,7 +15,6 @@ from fedfleet import rules
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
-from fedfleet.simulator.availability import Always, ResponseTime, WaitAll
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.factored import Notes
@@ -108,9 +107,6 @@ def conditions(world: World, how: How) -> Conditions:
     """Return how the federation behaves: all answer at once."""
     return Conditions(
         seed=world.case.seed,
-        availability=Always(),
-        times=ResponseTime(),
-        policy=WaitAll(),
         block_size=how.block_size,
     )
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedfleet.simulator import rng
 from fedfleet.simulator.rng import Key
-from fedfleet.simulator.work import BatchPlan
+from fedfleet.simulator.work import BatchPlan, Phase
 
 
 class Schedule(NamedTuple):
@@ -33,7 +33,42 @@ class Schedule(NamedTuple):
     key: Key
 
 
-def schedule(plan: BatchPlan, rows: Tensor, counts: Tensor, keys: Key, steps: int | None = None) -> Schedule:
+def _batches(plan: BatchPlan, counts: Tensor, longest: int) -> tuple[int, Tensor]:
+    """Return the rows of a full batch, and the batches of each client's epoch."""
+    size = longest if plan.size is None else min(plan.size, longest)
+    return size, (counts + size - 1).div(size, rounding_mode="floor")
+
+
+def _steps(plan: BatchPlan, an_epoch: Tensor, steps: int | None) -> Tensor:
+    """Return the local steps of each client."""
+    wanted = steps if steps is not None else plan.steps
+    if wanted is not None:
+        return torch.full_like(an_epoch, wanted)
+    return (an_epoch * int(plan.epochs or 1) + plan.per_step - 1).div(plan.per_step, rounding_mode="floor")
+
+
+def work(phase: Phase, counts: Tensor, steps: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return what a phase asks of clients with ``counts`` (S,) int64 examples: local steps (S,), and examples in them (S,).
+
+    Args:
+        phase: the phase.
+        counts: examples of each client.
+        steps: replaces the steps of its batch plans.
+
+    """
+    total, examples = torch.zeros_like(counts), torch.zeros_like(counts)
+    for plan in (stage.batches for stage in phase.work.stages):
+        _, an_epoch = _batches(plan, counts, int(counts.max()))
+        mine = _steps(plan, an_epoch, steps)
+        whole = (mine * plan.per_step).div(an_epoch, rounding_mode="floor")
+        size = counts if plan.size is None else torch.full_like(counts, plan.size).minimum(counts)
+        total, examples = total + mine, examples + whole * counts + (mine * plan.per_step - whole * an_epoch) * size
+    return total, examples
+
+
+def schedule(
+    plan: BatchPlan, rows: Tensor, counts: Tensor, keys: Key, steps: int | None = None, limit: Tensor | None = None
+) -> Schedule:
     """Lay out local steps.
 
     Args:
@@ -42,19 +77,17 @@ def schedule(plan: BatchPlan, rows: Tensor, counts: Tensor, keys: Key, steps: in
         counts: (C,) int64 real rows.
         keys: (C,) one key a client and stage.
         steps: replaces ``plan.steps`` (a random K of this round).
+        limit: (C,) int64 steps after which each client stops, if it has not finished.
 
     """
     clients, n = rows.shape
-    size = n if plan.size is None else min(plan.size, n)
-    an_epoch = (counts + size - 1).div(size, rounding_mode="floor")  # batches; the last one may be short
-    wanted = steps if steps is not None else plan.steps
-    if wanted is None:
-        mine = (an_epoch * int(plan.epochs or 1) + plan.per_step - 1).div(plan.per_step, rounding_mode="floor")
-    else:
-        mine = torch.full_like(counts, wanted)
-    total = int(mine.max())
+    size, an_epoch = _batches(plan, counts, n)  # the last batch of an epoch may be short
+    mine = _steps(plan, an_epoch, steps)
+    if limit is not None:
+        mine = mine.minimum(limit)
+    total = max(1, int(mine.max()))
     batch = torch.arange(total * plan.per_step, device=rows.device).expand(clients, -1)  # (C, T * per_step)
-    last = (mine * plan.per_step - 1).div(an_epoch, rounding_mode="floor")
+    last = (mine * plan.per_step - 1).clamp(min=0).div(an_epoch, rounding_mode="floor")
     # A client done with its steps starts no new epoch: beside a far larger one it would be shuffled a great many times.
     epoch = batch.div(an_epoch[:, None], rounding_mode="floor").minimum(last[:, None])
     place = (batch % an_epoch[:, None])[..., None] * size + torch.arange(

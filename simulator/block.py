@@ -13,7 +13,7 @@ from torch import Tensor
 from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Algorithm, Task
-from fedfleet.simulator.batches import schedule
+from fedfleet.simulator.batches import Schedule, schedule
 from fedfleet.simulator.client import ClientInputs, ClientProgram
 from fedfleet.simulator.combination import multiplied_out
 from fedfleet.simulator.errors import ClientError
@@ -65,13 +65,17 @@ class Setup:
 
 
 class BlockTask(NamedTuple):
-    """The unit of dispatch: clients (C,) int64 with their copy numbers (C,), and what belongs to them alone."""
+    """The unit of dispatch: clients (C,) int64 with their copy numbers (C,), and what belongs to them alone.
+
+    ``limit`` (C,) int64 is the local steps after which each of them stops, if they may not finish.
+    """
 
     phase: str
     clients: Tensor
     copies: Tensor
     key: Key
     steps: int | None = None
+    limit: Tensor | None = None
     own: Tree = None
     inbox: Tree = None
 
@@ -117,8 +121,9 @@ def _halves(task: BlockTask) -> tuple[BlockTask, BlockTask]:
     middle = len(task.clients) // 2
 
     def part(rows: slice) -> BlockTask:
-        own, inbox = (None if t is None else T.map(lambda v: v[rows], t) for t in (task.own, task.inbox))
-        return task._replace(clients=task.clients[rows], copies=task.copies[rows], own=own, inbox=inbox)
+        mine = (task.limit, task.own, task.inbox)
+        limit, own, inbox = (None if t is None else T.map(lambda v: v[rows], t) for t in mine)
+        return task._replace(clients=task.clients[rows], copies=task.copies[rows], limit=limit, own=own, inbox=inbox)
 
     return part(slice(None, middle)), part(slice(middle, None))
 
@@ -139,10 +144,7 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     clients = task.clients.to(device)
     local = setup.population.local_data(clients)
     keys = rng.fold(task.key.to(device), clients, task.copies.to(device))
-    walks = tuple(
-        schedule(stage.batches, local.rows, local.counts, rng.fold(keys, "stage", s), task.steps)
-        for s, stage in enumerate(phase.work.stages)
-    )
+    walks = _walks(phase, task, local, keys)
     for w in walks:
         setup.notes.walked(*w.weight.shape[1:])
     batches = tuple(_along(local.data, w.rows) for w in walks)
@@ -162,6 +164,16 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
                 f"would depend on the order of work: return new tensors instead"
             )
         return _result(phase, task, local, sum(int(w.active.sum()) for w in walks), program.result(flat))
+
+
+def _walks(phase: Phase, task: BlockTask, local: LocalData, keys: Key) -> tuple[Schedule, ...]:
+    walks: list[Schedule] = []
+    left = None if task.limit is None else task.limit.to(local.counts.device)
+    for s, stage in enumerate(phase.work.stages):
+        walk = schedule(stage.batches, local.rows, local.counts, rng.fold(keys, "stage", s), task.steps, left)
+        left = None if left is None else left - walk.active.sum(1)
+        walks.append(walk)
+    return tuple(walks)
 
 
 def _along(data: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor] | None:

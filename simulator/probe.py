@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from fedfleet.simulator import rng
 from fedfleet.simulator.algorithm import Algorithm, Cohort, Problem
-from fedfleet.simulator.availability import Always, ResponseTime, WaitAll
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.factored import Notes
@@ -22,7 +21,7 @@ def probe(algorithm: Algorithm, z: Tree, problem: Problem, setup: Setup) -> Note
     notes = Notes()
     executor = LocalExecutor(threads=None)
     executor.start(replace(setup, inner="factored", device="cpu", notes=notes))
-    conditions = Conditions(seed=0, availability=Always(), times=ResponseTime(), policy=WaitAll(), block_size=CLIENTS)
+    conditions = Conditions(seed=0, block_size=CLIENTS)
     store = ClientStore()
     state = algorithm.init(z, rng.fold(rng.key(0), "init"), problem)
     for index in range(ROUNDS):

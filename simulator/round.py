@@ -12,11 +12,13 @@ from torch import Tensor
 from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Cohort, Problem, Reduced
-from fedfleet.simulator.availability import Availability, Fate, ResponsePolicy, Responses, ResponseTime, respond
+from fedfleet.simulator.batches import work
 from fedfleet.simulator.block import BlockResult, BlockTask, run_block
+from fedfleet.simulator.devices import Load
 from fedfleet.simulator.errors import ClientError, FedfleetError
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.reduction import merge
+from fedfleet.simulator.responses import Fate, Federation, Responses, respond
 from fedfleet.simulator.rng import Key
 from fedfleet.simulator.state import ClientStore
 from fedfleet.simulator.tree import Tree
@@ -27,23 +29,25 @@ SCALAR_BYTES = 8  # a config scalar travels as a float64
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """How the federation behaves, fixed for a run.
+    """What is fixed for a run.
 
     Attributes:
         seed: the run's seed.
-        availability, times, policy: who is online, how long answers take, whom the server waits for.
+        federation: how clients behave and whom the server waits for.
         shared_response_count: both phases of a round wait for the same share p_t of answers.
-        min_responses: a phase with fewer answers is void, and the round starts again with new cohorts.
+        min_responses, attempts: a phase with fewer answers is void, and the round starts again with new cohorts, so often
+            in all.
+        over_select: invite this many times as many clients as the algorithm asks for.
         block_size: clients a block, at most.
 
     """
 
     seed: int
-    availability: Availability
-    times: ResponseTime
-    policy: ResponsePolicy
+    federation: Federation = field(default_factory=Federation)
     shared_response_count: bool = False
     min_responses: int = 1
+    attempts: int = 10
+    over_select: float = 1.0
     block_size: int = 32
 
 
@@ -98,7 +102,10 @@ class EngineRound:
         """Invite a uniformly random cohort."""
         key = rng.fold(self._key("invite"), self._invitations)
         self._invitations += 1
-        clients = rng.sample(key, self.problem.clients, size, replace=replace)
+        wanted = math.ceil(size * self._conditions.over_select)
+        clients = rng.sample(
+            key, self.problem.clients, wanted if replace else min(wanted, self.problem.clients), replace=replace
+        )
         return Cohort(clients, _occurrences(clients) if replace else torch.zeros_like(clients))
 
     def map_reduce(
@@ -109,7 +116,8 @@ class EngineRound:
         number = len(self.records)
         key = rng.fold(self._key("phase"), number)
         count_key = self._key("responses") if c.shared_response_count else key
-        responses = respond(cohort.clients, cohort.copies, key, count_key, c.availability, c.times, c.policy)
+        load = Load(*work(phase, self._examples(cohort.clients), steps))
+        responses = respond(c.federation, cohort.clients, cohort.copies, load, self.clock_s, key, count_key)
         record = PhaseRecord(phase.name, self.attempt, cohort.clients, responses, self.clock_s)
         self.records.append(record)
         self.clock_s += responses.duration_s
@@ -130,6 +138,7 @@ class EngineRound:
                 f"round {self.index}, phase {phase.name!r}: {len(heard)} of {len(cohort)} invited answered"
             )
 
+        limits = responses.steps if c.federation.partial_work else None
         heard = self._longest_first(cohort.clients, heard)
         rows = _blocks(heard, c.block_size)
         tasks = [
@@ -139,12 +148,18 @@ class EngineRound:
                 copies=cohort.copies[r],
                 key=self._key("client"),
                 steps=steps,
+                limit=None if limits is None else responses.steps[r],
                 own=None if phase.own is None else self._own(phase, shared, cohort.clients[r]),
                 inbox=None if inbox is None else T.index(inbox, r),
             )
             for r in rows
         ]
         return self._merge(phase, record, cohort.clients[heard], tasks, shared)
+
+    def _examples(self, clients: Tensor) -> Tensor:
+        if self.problem.num_examples is None:
+            return torch.full_like(clients, round(self.problem.mean_examples))
+        return self.problem.num_examples(clients)
 
     def _longest_first(self, clients: Tensor, heard: Tensor) -> Tensor:
         """Order the heard clients by their examples, so that those of a block are alike and no long one comes last."""

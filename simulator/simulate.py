@@ -15,8 +15,6 @@ from fedfleet.simulator.round import Conditions, EngineRound, PhaseRecord, TooFe
 from fedfleet.simulator.state import ClientStore
 from fedfleet.simulator.tree import Tree
 
-MAX_ATTEMPTS = 10
-
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
@@ -45,7 +43,7 @@ def simulate(
         started, started_s = time.perf_counter(), clock_s
         phases: list[PhaseRecord] = []
         failure = ""
-        for attempt in range(MAX_ATTEMPTS):
+        for attempt in range(conditions.attempts):
             turn = EngineRound(index, attempt, clock_s, problem, conditions, executor, store)
             try:
                 state, metrics = algorithm.round(state, turn)
@@ -59,8 +57,8 @@ def simulate(
                 clock_s = turn.clock_s
         else:
             raise FedfleetError(
-                f"{failure}, in {MAX_ATTEMPTS} cohorts in a row (needed: {conditions.min_responses}): raise cohort.invite or "
-                f"availability.rate"
+                f"{failure}, in {conditions.attempts} cohorts in a row (needed: {conditions.min_responses}): raise cohort.invite "
+                f"or availability.rate"
             )
         yield RoundRecord(
             index=index,

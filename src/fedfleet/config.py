@@ -1,8 +1,8 @@
 """The configuration: a typed schema, and one line of help for every mistake.
 
 A configuration is YAML plus ``dotted.key=value`` overrides. Sections that name a thing (``task``, ``algorithm``,
-``population.dataset``, ``population.partition``, ``availability``) take that thing's own options; ``algorithm: fedavg`` is
-short for ``algorithm: {name: fedavg}``.
+``population.dataset``, ``population.partition``, ``availability``, ``devices``) take that thing's own options; ``algorithm:
+fedavg`` is short for ``algorithm: {name: fedavg}``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from pydantic import BaseModel, Field, ValidationError
 
 from fedfleet.algorithms.options import CohortOptions, Options
 from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.availability import AVAILABILITY
 from fedfleet.datasets.partition_config import PARTITIONS
 from fedfleet.datasets.registry import FEDERATED, LOADERS
+from fedfleet.devices import DEVICES
 from fedfleet.reading import override, plain, read, show
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tasks.registry import TASKS
@@ -26,20 +28,6 @@ from fedfleet.tasks.registry import TASKS
 SCHEMA_VERSION = 1
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0)]
-
-
-class Always(Options):
-    """Every client is online at every invitation."""
-
-
-class Bernoulli(Options):
-    """Each client is online with a fixed probability, afresh at every invitation."""
-
-    rate: float = Field(default=0.9, gt=0, le=1)
-    """Probability of being online."""
-
-
-AVAILABILITY: dict[str, type[Options]] = {"always": Always, "bernoulli": Bernoulli}
 
 
 class Published(Options):
@@ -59,13 +47,6 @@ class Population(Options):
     """Seed of the partition, or of synthetic clients; apart from ``seed``, so that runs of several seeds share their clients."""
     data_dir: str | None = None
     """Folder of the original data files; $FEDFLEET_DATA, else the user cache, if not given."""
-
-
-class Devices(Options):
-    """How long clients take to answer, in virtual seconds: median * exp(sigma * normal), independently in every phase."""
-
-    median_s: float = Field(default=1.0, gt=0, le=1e9)
-    sigma: float = Field(default=0.5, ge=0, le=10)
 
 
 class Executor(Options):
@@ -119,7 +100,7 @@ class Config(Options):
     algorithm: dict[str, Any] = Field(default={"name": "fedavg"})
     cohort: CohortOptions = CohortOptions()
     availability: dict[str, Any] = Field(default={"kind": "always"})
-    devices: Devices = Devices()
+    devices: dict[str, Any] = Field(default={"kind": "alike"})
     executor: Executor = Executor()
     evaluation: Evaluation = Evaluation()
     warm_start: str | None = None
@@ -149,7 +130,8 @@ NAMED = {
         "name", {**dict.fromkeys(LOADERS, Published), **{k: v.options for k, v in FEDERATED.items()}}, "digits"
     ),
     "population.partition": Named("kind", PARTITIONS, "iid"),
-    "availability": Named("kind", AVAILABILITY, "always"),
+    "availability": Named("kind", {k: v.options for k, v in AVAILABILITY.items()}, "always"),
+    "devices": Named("kind", {k: v.options for k, v in DEVICES.items()}, "alike"),
 }
 
 

@@ -21,21 +21,12 @@ from fedfleet import config as C
 from fedfleet import resolve, rules
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config import Config
+from fedfleet.federation import federation
 from fedfleet.population import Data, check_clients, evaluation_data, load_data, make_population
 from fedfleet.progress import Progress
 from fedfleet.runfolder import RunFolder, check_free, claim, load_model
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
-from fedfleet.simulator.availability import (
-    Always,
-    Availability,
-    Bernoulli,
-    First,
-    ResponsePolicy,
-    ResponseTime,
-    Siwer,
-    WaitAll,
-)
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.evaluation import Measurement, client_phase, evaluate_clients
@@ -145,20 +136,13 @@ class Experiment:
     def conditions(self) -> Conditions:
         """Return how the federation behaves."""
         c = self.config.cohort
-        chosen = C.options(self.config, "availability")
-        availability: Availability = Bernoulli(chosen.rate) if isinstance(chosen, C.Bernoulli) else Always()
-        policy: ResponsePolicy = WaitAll()
-        if c.respond == "siwer":
-            policy = Siwer(c.response_low, c.response_high)
-        elif isinstance(c.respond, int):
-            policy = First(c.respond)
         return Conditions(
             seed=self.config.seed,
-            availability=availability,
-            times=ResponseTime(self.config.devices.median_s, self.config.devices.sigma),
-            policy=policy,
+            federation=federation(self.config, self.population),
             shared_response_count=c.shared_response_count,
             min_responses=c.min_responses,
+            attempts=c.attempts,
+            over_select=c.over_select,
             block_size=int(self.config.executor.block_size),
         )
 

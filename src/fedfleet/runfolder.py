@@ -21,8 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fedfleet.simulator import tree as T
-from fedfleet.simulator.availability import Fate
 from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.responses import Fate
 from fedfleet.simulator.simulate import RoundRecord
 from fedfleet.simulator.tree import Tree
 

@@ -12,11 +12,12 @@ from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.datasets.digits import load
 from fedfleet.datasets.partition_config import PARTITIONS
 from fedfleet.simulator.algorithm import Algorithm, Cohort, Problem, Task
-from fedfleet.simulator.availability import Always, ResponsePolicy, ResponseTime, WaitAll
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.executors.local import LocalExecutor
+from fedfleet.simulator.policies import ResponsePolicy, WaitAll
 from fedfleet.simulator.population import InMemoryPopulation
+from fedfleet.simulator.responses import Federation
 from fedfleet.simulator.round import Conditions, EngineRound
 from fedfleet.simulator.simulate import RoundRecord, simulate
 from fedfleet.simulator.work import Objective
@@ -125,9 +126,7 @@ def records(
     executor.start(setup)
     conditions = Conditions(
         seed=seed,
-        availability=Always(),
-        times=ResponseTime(),
-        policy=policy or WaitAll(),
+        federation=Federation(policy=policy or WaitAll()),
         block_size=block_size,
         shared_response_count=shared_response_count,
     )

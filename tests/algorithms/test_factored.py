@@ -11,10 +11,10 @@ from fedfleet.datasets.partition_config import PARTITIONS
 from fedfleet.simulator import layers
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Problem
-from fedfleet.simulator.availability import Siwer
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.factored import Ledger, Notes
 from fedfleet.simulator.gradient import EngineOps
+from fedfleet.simulator.policies import Siwer
 from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.simulator.probe import probe
 from fedfleet.simulator.work import Batch, Objective

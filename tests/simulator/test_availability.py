@@ -8,25 +8,29 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedfleet.simulator import rng
-from fedfleet.simulator.availability import (
-    Always,
-    Bernoulli,
-    Fate,
-    First,
-    Responses,
-    ResponseTime,
-    Siwer,
-    WaitAll,
-    respond,
-)
+from fedfleet.simulator.availability import Always, Bernoulli
+from fedfleet.simulator.devices import Alike, Load
+from fedfleet.simulator.policies import First, Siwer, WaitAll
+from fedfleet.simulator.responses import Fate, Federation, Responses, respond
 
 DRAWS = 4000
 
 
+def load(clients: Tensor, steps: int = 1) -> Load:
+    return Load(torch.full_like(clients, steps), torch.full_like(clients, 10 * steps))
+
+
 def answer(seed: int, clients: Tensor, **models: Any) -> Responses:
-    chosen: dict[str, Any] = {"availability": Always(), "times": ResponseTime(), "policy": WaitAll(), **models}
     key = rng.fold(rng.key(seed), "phase")
-    return respond(clients, torch.zeros_like(clients), key, key, **chosen)
+    return respond(Federation(**models), clients, torch.zeros_like(clients), load(clients), 0.0, key, key)
+
+
+def online_at_once(model: Any, key: rng.Key, clients: Tensor) -> Tensor:
+    return model.online(key, clients, torch.zeros(len(clients), dtype=torch.float64))
+
+
+def seconds_of(devices: Alike, key: rng.Key, clients: Tensor) -> Tensor:
+    return devices.times(key, clients, load(clients)).after(torch.ones_like(clients))
 
 
 @pytest.mark.parametrize(("invited", "least"), [(8, 5), (16, 9), (9, 5), (2, 2), (1, 1)])
@@ -52,26 +56,27 @@ def test_siwer_with_limits_of_its_own(p_value):
 
 def test_fixed_policies():
     key = rng.key(0)
-    assert [First(3).wanted(n, key) for n in (1, 3, 8)] == [1, 3, 3]
-    assert [WaitAll().wanted(n, key) for n in (1, 3, 8)] == [1, 3, 8]
+    answers = torch.arange(1.0, 9.0, dtype=torch.float64)
+    assert [First(3).close(answers[:n], 8, 9.0, key) for n in (1, 3, 8)] == [(1, 9.0), (3, 3.0), (3, 3.0)]
+    assert [WaitAll().close(answers[:n], 8, 9.0, key) for n in (1, 3, 8)] == [(1, 9.0), (3, 9.0), (8, 9.0)]
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.9, 1.0])
 def test_bernoulli_clients_are_online_at_their_rate(rate):
-    online = Bernoulli(rate).online(rng.key(3), torch.arange(DRAWS))
+    online = online_at_once(Bernoulli(rate), rng.key(3), torch.arange(DRAWS))
     assert abs(float(online.double().mean()) - rate) <= 4 * math.sqrt(rate * (1 - rate) / DRAWS)
-    again = Bernoulli(rate).online(rng.key(4), torch.arange(DRAWS))
+    again = online_at_once(Bernoulli(rate), rng.key(4), torch.arange(DRAWS))
     both = float((online & again).double().mean())
     assert abs(both - rate**2) <= 4 * math.sqrt(rate**2 * (1 - rate**2) / DRAWS)  # afresh at every invitation
-    assert Always().online(rng.key(3), torch.arange(5)).all()
+    assert online_at_once(Always(), rng.key(3), torch.arange(5)).all()
 
 
 def test_answer_times_have_the_median_and_spread_they_say():
-    seconds = ResponseTime(median_s=3.0, sigma=0.5).seconds(rng.key(5), torch.arange(20_000))
+    seconds = seconds_of(Alike(median_s=3.0, sigma=0.5), rng.key(5), torch.arange(20_000))
     assert seconds.dtype == torch.float64
     assert float(seconds.median()) == pytest.approx(3.0, rel=0.03)
     assert float(seconds.log().std()) == pytest.approx(0.5, rel=0.03)
-    assert ResponseTime(2.0, 0.0).seconds(rng.key(5), torch.arange(4)).tolist() == [2.0] * 4
+    assert seconds_of(Alike(2.0, 0.0), rng.key(5), torch.arange(4)).tolist() == [2.0] * 4
 
 
 @settings(deadline=None)
@@ -85,16 +90,19 @@ def test_the_fastest_online_clients_are_heard(seed, invited, rate, policy):
     clients = 7 * torch.arange(invited) + 2
     found = answer(seed, clients, availability=Bernoulli(rate), policy=policy)
     key = rng.fold(rng.key(seed), "phase")
-    online = Bernoulli(rate).online(key, clients).tolist()
-    times = ResponseTime().seconds(rng.fold(key, 0), clients).tolist()
-    wanted = min(policy.wanted(invited, key), sum(online))
+    online = online_at_once(Bernoulli(rate), key, clients).tolist()
+    times = seconds_of(Alike(), rng.fold(key, 0), clients).tolist()
+    wanted = {First: lambda: policy.count, Siwer: lambda: policy.wanted(invited, key)}.get(
+        type(policy), lambda: invited
+    )()
     fastest = sorted((i for i in range(invited) if online[i]), key=lambda i: times[i])[:wanted]
     for i in range(invited):  # exactly one fate each
         fate = Fate.HEARD if i in fastest else Fate.LATE if online[i] else Fate.OFFLINE
         assert Fate(int(found.fate[i])) is fate
         assert float(found.seconds[i]) == (times[i] if online[i] else 0.0)
     assert found.heard.tolist() == sorted(fastest)
-    assert found.duration_s == max((times[i] for i in fastest), default=0.0)
+    waited = fastest if len(fastest) == wanted else [i for i in range(invited) if online[i]]
+    assert found.duration_s == max((times[i] for i in waited), default=0.0)
     assert found.fate.dtype == torch.int8
 
 
@@ -112,7 +120,9 @@ def test_copies_of_one_client_share_availability_but_not_times():
     key = rng.key(7)
     clients, copies = torch.zeros(6, dtype=torch.int64), torch.arange(6)
     for seed in range(10):
-        found = respond(clients, copies, rng.fold(key, seed), key, Bernoulli(0.5), ResponseTime(), WaitAll())
+        found = respond(
+            Federation(availability=Bernoulli(0.5)), clients, copies, load(clients), 0.0, rng.fold(key, seed), key
+        )
         assert len(found.fate.unique()) == 1
         assert len(found.seconds.unique()) == (6 if found.fate[0] == Fate.HEARD else 1)
 
@@ -145,9 +155,9 @@ def test_all_sets_of_heard_clients_are_alike(p_value):
 
 def test_the_count_key_alone_decides_how_many_are_waited_for():
     clients = torch.arange(16)
-    count_key = rng.key(8)
+    count_key, siwer = rng.key(8), Federation(policy=Siwer())
     numbers = {
-        len(respond(clients, torch.zeros_like(clients), rng.key(s), count_key, Always(), ResponseTime(), Siwer()).heard)
+        len(respond(siwer, clients, torch.zeros_like(clients), load(clients), 0.0, rng.key(s), count_key).heard)
         for s in range(20)
     }
     assert len(numbers) == 1

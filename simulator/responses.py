@@ -1,0 +1,113 @@
+"""What becomes of the clients invited to a phase, resolved before any of them works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator import rng
+from fedfleet.simulator.availability import Always, Availability
+from fedfleet.simulator.devices import Alike, Devices, Load
+from fedfleet.simulator.policies import Deadline, ResponsePolicy, WaitAll
+from fedfleet.simulator.rng import Key
+
+
+class Fate(IntEnum):
+    """What became of an invited client in a phase."""
+
+    HEARD = 0
+    LATE = 1
+    FAILED = 2
+    OFFLINE = 3
+    STALE = 4
+    """Late, but kept for a later round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """How clients and their devices behave, and whom the server waits for.
+
+    Attributes:
+        availability, devices, policy: the models.
+        hazard: failures a second of a device at work (crash, lost connection), exponentially distributed.
+        partial_work: under a deadline, a slow client sends what it has after as many local steps as it can finish in time.
+
+    """
+
+    availability: Availability = field(default_factory=Always)
+    devices: Devices = field(default_factory=Alike)
+    policy: ResponsePolicy = field(default_factory=WaitAll)
+    hazard: float = 0.0
+    partial_work: bool = False
+
+
+class Responses(NamedTuple):
+    """How a phase went for the invited clients.
+
+    Attributes:
+        fate: (S,) int8.
+        seconds: (S,) float64 from the invitation to the answer, or to the failure; 0 for clients offline.
+        duration_s: how long the server waited.
+        steps: (S,) int64, local steps of those that answer.
+
+    """
+
+    fate: Tensor
+    seconds: Tensor
+    duration_s: float
+    steps: Tensor
+
+    @property
+    def heard(self) -> Tensor:
+        """Positions of the heard clients in the cohort, ascending."""
+        return (self.fate == Fate.HEARD).nonzero().flatten()
+
+
+def respond(
+    federation: Federation, clients: Tensor, copies: Tensor, load: Load, at_s: float, key: Key, count_key: Key
+) -> Responses:
+    """Resolve one phase: who is offline, who fails, who is heard, who is late.
+
+    A client must be online when it is invited, finish before it fails, and be online again when it answers.
+
+    Args:
+        federation: the models.
+        clients: (S,) int64 invited clients.
+        copies: (S,) int64 copy numbers, for cohorts drawn with replacement.
+        load: the work of each.
+        at_s: the moment of the invitation on the virtual clock.
+        key: the phase's key; a client's draws depend on it and on the client alone.
+        count_key: key of the policy's own draws.
+
+    """
+    f, own = federation, rng.fold(key, copies)
+    invited = torch.full((len(clients),), at_s, dtype=torch.float64)
+    online = f.availability.online(key, clients, invited)
+    times = f.devices.times(own, clients, load)
+    steps = load.steps
+    if f.partial_work and isinstance(f.policy, Deadline):
+        in_time = (
+            ((f.policy.deadline_s - times.fixed) / times.step).floor().nan_to_num(0.0).clamp(0, 2**62).to(torch.int64)
+        )
+        steps = torch.where(in_time > 0, steps.minimum(in_time), steps)
+    seconds = times.after(steps)
+    failed = online & ~f.availability.online(key, clients, invited + seconds)
+    if f.hazard:
+        u = rng.uniform(rng.fold(own, "failure", clients), (), torch.float64)
+        lifetime = -torch.log1p(-u) / f.hazard
+        failed |= online & (lifetime < seconds)
+        seconds = torch.where(online, seconds.minimum(lifetime), seconds)
+    answering = online & ~failed
+    order = torch.where(answering, seconds, torch.inf).argsort(stable=True)
+    answers = seconds[order[: int(answering.sum())]]
+    settled = float(seconds[online].max()) if bool(online.any()) else 0.0
+    close = f.policy.close(answers, len(clients), settled, count_key)
+    fate = torch.full((len(clients),), int(Fate.OFFLINE), dtype=torch.int8)
+    fate[answering] = int(Fate.LATE)
+    fate[failed] = int(Fate.FAILED)
+    fate[order[: close.heard]] = int(Fate.HEARD)
+    return Responses(fate, torch.where(online, seconds, 0.0), close.seconds if bool(online.any()) else 0.0, steps)

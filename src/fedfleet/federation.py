@@ -1,0 +1,41 @@
+"""The behaviour of clients and server that a configuration describes."""
+
+from __future__ import annotations
+
+from fedfleet import availability, devices
+from fedfleet import config as C
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.config import Config
+from fedfleet.simulator import rng
+from fedfleet.simulator.policies import Deadline, First, ResponsePolicy, Siwer, WaitAll
+from fedfleet.simulator.population import Population
+from fedfleet.simulator.responses import Federation
+
+
+def federation(config: Config, population: Population) -> Federation:
+    """Return how clients and their devices behave, and whom the server waits for. Raises ConfigError."""
+    root = rng.key(config.seed)
+    online = availability.AVAILABILITY[C.named(config, "availability")]
+    device = devices.DEVICES[C.named(config, "devices")]
+    given = C.options(config, "devices")
+    return Federation(
+        availability=online.build(
+            C.options(config, "availability"), availability.Context(rng.fold(root, "availability"), population)
+        ),
+        devices=device.build(given, devices.Context(rng.fold(root, "devices"), population)),
+        policy=policy(config.cohort),
+        hazard=given.failures_per_hour / 3600,
+        partial_work=config.cohort.partial_work,
+    )
+
+
+def policy(cohort: CohortOptions) -> ResponsePolicy:
+    """Return whom the server waits for."""
+    found: ResponsePolicy = WaitAll()
+    if cohort.over_select > 1:
+        found = First(cohort.invite)
+    elif cohort.respond == "siwer":
+        found = Siwer(cohort.response_low, cohort.response_high)
+    elif isinstance(cohort.respond, int):
+        found = First(cohort.respond)
+    return found if cohort.deadline_s is None else Deadline(cohort.deadline_s, found)
