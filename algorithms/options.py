@@ -43,6 +43,12 @@ class CohortOptions(Options):
     """A phase with fewer answers is void and the round starts again with new cohorts."""
     attempts: int = Field(default=10, ge=1)
     """Cohorts tried for a round before the run gives up."""
+    retry_s: float = Field(default=1.0, ge=0, le=1e9)
+    """Virtual seconds between a void attempt and the next."""
+    late: Literal["discard", "keep"] = "discard"
+    """What becomes of answers that come too late: thrown away, or used in the same phase of a later round."""
+    stale_discount: float = Field(default=0.5, gt=0, le=1)
+    """Weight of a late answer that was kept, for each round of delay."""
 
     @model_validator(mode="after")
     def _consistent(self) -> CohortOptions:

@@ -53,6 +53,13 @@ class Reduced(NamedTuple):
         return self.values[slot] if isinstance(slot, str) else tuple.__getitem__(self, slot)
 
 
+class Buffered(NamedTuple):
+    """What came of the answers in a buffer whose clients were sent the message of ``staleness`` rounds ago."""
+
+    staleness: int
+    reduced: Reduced
+
+
 class Round(Protocol):
     """What the engine offers an algorithm in one round."""
 
@@ -79,6 +86,27 @@ class Round(Protocol):
         self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
     ) -> Reduced:
         """Send ``shared`` to the cohort, let those heard work, reduce what they send."""
+        ...
+
+    def buffered(
+        self,
+        phase: Phase,
+        *,
+        messages: Mapping[int, Message],
+        size: int,
+        concurrency: int,
+        max_staleness: int | None = None,
+    ) -> list[Buffered]:
+        """Let time pass until ``size`` answers are in, from ``concurrency`` clients at work at any time.
+
+        A client is sent the message of the round it is invited in, so ``messages`` must hold this round's and those of
+        ``versions``; answers more than ``max_staleness`` rounds old are thrown away. What comes back is reduced version by
+        version, the present one first.
+        """
+        ...
+
+    def versions(self) -> set[int]:
+        """Return the rounds whose messages clients are still at work on."""
         ...
 
 

@@ -67,7 +67,8 @@ class Setup:
 class BlockTask(NamedTuple):
     """The unit of dispatch: clients (C,) int64 with their copy numbers (C,), and what belongs to them alone.
 
-    ``limit`` (C,) int64 is the local steps after which each of them stops, if they may not finish.
+    ``limit`` (C,) int64 is the local steps after which each of them stops, if they may not finish; ``discount`` what they
+    weigh beside others, ``feedback`` whether each client's loss is wanted.
     """
 
     phase: str
@@ -78,6 +79,8 @@ class BlockTask(NamedTuple):
     limit: Tensor | None = None
     own: Tree = None
     inbox: Tree = None
+    discount: float = 1.0
+    feedback: bool = False
 
 
 class BlockResult(NamedTuple):
@@ -85,7 +88,8 @@ class BlockResult(NamedTuple):
 
     Only the scalars in ``config``, (C,), and ``own``, stacked, are of each client. ``steps`` is the sum over the clients,
     ``loss`` that of the mean loss of each of the ``measured`` clients that took a gradient, and ``floats_up`` and
-    ``bytes_up`` those of all together. ``splits`` counts how often the block was halved for want of memory.
+    ``bytes_up`` those of all together. ``losses`` (C,) float64 are each client's, NaN for
+    none, if asked for. ``splits`` counts how often the block was halved for want of memory.
     """
 
     partials: dict[str, Any]
@@ -96,6 +100,7 @@ class BlockResult(NamedTuple):
     measured: int
     floats_up: int
     bytes_up: int
+    losses: Tensor | None = None
     splits: int = 0
 
 
@@ -134,6 +139,7 @@ def _joined(phase: Phase, a: BlockResult, b: BlockResult) -> BlockResult:
         config=T.concat([a.config, b.config]),
         own=None if phase.own is None else T.concat([a.own, b.own]),
         **{k: getattr(a, k) + getattr(b, k) for k in ("steps", "loss", "measured", "floats_up", "bytes_up")},
+        losses=None if a.losses is None or b.losses is None else torch.cat([a.losses, b.losses]),
         splits=a.splits + b.splits + 1,
     )
 
@@ -234,7 +240,7 @@ def _result(phase: Phase, task: BlockTask, local: LocalData, steps: int, out: di
         weight = local.counts.to(torch.float64)
     else:
         weight = out["config"][phase.weight]
-    rows = Rows(weight, local.domain)
+    rows = Rows(weight * task.discount, local.domain, torch.full_like(weight, task.discount))
     partials = {slot: reduction.block(out["send"][slot], rows) for slot, reduction in phase.reduce.items()}
     if not _finite(partials) or not _finite(out["config"]):  # what is not finite in one upload is not finite in the sum
         _name_culprit(out, task)
@@ -249,6 +255,7 @@ def _result(phase: Phase, task: BlockTask, local: LocalData, steps: int, out: di
         measured=int(found.sum()),
         floats_up=T.count(out["send"]),
         bytes_up=T.num_bytes(out["send"]) + T.num_bytes(out["config"]),
+        losses=loss.cpu() if task.feedback else None,
     )
 
 

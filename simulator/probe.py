@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from fedfleet.simulator import rng
-from fedfleet.simulator.algorithm import Algorithm, Cohort, Problem
+from fedfleet.simulator.algorithm import Algorithm, Buffered, Cohort, Problem
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.factored import Notes
+from fedfleet.simulator.memory import Memory
 from fedfleet.simulator.round import Conditions, EngineRound
-from fedfleet.simulator.state import ClientStore
 from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.work import Message, Phase
 
 CLIENTS, ROUNDS = 2, 2  # rounds may differ from the first, as with methods that remember the round before
 
@@ -22,14 +24,28 @@ def probe(algorithm: Algorithm, z: Tree, problem: Problem, setup: Setup) -> Note
     executor = LocalExecutor(threads=None)
     executor.start(replace(setup, inner="factored", device="cpu", notes=notes))
     conditions = Conditions(seed=0, block_size=CLIENTS)
-    store = ClientStore()
+    memory = Memory(conditions.selection)
     state = algorithm.init(z, rng.fold(rng.key(0), "init"), problem)
     for index in range(ROUNDS):
-        state, _ = algorithm.round(state, _Small(index, 0, 0.0, problem, conditions, executor, store))
-        store.commit()
+        state, _ = algorithm.round(state, _Small(index, 0, 0.0, problem, conditions, executor, memory))
+        memory.commit()
     return notes
 
 
 class _Small(EngineRound):
+    """A round with few clients."""
+
     def invite(self, size: int, *, replace: bool = False) -> Cohort:
         return super().invite(min(size, CLIENTS), replace=replace)
+
+    def buffered(
+        self,
+        phase: Phase,
+        *,
+        messages: Mapping[int, Message],
+        size: int,
+        concurrency: int,
+        max_staleness: int | None = None,
+    ) -> list[Buffered]:
+        few = min(size, CLIENTS)
+        return super().buffered(phase, messages=messages, size=few, concurrency=few, max_staleness=max_staleness)

@@ -19,10 +19,13 @@ from fedfleet.simulator.tree import Tree
 
 
 class Rows(NamedTuple):
-    """What is known of a block's clients: weight (C,) float, domain (C,) int64."""
+    """What is known of a block's clients: weight (C,) float64, domain (C,) int64, and unit (C,) float64, the weight where none
+    is asked for: 1, or less for late updates.
+    """
 
     weight: Tensor
     domain: Tensor
+    unit: Tensor
 
 
 class Reduction(Protocol):
@@ -69,7 +72,7 @@ class Total:
 
     def block(self, values: Tree, rows: Rows) -> Tree:
         """Sum a block."""
-        return _weighted_sum(values, torch.ones_like(rows.weight))
+        return _weighted_sum(values, rows.unit)
 
     def merge(self, a: Tree, b: Tree) -> Tree:
         """Add two sums."""
@@ -88,7 +91,7 @@ class Mean:
 
     def block(self, values: Tree, rows: Rows) -> _Sum:
         """Sum a block with its weights."""
-        weight = rows.weight if self.weighted else torch.ones_like(rows.weight)
+        weight = rows.weight if self.weighted else rows.unit
         return _Sum(_weighted_sum(values, weight), weight.sum())
 
     def merge(self, a: _Sum, b: _Sum) -> _Sum:

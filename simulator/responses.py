@@ -67,23 +67,17 @@ class Responses(NamedTuple):
         return (self.fate == Fate.HEARD).nonzero().flatten()
 
 
-def respond(
-    federation: Federation, clients: Tensor, copies: Tensor, load: Load, at_s: float, key: Key, count_key: Key
-) -> Responses:
-    """Resolve one phase: who is offline, who fails, who is heard, who is late.
+class Outcome(NamedTuple):
+    """How clients (S,) fare if nobody stops waiting: online when invited, failed on the way, seconds until the end, steps taken."""
 
-    A client must be online when it is invited, finish before it fails, and be online again when it answers.
+    online: Tensor
+    failed: Tensor
+    seconds: Tensor
+    steps: Tensor
 
-    Args:
-        federation: the models.
-        clients: (S,) int64 invited clients.
-        copies: (S,) int64 copy numbers, for cohorts drawn with replacement.
-        load: the work of each.
-        at_s: the moment of the invitation on the virtual clock.
-        key: the phase's key; a client's draws depend on it and on the client alone.
-        count_key: key of the policy's own draws.
 
-    """
+def outcomes(federation: Federation, clients: Tensor, copies: Tensor, load: Load, at_s: float, key: Key) -> Outcome:
+    """Return how invited clients fare. A client must be online when invited, not fail, and be online again when it answers."""
     f, own = federation, rng.fold(key, copies)
     invited = torch.full((len(clients),), at_s, dtype=torch.float64)
     online = f.availability.online(key, clients, invited)
@@ -100,14 +94,33 @@ def respond(
         u = rng.uniform(rng.fold(own, "failure", clients), (), torch.float64)
         lifetime = -torch.log1p(-u) / f.hazard
         failed |= online & (lifetime < seconds)
-        seconds = torch.where(online, seconds.minimum(lifetime), seconds)
+        seconds = seconds.minimum(lifetime)
+    return Outcome(online, failed, torch.where(online, seconds, 0.0), steps)
+
+
+def respond(
+    federation: Federation, clients: Tensor, copies: Tensor, load: Load, at_s: float, key: Key, count_key: Key
+) -> Responses:
+    """Resolve one phase: who is offline, who fails, who is heard, who is late.
+
+    Args:
+        federation: the models.
+        clients: (S,) int64 invited clients.
+        copies: (S,) int64 copy numbers, for cohorts drawn with replacement.
+        load: the work of each.
+        at_s: the moment of the invitation on the virtual clock.
+        key: the phase's key; a client's draws depend on it and on the client alone.
+        count_key: key of the policy's own draws.
+
+    """
+    online, failed, seconds, steps = outcomes(federation, clients, copies, load, at_s, key)
     answering = online & ~failed
     order = torch.where(answering, seconds, torch.inf).argsort(stable=True)
     answers = seconds[order[: int(answering.sum())]]
-    settled = float(seconds[online].max()) if bool(online.any()) else 0.0
-    close = f.policy.close(answers, len(clients), settled, count_key)
+    anybody = bool(online.any())
+    close = federation.policy.close(answers, len(clients), float(seconds.max()) if anybody else 0.0, count_key)
     fate = torch.full((len(clients),), int(Fate.OFFLINE), dtype=torch.int8)
     fate[answering] = int(Fate.LATE)
     fate[failed] = int(Fate.FAILED)
     fate[order[: close.heard]] = int(Fate.HEARD)
-    return Responses(fate, torch.where(online, seconds, 0.0), close.seconds if bool(online.any()) else 0.0, steps)
+    return Responses(fate, seconds, close.seconds if anybody else 0.0, steps)

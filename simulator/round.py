@@ -1,30 +1,33 @@
-"""One round: invitations, phases, and the account of what travelled."""
+"""One round as an algorithm sees it: invitations, phases, and, for asynchronous methods, buffers of answers."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedfleet.simulator import rng
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.algorithm import Cohort, Problem, Reduced
+from fedfleet.simulator.algorithm import Buffered, Cohort, Problem, Reduced
 from fedfleet.simulator.batches import work
 from fedfleet.simulator.block import BlockResult, BlockTask, run_block
+from fedfleet.simulator.buffer import Server, fill
 from fedfleet.simulator.devices import Load
 from fedfleet.simulator.errors import ClientError, FedfleetError
 from fedfleet.simulator.executors.base import Executor
+from fedfleet.simulator.flights import Flight
+from fedfleet.simulator.late import Assignment
+from fedfleet.simulator.memory import Memory
+from fedfleet.simulator.records import PhaseRecord
 from fedfleet.simulator.reduction import merge
-from fedfleet.simulator.responses import Fate, Federation, Responses, respond
+from fedfleet.simulator.responses import Fate, Federation, respond
 from fedfleet.simulator.rng import Key
-from fedfleet.simulator.state import ClientStore
+from fedfleet.simulator.selection import Heard, Selection, Uniform
 from fedfleet.simulator.tree import Tree
 from fedfleet.simulator.work import Message, Phase
-
-SCALAR_BYTES = 8  # a config scalar travels as a float64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,40 +37,42 @@ class Conditions:
     Attributes:
         seed: the run's seed.
         federation: how clients behave and whom the server waits for.
+        selection: whom it invites.
         shared_response_count: both phases of a round wait for the same share p_t of answers.
-        min_responses, attempts: a phase with fewer answers is void, and the round starts again with new cohorts, so often
-            in all.
+        min_responses, attempts, retry_s: a phase with fewer answers is void, and the round starts again with new cohorts after
+            so many virtual seconds, so often in all.
         over_select: invite this many times as many clients as the algorithm asks for.
+        stale_discount: use late answers in the phase of that name in a later round, with this weight a round of delay; None
+            ignores them.
+        train_all: let late clients work too, and throw away what they send: a model that must not change for it.
         block_size: clients a block, at most.
 
     """
 
     seed: int
     federation: Federation = field(default_factory=Federation)
+    selection: Selection = field(default_factory=Uniform)
     shared_response_count: bool = False
     min_responses: int = 1
     attempts: int = 10
+    retry_s: float = 1.0
     over_select: float = 1.0
+    stale_discount: float | None = None
+    train_all: bool = False
     block_size: int = 32
-
-
-@dataclass
-class PhaseRecord:
-    """A row of ``phases.parquet`` and its fates."""
-
-    phase: str
-    attempt: int
-    clients: Tensor
-    responses: Responses
-    started_s: float
-    counts: dict[str, int] = field(default_factory=dict)
-    train_loss: float | None = None
-    events: list[dict[str, Any]] = field(default_factory=list)
-    """What happened that depends on the machine, one a line of ``events.jsonl``; such a run is not reproducible to the bit."""
 
 
 class TooFewResponses(FedfleetError):
     """A phase was answered by fewer clients than ``min_responses``."""
+
+
+class Group(NamedTuple):
+    """Clients that start from one message, in the order of the blocks, the seconds their answers took, and the blocks."""
+
+    shared: Message
+    clients: Tensor
+    seconds: Tensor
+    tasks: list[BlockTask]
 
 
 class EngineRound:
@@ -81,12 +86,12 @@ class EngineRound:
         problem: Problem,
         conditions: Conditions,
         executor: Executor,
-        store: ClientStore,
+        memory: Memory,
     ):
         self.index, self.attempt, self.problem = index, attempt, problem
         self.records: list[PhaseRecord] = []
         self.clock_s = started_s
-        self._conditions, self._executor, self._store = conditions, executor, store
+        self._conditions, self._executor, self._memory = conditions, executor, memory
         self._root = rng.key(conditions.seed)
         self._invitations = 0
 
@@ -99,104 +104,184 @@ class EngineRound:
         return rng.fold(self._root, purpose, self.index, self.attempt)
 
     def invite(self, size: int, *, replace: bool = False) -> Cohort:
-        """Invite a uniformly random cohort."""
+        """Invite a cohort as the selection draws it."""
+        c, memory = self._conditions, self._memory
         key = rng.fold(self._key("invite"), self._invitations)
         self._invitations += 1
-        wanted = math.ceil(size * self._conditions.over_select)
-        clients = rng.sample(
-            key, self.problem.clients, wanted if replace else min(wanted, self.problem.clients), replace=replace
-        )
+        wanted = math.ceil(size * c.over_select)
+        wanted = wanted if replace else max(size, min(wanted, self.problem.clients))
+        clients, memory.selection = c.selection.invite(memory.selection, key, wanted, self.problem, replace=replace)
         return Cohort(clients, _occurrences(clients) if replace else torch.zeros_like(clients))
 
     def map_reduce(
         self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
     ) -> Reduced:
         """Run one phase. ``inbox`` leaves are (S, ...), a row a cohort member. Raises TooFewResponses, ClientError."""
-        c = self._conditions
-        number = len(self.records)
+        c, number = self._conditions, len(self.records)
         key = rng.fold(self._key("phase"), number)
         count_key = self._key("responses") if c.shared_response_count else key
         load = Load(*work(phase, self._examples(cohort.clients), steps))
         responses = respond(c.federation, cohort.clients, cohort.copies, load, self.clock_s, key, count_key)
         record = PhaseRecord(phase.name, self.attempt, cohort.clients, responses, self.clock_s)
+        asked = Assignment(
+            phase=phase.name,
+            round=self.index,
+            shared=shared,
+            clients=cohort.clients,
+            copies=cohort.copies,
+            key=self._key("client"),
+            steps=steps,
+            limit=responses.steps if c.federation.partial_work else None,
+            inbox=inbox,
+            seconds=responses.seconds,
+            asked_s=self.clock_s,
+        )
         self.records.append(record)
         self.clock_s += responses.duration_s
-        heard = responses.heard
-        online = int((responses.fate != Fate.OFFLINE).sum())
-        mail = T.count(inbox) // len(cohort) if inbox is not None else 0
-        mail_bytes = T.num_bytes(inbox) // len(cohort) if inbox is not None else 0
-        record.counts = {f.name.lower(): int((responses.fate == f).sum()) for f in Fate} | {
-            "invited": len(cohort),
-            "client_steps": 0,
-            "floats_up": 0,
-            "bytes_up": 0,
-            "floats_down": online * (T.count(dict(shared.send)) + mail),
-            "bytes_down": online * (T.num_bytes(dict(shared.send)) + mail_bytes + SCALAR_BYTES * len(shared.config)),
-        }
-        if len(heard) < c.min_responses:
+        heard, late = responses.heard, (responses.fate == Fate.LATE).nonzero().flatten()
+        enough = len(heard) >= c.min_responses
+        if enough and c.stale_discount is not None:
+            responses.fate[late] = int(Fate.STALE)
+            self._memory.late.add(asked.take(late))
+        record.invited(shared, inbox)
+        if not enough:
             raise TooFewResponses(
                 f"round {self.index}, phase {phase.name!r}: {len(heard)} of {len(cohort)} invited answered"
             )
+        groups = [self._group(phase, asked.take(heard))]
+        for old in self._memory.late.arrived(phase.name, self.index, self.clock_s):
+            assert c.stale_discount is not None
+            record.counts["merged_stale"] += len(old.clients)
+            groups.append(self._group(phase, old, c.stale_discount ** (self.index - old.round)))
+        (found,) = self._reduce(phase, record, groups, [0] * len(groups))
+        if c.train_all and len(late):
+            wasted = self._group(phase, asked.take(late))
+            for _ in self._executor.map(run_block, wasted.shared, wasted.tasks):
+                pass
+        return found
 
-        limits = responses.steps if c.federation.partial_work else None
-        heard = self._longest_first(cohort.clients, heard)
-        rows = _blocks(heard, c.block_size)
-        tasks = [
-            BlockTask(
-                phase=phase.name,
-                clients=cohort.clients[r],
-                copies=cohort.copies[r],
-                key=self._key("client"),
-                steps=steps,
-                limit=None if limits is None else responses.steps[r],
-                own=None if phase.own is None else self._own(phase, shared, cohort.clients[r]),
-                inbox=None if inbox is None else T.index(inbox, r),
+    def buffered(
+        self,
+        phase: Phase,
+        *,
+        messages: Mapping[int, Message],
+        size: int,
+        concurrency: int,
+        max_staleness: int | None = None,
+    ) -> list[Buffered]:
+        """Fill a buffer with answers of clients at work all the time. Raises TooFewResponses, ClientError."""
+        c, started = self._conditions, self.clock_s
+        load = lambda clients: Load(*work(phase, self._examples(clients)))  # noqa: E731
+        server = Server(c.federation, self.problem.clients, load, self._root, self.index, concurrency, max_staleness)
+        ended = fill(server, self._memory.flights, size, started)
+        self.clock_s += ended.responses.duration_s
+        record = PhaseRecord(phase.name, self.attempt, ended.clients, ended.responses, started)
+        record.invited(messages[self.index], online=ended.launched)
+        self.records.append(record)
+        if len(ended.used) < size:
+            raise TooFewResponses(
+                f"round {self.index}, phase {phase.name!r}: {len(ended.used)} of {size} answers came in"
             )
-            for r in rows
-        ]
-        return self._merge(phase, record, cohort.clients[heard], tasks, shared)
+        versions = sorted({f.version for f in ended.used}, reverse=True)
+        groups = [self._flown(phase, messages[v], v, [f for f in ended.used if f.version == v]) for v in versions]
+        found = self._reduce(phase, record, groups, list(range(len(groups))))
+        return [Buffered(self.index - v, reduced) for v, reduced in zip(versions, found, strict=True)]
+
+    def versions(self) -> set[int]:
+        """Return the rounds whose messages clients are still at work on."""
+        return self._memory.flights.versions()
+
+    def _flown(self, phase: Phase, shared: Message, version: int, flights: list[Flight]) -> Group:
+        """Return the work behind answers that started from one version."""
+        asked = Assignment(
+            phase=phase.name,
+            round=version,
+            shared=shared,
+            clients=torch.tensor([f.client for f in flights]),
+            copies=torch.tensor([f.number for f in flights]),
+            key=rng.fold(self._root, "client", version, 0),
+            steps=None,
+            limit=torch.tensor([f.steps for f in flights]) if self._conditions.federation.partial_work else None,
+            inbox=None,
+            seconds=torch.tensor([f.ends_s for f in flights], dtype=torch.float64) - self.clock_s,
+            asked_s=self.clock_s,
+        )
+        return self._group(phase, asked)
 
     def _examples(self, clients: Tensor) -> Tensor:
         if self.problem.num_examples is None:
             return torch.full_like(clients, round(self.problem.mean_examples))
         return self.problem.num_examples(clients)
 
-    def _longest_first(self, clients: Tensor, heard: Tensor) -> Tensor:
-        """Order the heard clients by their examples, so that those of a block are alike and no long one comes last."""
-        if self.problem.num_examples is None:
-            return heard
-        return heard[self.problem.num_examples(clients[heard]).argsort(descending=True, stable=True)]
+    def _group(self, phase: Phase, asked: Assignment, discount: float = 1.0) -> Group:
+        """Cut work into blocks, most examples first, so that the clients of a block are alike and no long one comes last."""
+        if self.problem.num_examples is not None:
+            order = self.problem.num_examples(asked.clients).argsort(descending=True, stable=True)
+            asked = asked.take(order)
+        tasks = [
+            BlockTask(
+                phase=phase.name,
+                clients=mine.clients,
+                copies=mine.copies,
+                key=mine.key,
+                steps=mine.steps,
+                limit=mine.limit,
+                own=None if phase.own is None else self._own(phase, mine.shared, mine.clients),
+                inbox=mine.inbox,
+                discount=discount,
+                feedback=self._conditions.selection.feedback,
+            )
+            for mine in map(asked.take, _blocks(torch.arange(len(asked.clients)), self._conditions.block_size))
+        ]
+        return Group(asked.shared, asked.clients, asked.seconds, tasks)
 
     def _own(self, phase: Phase, shared: Message, clients: Tensor) -> Tree:
         fresh = phase.own
         assert fresh is not None
-        return self._store.get(clients, lambda: fresh(shared.merged()))
+        return self._memory.store.get(clients, lambda: fresh(shared.merged()))
 
-    def _merge(
-        self, phase: Phase, record: PhaseRecord, heard: Tensor, tasks: list[BlockTask], shared: Message
-    ) -> Reduced:
-        partials: dict[str, Any] = dict.fromkeys(phase.reduce)
-        results: list[BlockResult] = []
+    def _reduce(self, phase: Phase, record: PhaseRecord, groups: list[Group], into: list[int]) -> list[Reduced]:
+        """Run groups and reduce group i into result ``into[i]``; results come in ascending order."""
+        partials: dict[int, dict[str, Any]] = {i: dict.fromkeys(phase.reduce) for i in into}
+        results: dict[int, list[BlockResult]] = {i: [] for i in into}
+        started = [self._executor.map(run_block, g.shared, g.tasks) for g in groups]
         try:
-            for task, result in zip(tasks, self._executor.map(run_block, shared, tasks), strict=True):
-                for slot, reduction in phase.reduce.items():
-                    partials[slot] = merge(reduction, partials[slot], result.partials[slot])
-                if phase.own is not None:
-                    self._store.stage(task.clients, result.own)
-                if result.splits:
-                    record.events.append(
-                        {"event": "out_of_memory", "clients": len(task.clients), "splits": result.splits}
-                    )
-                results.append(result._replace(partials={}, own=None))
+            for group, i, found in zip(groups, into, started, strict=True):
+                for task, result in zip(group.tasks, found, strict=True):
+                    for slot, reduction in phase.reduce.items():
+                        partials[i][slot] = merge(reduction, partials[i][slot], result.partials[slot])
+                    if phase.own is not None:
+                        self._memory.store.stage(task.clients, result.own)
+                    results[i].append(result._replace(partials={}, own=None))
         except ClientError as e:
             raise ClientError(f"round {self.index}: {e}") from e.__cause__
-        for name in ("floats_up", "bytes_up"):
-            record.counts[name] = sum(getattr(r, name) for r in results)
-        record.counts["client_steps"] = sum(r.steps for r in results)
-        measured = sum(r.measured for r in results)
-        record.train_loss = sum(r.loss for r in results) / measured if measured else None
+        record.received([r for one in results.values() for r in one])
+        self._learn(groups[0], results[into[0]])
+        return [self._reduced(phase, partials[i], i, groups, into, results[i]) for i in sorted(results)]
+
+    def _reduced(
+        self,
+        phase: Phase,
+        partials: dict[str, Any],
+        number: int,
+        groups: list[Group],
+        into: list[int],
+        results: list[BlockResult],
+    ) -> Reduced:
+        clients = torch.cat([g.clients for g, i in zip(groups, into, strict=True) if i == number])
         config = {k: torch.cat([r.config[k] for r in results]) for k in results[0].config}
-        return Reduced({s: r.final(partials[s]) for s, r in phase.reduce.items()}, heard, config)
+        return Reduced({s: r.final(partials[s]) for s, r in phase.reduce.items()}, clients, config)
+
+    def _learn(self, fresh: Group, results: list[BlockResult]) -> None:
+        """Tell the selection what the server has learnt of the clients of this round."""
+        c, memory = self._conditions, self._memory
+        if not c.selection.feedback or any(r.losses is None for r in results):
+            return
+        loss = torch.cat([r.losses for r in results if r.losses is not None])[: len(fresh.clients)]
+        seen = ~loss.isnan()
+        clients = fresh.clients[seen]
+        heard = Heard(self.index, clients, loss[seen], fresh.seconds[seen], self._examples(clients))
+        memory.selection = c.selection.observe(memory.selection, heard)
 
 
 def _blocks(clients: Tensor, size: int) -> tuple[Tensor, ...]:

@@ -11,8 +11,9 @@ from fedfleet.simulator import rng
 from fedfleet.simulator.algorithm import Algorithm, Problem
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors.base import Executor
-from fedfleet.simulator.round import Conditions, EngineRound, PhaseRecord, TooFewResponses
-from fedfleet.simulator.state import ClientStore
+from fedfleet.simulator.memory import Memory
+from fedfleet.simulator.records import PhaseRecord
+from fedfleet.simulator.round import Conditions, EngineRound, TooFewResponses
 from fedfleet.simulator.tree import Tree
 
 
@@ -34,31 +35,32 @@ def simulate(
 ) -> Iterator[RoundRecord]:
     """Run an algorithm round by round from the initial tree ``z``.
 
-    Raises FedfleetError when ten cohorts in a row gave too few answers, ClientError when client code is at fault.
+    Raises FedfleetError when too many cohorts in a row gave too few answers, ClientError when client code is at fault.
     """
     state = algorithm.init(z, rng.fold(rng.key(conditions.seed), "init"), problem)
-    store = ClientStore()
+    memory = Memory(conditions.selection)
     clock_s = 0.0
     for index in range(rounds):
         started, started_s = time.perf_counter(), clock_s
         phases: list[PhaseRecord] = []
         failure = ""
         for attempt in range(conditions.attempts):
-            turn = EngineRound(index, attempt, clock_s, problem, conditions, executor, store)
+            turn = EngineRound(index, attempt, clock_s, problem, conditions, executor, memory)
             try:
                 state, metrics = algorithm.round(state, turn)
-                store.commit()
+                memory.commit()
                 break
             except TooFewResponses as e:
-                store.discard()
+                memory.discard()
                 failure = str(e)
             finally:
                 phases += turn.records
                 clock_s = turn.clock_s
+            clock_s += conditions.retry_s
         else:
             raise FedfleetError(
-                f"{failure}, in {conditions.attempts} cohorts in a row (needed: {conditions.min_responses}): raise cohort.invite "
-                f"or availability.rate"
+                f"{failure}, in {conditions.attempts} cohorts in a row (needed: {conditions.min_responses}): raise cohort.invite, "
+                f"availability.rate or cohort.retry_s"
             )
         yield RoundRecord(
             index=index,

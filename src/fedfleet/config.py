@@ -1,8 +1,8 @@
 """The configuration: a typed schema, and one line of help for every mistake.
 
 A configuration is YAML plus ``dotted.key=value`` overrides. Sections that name a thing (``task``, ``algorithm``,
-``population.dataset``, ``population.partition``, ``availability``, ``devices``) take that thing's own options; ``algorithm:
-fedavg`` is short for ``algorithm: {name: fedavg}``.
+``population.dataset``, ``population.partition``, ``availability``, ``devices``, ``selection``) take that thing's own options;
+``algorithm: fedavg`` is short for ``algorithm: {name: fedavg}``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fedfleet.datasets.partition_config import PARTITIONS
 from fedfleet.datasets.registry import FEDERATED, LOADERS
 from fedfleet.devices import DEVICES
 from fedfleet.reading import override, plain, read, show
+from fedfleet.selection import SELECTIONS
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tasks.registry import TASKS
 
@@ -66,6 +67,8 @@ class Executor(Options):
     """Torch threads of an actor."""
     block_size: Count | Literal["auto"] = "auto"
     """Clients a block at most, the unit of dispatch and of summation; several blocks are even in number."""
+    train_all: bool = False
+    """Let clients that answer too late work all the same, and throw the result away, as a real federation does."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda if ``gpus_per_actor`` is above 0."""
     address: str | None = None
@@ -101,6 +104,7 @@ class Config(Options):
     cohort: CohortOptions = CohortOptions()
     availability: dict[str, Any] = Field(default={"kind": "always"})
     devices: dict[str, Any] = Field(default={"kind": "alike"})
+    selection: dict[str, Any] = Field(default={"kind": "uniform"})
     executor: Executor = Executor()
     evaluation: Evaluation = Evaluation()
     warm_start: str | None = None
@@ -131,6 +135,7 @@ NAMED = {
     ),
     "population.partition": Named("kind", PARTITIONS, "iid"),
     "availability": Named("kind", {k: v.options for k, v in AVAILABILITY.items()}, "always"),
+    "selection": Named("kind", {k: v.options for k, v in SELECTIONS.items()}, "uniform"),
     "devices": Named("kind", {k: v.options for k, v in DEVICES.items()}, "alike"),
 }
 

@@ -21,7 +21,7 @@ from fedfleet import config as C
 from fedfleet import resolve, rules
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config import Config
-from fedfleet.federation import federation
+from fedfleet.federation import federation, selection
 from fedfleet.population import Data, check_clients, evaluation_data, load_data, make_population
 from fedfleet.progress import Progress
 from fedfleet.runfolder import RunFolder, check_free, claim, load_model
@@ -139,9 +139,13 @@ class Experiment:
         return Conditions(
             seed=self.config.seed,
             federation=federation(self.config, self.population),
+            selection=selection(self.config),
             shared_response_count=c.shared_response_count,
             min_responses=c.min_responses,
             attempts=c.attempts,
+            retry_s=c.retry_s,
+            stale_discount=c.stale_discount if c.late == "keep" else None,
+            train_all=self.config.executor.train_all,
             over_select=c.over_select,
             block_size=int(self.config.executor.block_size),
         )

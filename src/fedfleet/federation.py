@@ -6,10 +6,13 @@ from fedfleet import availability, devices
 from fedfleet import config as C
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config import Config
+from fedfleet.selection import SCANNED, SELECTIONS
 from fedfleet.simulator import rng
+from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.policies import Deadline, First, ResponsePolicy, Siwer, WaitAll
 from fedfleet.simulator.population import Population
 from fedfleet.simulator.responses import Federation
+from fedfleet.simulator.selection import Selection
 
 
 def federation(config: Config, population: Population) -> Federation:
@@ -39,3 +42,14 @@ def policy(cohort: CohortOptions) -> ResponsePolicy:
     elif isinstance(cohort.respond, int):
         found = First(cohort.respond)
     return found if cohort.deadline_s is None else Deadline(cohort.deadline_s, found)
+
+
+def selection(config: Config) -> Selection:
+    """Return whom the server invites. Raises ConfigError where the population is too large for it."""
+    name = C.named(config, "selection")
+    kind, clients = SELECTIONS[name], config.population.clients or 0
+    if kind.scans and clients > SCANNED:
+        raise ConfigError(
+            f"selection.kind={name!r}: it looks at every client each round, which {clients:,} are too many for: use uniform or oort"
+        )
+    return kind.build(C.options(config, "selection"))

@@ -27,7 +27,7 @@ from fedfleet.simulator.simulate import RoundRecord
 from fedfleet.simulator.tree import Tree
 
 COUNTS = (
-    *("invited", "heard", "late", "failed", "offline", "client_steps"),
+    *("invited", "heard", "late", "failed", "offline", "stale", "merged_stale", "client_steps"),
     *("floats_up", "floats_down", "bytes_up", "bytes_down"),
 )
 WHOLE = dict.fromkeys(COUNTS, "int64")

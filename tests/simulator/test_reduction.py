@@ -24,7 +24,7 @@ def uploads(size: int, seed: int = 0) -> tuple[Any, Rows]:
     }
     weight = 0.1 + rng.uniform(rng.fold(k, "weight"), size, torch.float64)
     domain = (5 * rng.uniform(rng.fold(k, "domain"), size, torch.float64)).to(torch.int64)
-    return values, Rows(weight, domain)
+    return values, Rows(weight, domain, torch.ones_like(weight))
 
 
 def blocks_of(values: Any, rows: Rows, cuts: list[int]) -> list[tuple[Any, Rows]]:

@@ -1,0 +1,66 @@
+"""The account of a phase: who was invited, what became of them, what travelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from fedfleet.simulator import tree as T
+from fedfleet.simulator.block import BlockResult
+from fedfleet.simulator.responses import Fate, Responses
+from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.work import Message
+
+SCALAR_BYTES = 8  # a config scalar travels as a float64
+
+
+@dataclass
+class PhaseRecord:
+    """A row of ``phases.parquet`` and its fates.
+
+    ``counts`` has a key a fate, "invited", "merged_stale" (late updates of earlier rounds used in this phase),
+    "client_steps", and floats and bytes each way. ``events`` are what happened that depends on the machine, one a line of
+    ``events.jsonl``; such a run is not reproducible to the bit.
+    """
+
+    phase: str
+    attempt: int
+    clients: Tensor
+    responses: Responses
+    started_s: float
+    counts: dict[str, int] = field(default_factory=dict)
+    train_loss: float | None = None
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def invited(self, shared: Message, inbox: Tree = None, online: int | None = None) -> None:
+        """Count the fates and what was sent to those online: the shared message and their rows of the inbox."""
+        fate, size = self.responses.fate, len(self.clients)
+        online = int((fate != Fate.OFFLINE).sum()) if online is None else online
+        floats, size_bytes = message_size(shared, inbox, size)
+        self.counts = {f.name.lower(): int((fate == f).sum()) for f in Fate} | {
+            "invited": size,
+            **dict.fromkeys(("merged_stale", "client_steps", "floats_up", "bytes_up"), 0),
+            "floats_down": online * floats,
+            "bytes_down": online * size_bytes,
+        }
+
+    def received(self, results: Sequence[BlockResult]) -> None:
+        """Count what came back, and average the training loss."""
+        for name in ("floats_up", "bytes_up"):
+            self.counts[name] += sum(getattr(r, name) for r in results)
+        self.counts["client_steps"] += sum(r.steps for r in results)
+        measured = sum(r.measured for r in results)
+        self.train_loss = sum(r.loss for r in results) / measured if measured else None
+        for r in results:
+            if r.splits:
+                self.events.append({"event": "out_of_memory", "splits": r.splits})
+
+
+def message_size(shared: Message, inbox: Tree, size: int) -> tuple[int, int]:
+    """Return (floats, bytes) sent to one of ``size`` clients."""
+    own = (0, 0) if inbox is None else (T.count(inbox) // size, T.num_bytes(inbox) // size)
+    send = dict(shared.send)
+    return T.count(send) + own[0], T.num_bytes(send) + own[1] + SCALAR_BYTES * len(shared.config)
