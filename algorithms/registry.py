@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fedfleet.algorithms.cdma import AdaOptions, CdmaOptions, cdma_ada, cdma_nc, cdma_one
 from fedfleet.algorithms.fedavg import FedAvgOptions, FedOptOptions, fedavg
+from fedfleet.algorithms.fedbuff import FedBuffOptions, fedbuff
 from fedfleet.algorithms.fedprox import FedProxOptions, fedprox
 from fedfleet.algorithms.local_sgda import local_sgda
 from fedfleet.algorithms.options import CohortOptions, LocalOptions, Options
@@ -26,6 +27,7 @@ class Entry(NamedTuple):
 ALGORITHMS: dict[str, Entry] = {
     "fedavg": Entry(FedAvgOptions, fedavg, "federated averaging (McMahan et al. 2017)"),
     "fedopt": Entry(FedOptOptions, fedavg, "FedAvg with a server optimiser: FedAdam by default (Reddi et al. 2021)"),
+    "fedbuff": Entry(FedBuffOptions, fedbuff, "asynchronous FedAvg with a buffer (Nguyen et al. 2022)"),
     "fedprox": Entry(FedProxOptions, fedprox, "FedAvg with a proximal term (Li et al. 2020)"),
     "scaffold": Entry(ScaffoldOptions, scaffold, "control variates against client drift (Karimireddy et al. 2020)"),
     "parallel_sgda": Entry(ParallelOptions, parallel_sgda, "one server step along full local gradients; minimax"),

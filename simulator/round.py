@@ -172,7 +172,15 @@ class EngineRound:
         """Fill a buffer with answers of clients at work all the time. Raises TooFewResponses, ClientError."""
         c, started = self._conditions, self.clock_s
         load = lambda clients: Load(*work(phase, self._examples(clients)))  # noqa: E731
-        server = Server(c.federation, self.problem.clients, load, self._root, self.index, concurrency, max_staleness)
+        server = Server(
+            c.federation,
+            self.problem.clients,
+            load,
+            rng.fold(self._root, "flights", self.attempt),
+            self.index,
+            concurrency,
+            max_staleness,
+        )
         ended = fill(server, self._memory.flights, size, started)
         self.clock_s += ended.responses.duration_s
         record = PhaseRecord(phase.name, self.attempt, ended.clients, ended.responses, started)

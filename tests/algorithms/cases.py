@@ -6,6 +6,7 @@ CASES: dict[str, tuple[str, dict]] = {
         "classification",
         {"epochs": 2, "batch_size": 10, "client_optimizer": {"name": "adam", "eps": 1e-3}, "lr": 0.01},
     ),
+    "fedbuff": ("classification", {"steps": 3, "batch_size": 7, "buffer": 4, "concurrency": 6}),
     "fedprox": ("classification", {"steps": 4, "batch_size": 7, "mu": 0.1}),
     "scaffold": ("classification", {"epochs": 1, "batch_size": 7}),
     "parallel_sgda": ("auc", {"gradient_chunk": 20}),
