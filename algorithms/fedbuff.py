@@ -86,4 +86,4 @@ def fedbuff(options: FedBuffOptions, task: Task, cohort: CohortOptions) -> Algor
         kept = {v: versions[v] for v in sorted(rnd.versions())}
         return State(z, kept), {"staleness_mean": mean, "staleness_max": float(max(answers))}
 
-    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)})
+    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, asynchronous=True)

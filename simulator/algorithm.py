@@ -125,6 +125,7 @@ class Algorithm(NamedTuple):
         phases: constants, sent to the workers once.
         views: name -> what is evaluated; the view "global" gives ``eval/<metric>``.
         requires: parts of ``z`` that the task must have.
+        asynchronous: whether it draws clients from ``buffered`` alone, so that nothing about cohorts applies to it.
 
     """
 
@@ -133,6 +134,7 @@ class Algorithm(NamedTuple):
     phases: tuple[Phase, ...]
     views: Mapping[str, View]
     requires: tuple[str, ...] = ("x",)
+    asynchronous: bool = False
 
 
 class Task(Protocol):

@@ -14,7 +14,7 @@ PLAIN_EVERY_S = 5.0
 
 
 class Progress:
-    """Shows rounds as they end: round, heard / late / failed, metric, rounds/s, client steps/s, virtual time, time left."""
+    """Shows rounds as they end: round, heard / stale / late / failed, metric, rounds/s, client steps/s, virtual time, time left."""
 
     def __init__(self, console: Console | None):
         self._console = console
@@ -64,7 +64,9 @@ class Progress:
     def _line(self, row: Mapping[str, Any], done: int, rounds: int) -> str:
         spent = max(time.monotonic() - self._started, 1e-9)
         left = spent / done * (rounds - done)
-        heard = f"heard {row['heard']} late {row['late']} failed {row['failed']} offline {row['offline']}"
+        heard = " ".join(
+            f"{k} {row[k]}" for k in ("heard", "stale", "late", "failed", "offline") if k != "stale" or row[k]
+        )
         return (
             f"round {done}/{rounds} | {heard} | {self._metric} | {done / spent:.1f} rounds/s | "
             f"{self._steps / spent:,.0f} client steps/s | virtual {self._virtual_s:,.0f} s | left {left:,.0f} s"

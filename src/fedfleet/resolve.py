@@ -159,6 +159,24 @@ def check_pairing(config: Config, algorithm: Algorithm, task: Task) -> None:
             f"algorithm.name={named(config, 'algorithm')!r}: it needs a task with a {what.get(missing[0], missing[0])} part, and "
             f"task.name={named(config, 'task')!r} has none: choose a minimax task (auc), or a minimisation algorithm (fedavg)"
         )
+    if algorithm.asynchronous:
+        check_asynchronous(config)
+
+
+def check_asynchronous(config: Config) -> None:
+    """Refuse what an asynchronous algorithm would silently ignore. Raises ConfigError."""
+    cohort = config.cohort
+    for name in sorted(cohort.model_fields_set - {"attempts", "retry_s"}):
+        if (value := getattr(cohort, name)) != type(cohort).model_fields[name].default:
+            raise ConfigError(
+                f"cohort.{name}={show(value)}: {named(config, 'algorithm')} is asynchronous and has no cohorts: leave it out, and "
+                f"set algorithm.buffer and algorithm.concurrency"
+            )
+    if named(config, "selection") != "uniform":
+        raise ConfigError(
+            f"selection.kind={named(config, 'selection')!r}: {named(config, 'algorithm')} is asynchronous and draws clients "
+            f"uniformly: leave it out"
+        )
 
 
 def check_local(config: Config, largest: int) -> None:

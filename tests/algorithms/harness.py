@@ -13,6 +13,7 @@ from fedfleet.datasets.digits import load
 from fedfleet.datasets.partition_config import PARTITIONS
 from fedfleet.simulator.algorithm import Algorithm, Cohort, Problem, Task
 from fedfleet.simulator.block import Setup
+from fedfleet.simulator.devices import Load, Times
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.policies import ResponsePolicy, WaitAll
@@ -74,6 +75,17 @@ class Bowl:
         return {}
 
 
+@dataclass(frozen=True)
+class Fixed:
+    """Devices that take so many seconds each."""
+
+    seconds: tuple[float, ...]
+
+    def times(self, key: Any, clients: Tensor, load: Load) -> Times:
+        whole = torch.tensor(self.seconds, dtype=torch.float64)[clients]
+        return Times(whole, torch.zeros_like(whole))
+
+
 def point(x: float, y: float):
     return {"x": {"x": torch.tensor(x, dtype=torch.float64)}, "y": {"y": torch.tensor(y, dtype=torch.float64)}}
 
@@ -119,17 +131,13 @@ def records(
     executor: Executor | None = None,
     block_size: int = 4,
     seed: int = 0,
-    shared_response_count: bool = False,
+    **given: Any,
 ) -> Iterator[RoundRecord]:
     setup = Setup.of(algorithm, world.task, world.population, inner)
     executor = executor or LocalExecutor(1)
     executor.start(setup)
-    conditions = Conditions(
-        seed=seed,
-        federation=Federation(policy=policy or WaitAll()),
-        block_size=block_size,
-        shared_response_count=shared_response_count,
-    )
+    given = {"federation": Federation(policy=policy or WaitAll()), **given}
+    conditions = Conditions(seed=seed, block_size=block_size, **given)
     size = world.population.size
     sizes = world.population.num_examples
     problem = Problem(size, float(sizes(torch.arange(size)).double().mean()), sizes)

@@ -17,7 +17,7 @@ from fedfleet.simulator.errors import one_line
 
 Table = dict[str, np.ndarray]  # columns (n,): float64 with nan for null, or str objects
 Curve = tuple[np.ndarray, np.ndarray]  # x and y, each (n,), x not decreasing
-COUNTS = ("seconds", "invited", "heard", "late", "failed", "offline", "client_steps")
+COUNTS = ("seconds", "invited", "heard", "stale", "merged_stale", "late", "failed", "offline", "client_steps")
 COUNTS += ("floats_up", "floats_down", "bytes_up", "bytes_down", "virtual_s")
 FATES = ("heard", "stale", "late", "failed", "offline")
 
