@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ class Conditions:
             in all.
         over_select: invite this many times as many clients as the algorithm asks for.
         block_size: clients a block, at most.
+        bytes_up: phase -> bytes that a client sends, as devices are told before any has sent them.
+        flop: phase -> floating-point operations an example.
 
     """
 
@@ -49,6 +52,8 @@ class Conditions:
     attempts: int = 10
     over_select: float = 1.0
     block_size: int = 32
+    bytes_up: Mapping[str, float] = field(default_factory=dict)
+    flop: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -116,29 +121,37 @@ class EngineRound:
         number = len(self.records)
         key = rng.fold(self._key("phase"), number)
         count_key = self._key("responses") if c.shared_response_count else key
-        load = Load(*work(phase, self._examples(cohort.clients), steps))
-        responses = respond(c.federation, cohort.clients, cohort.copies, load, self.clock_s, key, count_key)
+        mail = T.count(inbox) // len(cohort) if inbox is not None else 0
+        mail_bytes = T.num_bytes(inbox) // len(cohort) if inbox is not None else 0
+        bytes_down = T.num_bytes(dict(shared.send)) + mail_bytes + SCALAR_BYTES * len(shared.config)
+        load = Load(
+            *work(phase, self._examples(cohort.clients), steps),
+            bytes_down=bytes_down,
+            bytes_up=c.bytes_up.get(phase.name, 0.0),
+            flop=c.flop.get(phase.name, 0.0),
+        )
+        partial = c.federation.partial_work and phase.work.divisible
+        federation = replace(c.federation, partial_work=partial)
+        responses = respond(federation, cohort.clients, cohort.copies, load, self.clock_s, key, count_key)
         record = PhaseRecord(phase.name, self.attempt, cohort.clients, responses, self.clock_s)
         self.records.append(record)
         self.clock_s += responses.duration_s
         heard = responses.heard
         online = int((responses.fate != Fate.OFFLINE).sum())
-        mail = T.count(inbox) // len(cohort) if inbox is not None else 0
-        mail_bytes = T.num_bytes(inbox) // len(cohort) if inbox is not None else 0
         record.counts = {f.name.lower(): int((responses.fate == f).sum()) for f in Fate} | {
             "invited": len(cohort),
             "client_steps": 0,
             "floats_up": 0,
             "bytes_up": 0,
             "floats_down": online * (T.count(dict(shared.send)) + mail),
-            "bytes_down": online * (T.num_bytes(dict(shared.send)) + mail_bytes + SCALAR_BYTES * len(shared.config)),
+            "bytes_down": online * bytes_down,
         }
         if len(heard) < c.min_responses:
             raise TooFewResponses(
                 f"round {self.index}, phase {phase.name!r}: {len(heard)} of {len(cohort)} invited answered"
             )
 
-        limits = responses.steps if c.federation.partial_work else None
+        limits = responses.steps if partial else None
         heard = self._longest_first(cohort.clients, heard)
         rows = _blocks(heard, c.block_size)
         tasks = [

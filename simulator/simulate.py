@@ -57,8 +57,8 @@ def simulate(
                 clock_s = turn.clock_s
         else:
             raise FedfleetError(
-                f"{failure}, in {conditions.attempts} cohorts in a row (needed: {conditions.min_responses}): raise cohort.invite "
-                f"or availability.rate"
+                f"{failure}, in {conditions.attempts} cohorts in a row (needed: {conditions.min_responses}): raise cohort.invite, "
+                f"availability.rate or cohort.deadline_s"
             )
         yield RoundRecord(
             index=index,
