@@ -22,11 +22,15 @@ def read_table(path: str, clients: int | None) -> Hardware:
     if left out. Others are ignored. Raises ConfigError naming file and row, from 0.
     """
     where = f"devices.path={path!r}"
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ConfigError(f"{where}: there is no such file: give the path of a Parquet file")
     try:
-        table = pq.read_table(Path(path).expanduser())
+        table = pq.read_table(file)
     except (OSError, pa.ArrowException) as e:
-        reason = getattr(e, "strerror", None) or one_line(e)
-        raise ConfigError(f"{where}: not readable as Parquet ({reason}): give the path of a Parquet file") from None
+        raise ConfigError(
+            f"{where}: not readable as Parquet ({one_line(e)}): give the path of a Parquet file"
+        ) from None
     if missing := [c for c in NEEDED if c not in table.column_names]:
         have = ", ".join(map(str, table.column_names)) or "none"
         raise ConfigError(f"{where}: column {missing[0]!r} is missing, it has {have}: add it")
