@@ -67,4 +67,4 @@ def full_local(evaluate: Evaluate, slot: str, chunk: int) -> LocalWork:
         return Message(send={slot: total}), own
 
     everything = BatchPlan(size=chunk, epochs=1, shuffle=False)
-    return LocalWork(begin=begin, stages=(Stage(step=step, batches=everything),), finish=finish)
+    return LocalWork(begin=begin, stages=(Stage(step=step, batches=everything),), finish=finish, divisible=False)

@@ -169,6 +169,8 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
                 f"phase {task.phase!r}: client code wrote in place into {written[0]!r}, which all clients share, so results "
                 f"would depend on the order of work: return new tensors instead"
             )
+        if program.ledger is not None:
+            setup.notes.worked(phase.name, program.ledger.flop, sum(w.weight[0].numel() for w in walks))
         return _result(phase, task, local, sum(int(w.active.sum()) for w in walks), program.result(flat))
 
 

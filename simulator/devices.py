@@ -17,8 +17,8 @@ class Load(NamedTuple):
 
     Attributes:
         steps, examples: (S,) int64, local steps and the examples that pass through them.
-        bytes_down, bytes_up: of one client's messages.
-        flop: floating-point operations an example.
+        bytes_down, bytes_up: of one client's messages; those up as far as they are known before they are sent.
+        flop: floating-point operations for one of the examples.
 
     """
 

@@ -19,7 +19,7 @@ from fedfleet.simulator.combination import Combination, Number, Outer, PerClient
 
 @dataclass
 class Notes:
-    """What was found out about factoring while client code ran.
+    """What was found out while client code ran: about factoring, and about what phases take.
 
     Attributes:
         dense: objective -> leaves it uses in another way than as the weight of a linear layer or a convolution.
@@ -27,6 +27,8 @@ class Notes:
         products: objective -> multiplications that its layers do for one example, forward.
         step_examples: examples a client takes in a step, in the stage where they are fewest; padding counted.
         examples: examples a client takes in a stage, where they are most.
+        flop: phase -> floating-point operations for one of the examples that pass through its steps (padding is no example less).
+        bytes_down, bytes_up: phase -> bytes of the messages to and from one client.
 
     """
 
@@ -35,11 +37,19 @@ class Notes:
     products: dict[str, int] = field(default_factory=dict)
     step_examples: int | None = None
     examples: int = 1
+    flop: dict[str, float] = field(default_factory=dict)
+    bytes_down: dict[str, float] = field(default_factory=dict)
+    bytes_up: dict[str, float] = field(default_factory=dict)
 
     def walked(self, steps: int, rows: int) -> None:
         """Note a stage of so many steps of so many examples."""
         self.step_examples = rows if self.step_examples is None else min(self.step_examples, rows)
         self.examples = max(self.examples, steps * rows)
+
+    def worked(self, phase: str, flop: int, rows: int) -> None:
+        """Note a phase in which so many operations were done for each client on so many examples."""
+        if rows:
+            self.flop[phase] = flop / rows
 
 
 class Walk:
@@ -57,11 +67,14 @@ class Walk:
 
 
 class Ledger:
-    """What the factored leaves of one block have in common: the number of clients C, the tapes, the notes."""
+    """What the factored leaves of one block have in common: the number of clients C, the tapes, the notes.
+
+    ``products`` are the multiplications of layers in the gradient under way, ``flop`` the operations done so far; of one client.
+    """
 
     def __init__(self, clients: int, notes: Notes):
         self.clients, self.notes = clients, notes
-        self.products = 0
+        self.products, self.flop = 0, 0
         self._shared: dict[int, Shared] = {}
         self._tapes: dict[tuple[str, int, int], Tape] = {}
         self._walks: dict[int, Walk] = {}

@@ -25,11 +25,12 @@ from fedfleet.simulator.work import Batch, Objective
 
 
 class _Found(NamedTuple):
-    """Gradients in the order of the leaves of z, the first player's value, aux."""
+    """Gradients in the order of the leaves of z, the first player's value, aux, the floats of leaves that are no layers."""
 
     gradients: list[Tensor]
     value: Tensor
     aux: Mapping[str, Tensor]
+    rest: int
 
 
 class _Call:
@@ -81,7 +82,8 @@ class _Call:
                 found = self._differentiate(points, values)
         gradients = [self._gradient(i, p, g) for i, (p, g) in enumerate(zip(points, found, strict=True))]
         first = next(iter(players.values()))
-        return _Found(gradients, first.detach(), {name: a.detach() for name, a in aux.items()})
+        rest = sum(leaf.numel() for leaf, p in zip(self.z, points, strict=True) if not isinstance(p, Layer))
+        return _Found(gradients, first.detach(), {name: a.detach() for name, a in aux.items()}, rest)
 
     def _parameter(self, i: int, content: Combination) -> Layer | Tensor:
         """Return a combination as a layer, or multiplied out where the loss uses it in another way."""
@@ -169,7 +171,10 @@ class EngineOps:
         dense = set() if ledger is None else ledger.notes.dense.setdefault(objective, set())
         found = _Call(chosen, z, wrt, ledger, dense).evaluate(batch, ctx, key)
         if ledger is not None:
-            ledger.notes.products.setdefault(objective, ledger.products // max(1, len(batch.weight)))
+            rows = len(batch.weight)
+            ledger.notes.products.setdefault(objective, ledger.products // max(1, rows))
+            # A multiplication and an addition each, forward once and backward twice; no layer: each float once an example.
+            ledger.flop += 6 * (ledger.products + rows * found.rest)
         if self.loss is None:
             self.loss = found.value
         gradient = T.unflatten(z, found.gradients)
@@ -182,4 +187,6 @@ class EngineOps:
 
     def apply(self, name: str, z: Tree, batch: Batch) -> Any:
         """Evaluate a forward function of the task."""
+        if (ledger := self._ledger) is not None:
+            ledger.flop += 2 * len(batch.weight) * max(ledger.notes.products.values(), default=T.count(z))
         return self._functions[name](z, batch)

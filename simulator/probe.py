@@ -19,7 +19,10 @@ CLIENTS, ROUNDS = 2, 2  # rounds may differ from the first, as with methods that
 
 
 def probe(algorithm: Algorithm, z: Tree, problem: Problem, setup: Setup) -> Notes:
-    """Return what was found out. Raises ClientError where client code does not run."""
+    """Return what was found out; of a phase's costs, those of the last round. Raises ClientError where client code does not run.
+
+    Costs are counted, not measured: they are the same on every machine.
+    """
     notes = Notes()
     executor = LocalExecutor(threads=None)
     executor.start(replace(setup, inner="factored", device="cpu", notes=notes))
@@ -27,8 +30,12 @@ def probe(algorithm: Algorithm, z: Tree, problem: Problem, setup: Setup) -> Note
     memory = Memory(conditions.selection)
     state = algorithm.init(z, rng.fold(rng.key(0), "init"), problem)
     for index in range(ROUNDS):
-        state, _ = algorithm.round(state, _Small(index, 0, 0.0, problem, conditions, executor, memory))
+        turn = _Small(index, 0, 0.0, problem, conditions, executor, memory)
+        state, _ = algorithm.round(state, turn)
         memory.commit()
+        for record in turn.records:  # everybody is heard
+            notes.bytes_down[record.phase] = float(record.bytes_down_each)
+            notes.bytes_up[record.phase] = record.counts["bytes_up"] / len(record.clients)
     return notes
 
 

@@ -22,8 +22,8 @@ class PhaseRecord:
     """A row of ``phases.parquet`` and its fates.
 
     ``counts`` has a key a fate, "invited", "merged_stale" (late updates of earlier rounds used in this phase),
-    "client_steps", and floats and bytes each way. ``events`` are what happened that depends on the machine, one a line of
-    ``events.jsonl``; such a run is not reproducible to the bit.
+    "client_steps", and floats and bytes each way; ``bytes_down_each`` is one client's. ``events`` are what happened that depends
+    on the machine, one a line of ``events.jsonl``; such a run is not reproducible to the bit.
     """
 
     phase: str
@@ -34,17 +34,18 @@ class PhaseRecord:
     counts: dict[str, int] = field(default_factory=dict)
     train_loss: float | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
+    bytes_down_each: int = 0
 
     def invited(self, shared: Message, inbox: Tree = None, online: int | None = None) -> None:
         """Count the fates and what was sent to those online: the shared message and their rows of the inbox."""
         fate, size = self.responses.fate, len(self.clients)
         online = int((fate != Fate.OFFLINE).sum()) if online is None else online
-        floats, size_bytes = message_size(shared, inbox, size)
+        floats, self.bytes_down_each = message_size(shared, inbox, size)
         self.counts = {f.name.lower(): int((fate == f).sum()) for f in Fate} | {
             "invited": size,
             **dict.fromkeys(("merged_stale", "client_steps", "floats_up", "bytes_up"), 0),
             "floats_down": online * floats,
-            "bytes_down": online * size_bytes,
+            "bytes_down": online * self.bytes_down_each,
         }
 
     def received(self, results: Sequence[BlockResult]) -> None:

@@ -34,7 +34,8 @@ class Federation:
     Attributes:
         availability, devices, policy: the models.
         hazard: failures a second of a device at work (crash, lost connection), exponentially distributed.
-        partial_work: under a deadline, a slow client sends what it has after as many local steps as it can finish in time.
+        partial_work: under a deadline, a slow client sends what it has after as many local steps as it can finish in time, in
+            phases whose work is divisible.
 
     """
 
@@ -87,6 +88,7 @@ def outcomes(federation: Federation, clients: Tensor, copies: Tensor, load: Load
         in_time = (
             ((f.policy.deadline_s - times.fixed) / times.step).floor().nan_to_num(0.0).clamp(0, 2**62).to(torch.int64)
         )
+        in_time -= (times.after(in_time) > f.policy.deadline_s).to(torch.int64)  # the quotient may have been rounded up
         steps = torch.where(in_time > 0, steps.minimum(in_time), steps)
     seconds = times.after(steps)
     failed = online & ~f.availability.online(key, clients, invited + seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.flights import Flight
 from fedfleet.simulator.late import Assignment
 from fedfleet.simulator.memory import Memory
-from fedfleet.simulator.records import PhaseRecord
+from fedfleet.simulator.records import PhaseRecord, message_size
 from fedfleet.simulator.reduction import merge
 from fedfleet.simulator.responses import Fate, Federation, respond
 from fedfleet.simulator.rng import Key
@@ -46,6 +46,8 @@ class Conditions:
             ignores them.
         train_all: let late clients work too, and throw away what they send: a model that must not change for it.
         block_size: clients a block, at most.
+        bytes_up: phase -> bytes that a client sends, as devices are told before any has sent them.
+        flop: phase -> floating-point operations an example.
 
     """
 
@@ -60,6 +62,8 @@ class Conditions:
     stale_discount: float | None = None
     train_all: bool = False
     block_size: int = 32
+    bytes_up: Mapping[str, float] = field(default_factory=dict)
+    flop: Mapping[str, float] = field(default_factory=dict)
 
 
 class TooFewResponses(FedfleetError):
@@ -120,8 +124,9 @@ class EngineRound:
         c, number = self._conditions, len(self.records)
         key = rng.fold(self._key("phase"), number)
         count_key = self._key("responses") if c.shared_response_count else key
-        load = Load(*work(phase, self._examples(cohort.clients), steps))
-        responses = respond(c.federation, cohort.clients, cohort.copies, load, self.clock_s, key, count_key)
+        load = self._load(phase, cohort.clients, shared, inbox, steps)
+        federation = self._federation(phase)
+        responses = respond(federation, cohort.clients, cohort.copies, load, self.clock_s, key, count_key)
         record = PhaseRecord(phase.name, self.attempt, cohort.clients, responses, self.clock_s)
         asked = Assignment(
             phase=phase.name,
@@ -131,7 +136,7 @@ class EngineRound:
             copies=cohort.copies,
             key=self._key("client"),
             steps=steps,
-            limit=responses.steps if c.federation.partial_work else None,
+            limit=responses.steps if federation.partial_work else None,
             inbox=inbox,
             seconds=responses.seconds,
             asked_s=self.clock_s,
@@ -170,12 +175,11 @@ class EngineRound:
         max_staleness: int | None = None,
     ) -> list[Buffered]:
         """Fill a buffer with answers of clients at work all the time. Raises TooFewResponses, ClientError."""
-        c, started = self._conditions, self.clock_s
-        load = lambda clients: Load(*work(phase, self._examples(clients)))  # noqa: E731
+        started = self.clock_s
         server = Server(
-            c.federation,
+            self._federation(phase),
             self.problem.clients,
-            load,
+            lambda clients: self._load(phase, clients, messages[self.index]),
             rng.fold(self._root, "flights", self.attempt),
             self.index,
             concurrency,
@@ -209,12 +213,28 @@ class EngineRound:
             copies=torch.tensor([f.number for f in flights]),
             key=rng.fold(self._root, "client", version, 0),
             steps=None,
-            limit=torch.tensor([f.steps for f in flights]) if self._conditions.federation.partial_work else None,
+            limit=torch.tensor([f.steps for f in flights]) if self._federation(phase).partial_work else None,
             inbox=None,
             seconds=torch.tensor([f.ends_s for f in flights], dtype=torch.float64) - self.clock_s,
             asked_s=self.clock_s,
         )
         return self._group(phase, asked)
+
+    def _federation(self, phase: Phase) -> Federation:
+        """Return how clients behave in a phase: work that means nothing unfinished is not stopped half way."""
+        given = self._conditions.federation
+        return replace(given, partial_work=given.partial_work and phase.work.divisible)
+
+    def _load(
+        self, phase: Phase, clients: Tensor, shared: Message, inbox: Tree = None, steps: int | None = None
+    ) -> Load:
+        c = self._conditions
+        return Load(
+            *work(phase, self._examples(clients), steps),
+            bytes_down=message_size(shared, inbox, len(clients))[1],
+            bytes_up=c.bytes_up.get(phase.name, 0.0),
+            flop=c.flop.get(phase.name, 0.0),
+        )
 
     def _examples(self, clients: Tensor) -> Tensor:
         if self.problem.num_examples is None:

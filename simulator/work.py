@@ -136,12 +136,14 @@ class LocalWork:
         begin: ``(shared, own, inbox, key) -> carry``.
         stages: what is done with the local data, in order.
         finish: ``(shared, own, inbox, carry) -> (Message, own)``.
+        divisible: whether fewer steps are of use, so that a client may stop early; a sum over all its examples is not.
 
     """
 
     begin: Callable[[Mapping[str, Any], Tree, Tree, Key], Tree]
     stages: tuple[Stage, ...]
     finish: Callable[[Mapping[str, Any], Tree, Tree, Tree], tuple[Message, Tree]]
+    divisible: bool = True
 
 
 Uplink = Callable[[Mapping[str, Tree], Key], Mapping[str, Tree]]

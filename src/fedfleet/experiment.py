@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 
 from fedfleet import config as C
-from fedfleet import resolve, rules
+from fedfleet import resolve, rules, timing
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config import Config
 from fedfleet.federation import federation, selection
@@ -96,6 +96,9 @@ class Experiment:
             resolve.check_until(config, _metric_names(self.task, self.z, self.evaluation))
         self.config = config
         self.config = resolve.resolved(config, self._inner(), self._block_size())
+        self.federation = federation(self.config, self.population)
+        self.costs = timing.costs(self.config, self.algorithm, self.z, lambda: self.notes)
+        timing.check_deadline(self.config, self.federation, self.algorithm, self.population, self.costs)
 
     @property
     def label(self) -> str:
@@ -112,7 +115,7 @@ class Experiment:
 
     @cached_property
     def notes(self) -> Notes:
-        """Learn what factoring the clients' weights takes; where client code does not run, the run itself will say so."""
+        """Learn what factoring and the phases take; where client code does not run, the run itself will say so."""
         with contextlib.suppress(FedfleetError):
             return probe(self.algorithm, self.z, self.problem, self.setup())
         return Notes()
@@ -138,7 +141,7 @@ class Experiment:
         c = self.config.cohort
         return Conditions(
             seed=self.config.seed,
-            federation=federation(self.config, self.population),
+            federation=self.federation,
             selection=selection(self.config),
             shared_response_count=c.shared_response_count,
             min_responses=c.min_responses,
@@ -148,6 +151,8 @@ class Experiment:
             train_all=self.config.executor.train_all,
             over_select=c.over_select,
             block_size=int(self.config.executor.block_size),
+            bytes_up=self.costs.bytes_up,
+            flop=self.costs.flop,
         )
 
     def executor(self) -> Executor:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedfleet import resolve, rules
+from fedfleet import resolve, rules, timing
 from fedfleet.config import named
 from fedfleet.experiment import Experiment
 from fedfleet.simulator import tree as T
+from fedfleet.simulator.hardware import Machines
 
 
 def describe(x: Experiment) -> Iterator[tuple[str, str]]:
@@ -39,6 +40,8 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     yield "memory of a block", f"about {a_block / 1e6:.1f} MB of parameters and gradients"
     models = invite * model_bytes * len(x.algorithm.phases)
     yield "traffic a round", f"about {models / 1e6:.1f} MB up, at least as much down, if all answer"
+    if isinstance(x.federation.devices, Machines):
+        yield "round, median device", timing.typical(x.federation.devices, x.algorithm, x.problem, x.costs)
 
 
 def _factored(x: Experiment) -> str:
