@@ -84,6 +84,7 @@ class Experiment:
         resolve.check_pairing(config, self.algorithm, self.task)
         self.population = population or make_population(config, data)
         config = check_clients(config, self.population)
+        self.federation = federation(config, self.population)
         summary = self.population.summary()
         if algorithm is None:
             resolve.check_local(config, summary.max_examples)
@@ -138,7 +139,7 @@ class Experiment:
         c = self.config.cohort
         return Conditions(
             seed=self.config.seed,
-            federation=federation(self.config, self.population),
+            federation=self.federation,
             shared_response_count=c.shared_response_count,
             min_responses=c.min_responses,
             attempts=c.attempts,
