@@ -21,7 +21,7 @@ class Diurnal:
         p(t) = mean + amplitude cos(2 pi (t - peak) / day),   cut off at 0 and 1
 
     At any moment, a client is so online with probability p. A client's day runs from one trough of p to the next, hence it
-    is online in one stretch a day, around the peak.
+    is online in one stretch a day, around the peak (all day where the threshold is below the trough).
 
     Attributes:
         key: a scalar, of the run; phases have no say.
