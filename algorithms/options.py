@@ -43,6 +43,8 @@ class CohortOptions(Options):
     """A phase with fewer answers is void and the round starts again with new cohorts."""
     attempts: int = Field(default=10, ge=1)
     """Cohorts tried for a round before the run gives up."""
+    retry_after_s: float = Field(default=0.0, ge=0, le=1e9)
+    """Virtual seconds the server waits before it tries another; where all may be offline together, at night, give some."""
 
     @model_validator(mode="after")
     def _consistent(self) -> CohortOptions:

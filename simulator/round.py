@@ -37,6 +37,7 @@ class Conditions:
         shared_response_count: both phases of a round wait for the same share p_t of answers.
         min_responses, attempts: a phase with fewer answers is void, and the round starts again with new cohorts, so often
             in all.
+        retry_after_s: virtual seconds that pass before the next cohort is tried.
         over_select: invite this many times as many clients as the algorithm asks for.
         block_size: clients a block, at most.
 
@@ -47,6 +48,7 @@ class Conditions:
     shared_response_count: bool = False
     min_responses: int = 1
     attempts: int = 10
+    retry_after_s: float = 0.0
     over_select: float = 1.0
     block_size: int = 32
 

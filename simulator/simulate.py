@@ -55,10 +55,11 @@ def simulate(
             finally:
                 phases += turn.records
                 clock_s = turn.clock_s
+            clock_s += conditions.retry_after_s
         else:
             raise FedfleetError(
                 f"{failure}, in {conditions.attempts} cohorts in a row (needed: {conditions.min_responses}): raise cohort.invite "
-                f"or availability.rate"
+                f"or availability.rate, or, where all are offline together, cohort.retry_after_s"
             )
         yield RoundRecord(
             index=index,

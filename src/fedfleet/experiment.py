@@ -143,6 +143,7 @@ class Experiment:
             shared_response_count=c.shared_response_count,
             min_responses=c.min_responses,
             attempts=c.attempts,
+            retry_after_s=c.retry_after_s,
             over_select=c.over_select,
             block_size=int(self.config.executor.block_size),
         )
