@@ -25,6 +25,7 @@ from fedfleet.datasets.files import DataError
 from fedfleet.datasets.plain_pickle import NotPlain, loads
 from fedfleet.simulator.errors import one_line
 
+LARGEST = 2**1000  # integers from here on are no numbers of seconds
 PLAIN = "write it with int(), float() and list() around numbers and arrays, or as JSON"
 
 
@@ -48,7 +49,7 @@ def convert_trace(source: Path, out: Path) -> Converted:
     empty, idle = 0, 0
     owner, starts, ends, periods = [], [], [], []
     for i, (name, entry) in enumerate(found.items()):
-        start, end, period = _intervals(f"{source}: client {name!r}", entry)
+        start, end, period = _intervals(f"{source}: client {_short(name)}", entry)
         empty += int((end <= start).sum())
         start, end = _joined(start, end)
         idle += len(start) == 0
@@ -97,7 +98,7 @@ def _names(source: Path, names: list[Any]) -> pa.Array:
     whole = all(type(name) is int and -(2**63) <= name < 2**63 for name in names)
     if not whole and len(texts) < len(names):
         wrong = next(name for name in names if not isinstance(name, str))
-        raise DataError(f"{source}: client {wrong!r}: make all clients integers, or all of them text")
+        raise DataError(f"{source}: client {_short(wrong)}: make all clients integers, or all of them text")
     return pa.array(names, pa.int64() if whole else pa.large_string())
 
 
@@ -143,12 +144,14 @@ def _each(values: Iterable[Any]) -> Iterator[float]:
 
 def _number(value: Any) -> float:
     """Return a number, or NaN for what is none."""
-    if type(value) is float or (type(value) is int and abs(value) < 2**1000):
+    if type(value) is float or (type(value) is int and abs(value) < LARGEST):
         return float(value)
     return float("nan")
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, int) and abs(value) >= LARGEST:  # Python does not print the largest
+        return "a huge integer"
     return repr(value)[:40] if isinstance(value, int | float | str) else type(value).__name__
 
 
