@@ -34,7 +34,7 @@ class Diurnal:
 
     key: Key
     mean: float = 0.5
-    amplitude: float = 0.4
+    amplitude: float = 0.3
     peak_hour: float = 2.0
     zones: Tensor | None = None
     day_s: float = 86400.0

@@ -63,7 +63,7 @@ class DiurnalOptions(Options):
 
     mean: float = Field(default=0.5, ge=-1, le=2)
     """Mean over the day of the probability of being online, before it is cut off at 0 and 1."""
-    amplitude: float = Field(default=0.4, ge=0, le=2)
+    amplitude: float = Field(default=0.3, ge=0, le=2)
     """How far it rises above the mean, and falls below."""
     peak_hour: float = Field(default=2.0, ge=0, le=24)
     """Local time at which most clients are online."""

@@ -17,6 +17,7 @@ import yaml
 import fedfleet
 from fedfleet import cli
 from fedfleet.config import complete, load
+from fedfleet.datasets.convert import convert
 from fedfleet.experiment import Experiment
 from fedfleet.simulator.errors import FedfleetError
 
@@ -76,10 +77,31 @@ def test_a_run_with_every_kind(tmp_path, trace, kind):
     assert not other.table("fates").equals(run.table("fates"))
 
 
+@pytest.mark.parametrize("kind", ["label_correlated", "size_correlated"])
+def test_clients_on_disk_and_synthetic_clients(tmp_path, kind):
+    owners = [i for i in range(30) for _ in range(1 + i % 4)]
+    rows = {"client": owners, "y": [i % 3 for i in owners], "f": [float(i) for i in owners]}
+    pq.write_table(pa.table(rows), tmp_path / "in.parquet")
+    convert(tmp_path / "in.parquet", tmp_path / "clients", hold_out=0.1)
+    datasets = {
+        "disk": {"dataset": {"name": "disk", "path": str(tmp_path / "clients")}},
+        "synthetic": {"dataset": {"name": "synthetic", "features": 2, "examples": [1, 4]}, "clients": 10**10},
+    }
+    for name, population in datasets.items():
+        availability = {"kind": kind, "rate": 0.5, "strength": 3}
+        changed = {
+            "population": population,
+            "availability": availability,
+            "algorithm": {"name": "fedavg", "batch_size": 1},
+        }
+        run = fedfleet.run({**QUICK, **changed}, out=tmp_path / name)
+        assert run.table("fates").fate.nunique() == 2
+
+
 def test_defaults_are_written_out():
     written = complete(load({"availability": "diurnal"}))["availability"]
     assert written == {
-        "kind": "diurnal", "mean": 0.5, "amplitude": 0.4, "peak_hour": 2.0, "zones": None, "day_s": 86400.0
+        "kind": "diurnal", "mean": 0.5, "amplitude": 0.3, "peak_hour": 2.0, "zones": None, "day_s": 86400.0
     }  # fmt: skip
     assert complete(load({"availability": "random_rate"}))["availability"] == {
         "kind": "random_rate",

@@ -153,7 +153,7 @@ def diurnal(**given: Any) -> Diurnal:
 
 @pytest.mark.parametrize("hour", [0.0, 2.0, 8.0, 14.0, 23.9, 50.0])
 def test_the_share_online_follows_the_cosine(hour):
-    chance = 0.5 + 0.4 * math.cos(2 * math.pi * (hour - 2) / 24)
+    chance = 0.5 + 0.3 * math.cos(2 * math.pi * (hour - 2) / 24)
     assert near(ask(diurnal(), torch.arange(CLIENTS), hour * 3600), chance)
 
 
