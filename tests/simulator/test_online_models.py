@@ -86,6 +86,10 @@ def test_transitions_follow_the_closed_form(start, lag):
     assert near(after[~before], 0.75 * (1 - kept), CLIENTS - on)
 
 
+def test_ends_of_a_span_may_be_drawn_apart():
+    assert 1 + math.exp(-SPAN) == 1
+
+
 def test_three_moments_are_markov():
     """Given the state in the middle, the past says nothing of the future."""
     clients = torch.arange(4 * CLIENTS)
