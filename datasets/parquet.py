@@ -7,13 +7,14 @@ column, a number each; and `domain`, an integer or text, where there are domains
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -127,13 +128,60 @@ class ParquetSource:
 
     def _batches(self, names: list[str]) -> Iterator[_Batch]:
         for file, opened in self._files:
-            start = 0
-            try:
-                for columns in opened.iter_batches(BATCH_ROWS, columns=names):
-                    yield _Batch(file, start, columns)
-                    start += len(columns)
-            except (OSError, pa.ArrowException) as e:
-                _fail(f"{file}: cannot be read after row {start} ({one_line(e)})", WRITE_AGAIN)
+            yield from _batches_of(file, opened, names)
+
+
+class Table:
+    """Parquet of one line a row, `client` and columns of numbers, read whole. Raises DataError.
+
+    Attributes:
+        path: the file, or the folder of files.
+        client: (rows,) int32, the number of the row's client in `names`.
+        names: (N,) the clients, integers or text, rising.
+        values: name -> (rows,) float64, finite; of the optional columns those that are there.
+
+    """
+
+    def __init__(self, path: Path, numbers: Sequence[str], optional: Sequence[str] = ()):
+        self.path = path
+        opened = [(file, _opened(file)) for file in _paths(path)]
+        names = [n for n in ("client", *numbers, *optional) if n not in optional or _has(opened, n)]
+        for file, one in opened:
+            _check_columns(file, one.schema_arrow, names)
+        clients, values = [], {name: [] for name in names[1:]}
+        self._files: list[tuple[Path, int]] = []
+        for file, one in opened:
+            for batch in _batches_of(file, one, names):
+                with batch.naming("client"):
+                    column = _plain(batch.columns["client"])
+                    column = column.cast(pa.large_string() if _is_text(column.type) else pa.int64())
+                    clients.append(column.dictionary_encode())
+                for name, found in values.items():
+                    with batch.naming(name):
+                        number = _plain(batch.columns[name]).to_numpy(zero_copy_only=False).astype(np.float64)
+                        _all(np.isfinite(number), lambda i: "is not a finite number", "mend it, or leave the row out")
+                        found.append(number)
+            self._files.append((file, one.metadata.num_rows))
+        if not clients:
+            _fail(f"{path}: holds no rows", "give a file with some")
+        if len({c.type for c in clients}) > 1:
+            _fail(f"{path}: the column 'client' is integers in one file and text in another", "make it one of them")
+        whole = pa.chunked_array(clients).unify_dictionaries()
+        names_found = whole.chunk(0).dictionary
+        order = pc.call_function("array_sort_indices", [names_found])
+        rank = np.empty(len(order), dtype=np.int32)
+        rank[order.to_numpy()] = np.arange(len(order), dtype=np.int32)
+        self.client = np.concatenate([rank[chunk.indices.to_numpy()] for chunk in whole.chunks])
+        self.names = names_found.take(order)
+        self.values = {name: np.concatenate(found) for name, found in values.items()}
+
+    def at(self, row: int) -> str:
+        """Return where a row is, as in "in.parquet: row 3"."""
+        for file, rows in self._files:
+            if row < rows:
+                return f"{file}: row {row}"
+            row -= rows
+        raise IndexError(row)
 
 
 def kind(x: NDArray[Any]) -> str:
@@ -157,6 +205,34 @@ def _opened(file: Path) -> pq.ParquetFile:
         return pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
     except (OSError, pa.ArrowException) as e:
         _fail(f"{file}: not a Parquet file ({one_line(e)})", "write it with pandas, Arrow, Spark or DuckDB")
+
+
+def _batches_of(file: Path, opened: pq.ParquetFile, names: list[str]) -> Iterator[_Batch]:
+    start = 0
+    try:
+        for columns in opened.iter_batches(BATCH_ROWS, columns=names):
+            yield _Batch(file, start, columns)
+            start += len(columns)
+    except (OSError, pa.ArrowException) as e:
+        _fail(f"{file}: cannot be read after row {start} ({one_line(e)})", WRITE_AGAIN)
+
+
+def _has(opened: list[tuple[Path, pq.ParquetFile]], name: str) -> bool:
+    return any(name in one.schema_arrow.names for _, one in opened)
+
+
+def _check_columns(file: Path, schema: pa.Schema, names: list[str]) -> None:
+    """Refuse a file without these columns, the first of clients, the others of numbers."""
+    for name in names:
+        if (times := schema.names.count(name)) != 1:
+            among = f"no column {name!r} among {', '.join(schema.names)}" if times == 0 else f"two columns {name!r}"
+            _fail(f"{file}: {among}", "add it, or rename the one that is meant" if times == 0 else "rename one")
+        found = schema.field(name).type
+        value = found.value_type if pa.types.is_dictionary(found) else found
+        number = pa.types.is_integer(value) or (name != "client" and pa.types.is_floating(value))
+        if not (number or (name == "client" and _is_text(value))):
+            mend = "make it integers or text" if name == "client" else "make it numbers"
+            _fail(f"{file}: column {name!r} is {found}", mend)
 
 
 def _check_schema(file: Path, schema: pa.Schema, clients: bool) -> None:

@@ -127,6 +127,11 @@ def uniform(k: Key, shape: tuple[int, ...] | int = (), dtype: torch.dtype = torc
     return _shift(bits(k, shape), 64 - width).to(dtype) * (2.0**-width)
 
 
+def uniform_at(k: Key, index: Tensor) -> Tensor:
+    """Return the draw number ``index`` (int64, from 0) of each stream: ``uniform(k, n, torch.float64)[..., index]`` at once."""
+    return _shift(_mix(k + (index + 1) * _GAMMA), 11).to(torch.float64) * (2.0**-53)
+
+
 def normal(k: Key, shape: tuple[int, ...] | int = (), dtype: torch.dtype = torch.float32) -> Tensor:
     """Return standard normal draws (Box-Muller; one pair of uniforms a draw)."""
     shape = (shape,) if isinstance(shape, int) else shape

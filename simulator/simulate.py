@@ -60,7 +60,7 @@ def simulate(
         else:
             raise FedfleetError(
                 f"{failure}, in {conditions.attempts} cohorts in a row (needed: {conditions.min_responses}): raise cohort.invite, "
-                f"availability.rate, cohort.deadline_s or cohort.retry_s"
+                f"the rate of availability or cohort.deadline_s, or, where all are offline together, cohort.retry_s"
             )
         yield RoundRecord(
             index=index,

@@ -1,4 +1,4 @@
-"""The command line: ``fedfleet run | plan | bench | list | convert | report``."""
+"""The command line: ``fedfleet run | plan | bench | list | convert | trace | report``."""
 
 from __future__ import annotations
 
@@ -163,6 +163,24 @@ def convert(
 
 
 @app.command()
+def trace(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A pickle or JSON file in FedScale's layout.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="New Parquet file.")],
+) -> None:
+    """Convert a trace of device behaviour in FedScale's layout to Parquet for availability=trace. Nothing is unpickled.
+
+    Layout: {client: {active: [seconds, ...], inactive: [seconds, ...], finish_time: seconds}}.
+    """
+    from fedfleet.datasets.fedscale import convert_trace
+
+    done = convert_trace(source, out)
+    typer.echo(
+        f"{out}: {done.clients:,} clients, {done.intervals:,} intervals; left out: {done.empty_intervals:,} intervals without a "
+        f"length, {done.idle_clients:,} clients that are never active"
+    )
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of runs.")],
     out: Annotated[Path | None, typer.Option(help="Folder for report.html; the first RUN if not given.")] = None,
@@ -234,7 +252,7 @@ def main() -> None:
         if usage is None:
             raise
         _end(
-            f"error: {' '.join(usage().split()) or 'give a command: run, plan, bench, list, convert or report'}",
+            f"error: {' '.join(usage().split()) or 'give a command: run, plan, bench, list, convert, trace or report'}",
             BAD_INPUT,
         )
 

@@ -263,3 +263,10 @@ def test_sample_with_replacement_repeats_and_is_uniform(p_value):
 def test_sample_refuses_more_than_there_are():
     with pytest.raises(ValueError, match="cannot draw 4 of 3 without replacement"):
         rng.sample(rng.key(0), 3, 4)
+
+
+def test_a_draw_out_of_the_middle_of_a_stream():
+    keys = rng.fold(rng.key(3), torch.arange(50))
+    whole = rng.uniform(keys, 20, torch.float64)
+    index = torch.arange(50) % 20
+    assert torch.equal(rng.uniform_at(keys, index), whole[torch.arange(50), index])

@@ -1,0 +1,1 @@
+"""Models of availability, a file each: when clients are online."""
