@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.peers.workload import Case
 
 FLAT, DIGIT, COLOUR = (784,), (1, 28, 28), (3, 32, 32)
+
+CDMA = Case("", "", (), clients=500, cohort=16, samples=120, algorithm="cdma_ada")
 
 CASES: dict[str, Case] = {
     case.name: case
@@ -15,8 +19,7 @@ CASES: dict[str, Case] = {
         Case("mlp_12", "mlp", FLAT, clients=1000, cohort=100, samples=120, rounds=16, warmup=6),
         Case("lenet", "lenet", DIGIT, clients=500, cohort=16, samples=120, rounds=24, warmup=8),
         Case("cnn", "cnn", COLOUR, clients=500, cohort=20, samples=50, rounds=6, warmup=2),
-        Case(
-            "cdma", "lenet_relu", DIGIT, clients=500, cohort=16, samples=120, rounds=10, warmup=4, algorithm="cdma_ada"
-        ),
+        replace(CDMA, name="cdma", model="lenet_relu", shape=DIGIT, task="auc", rounds=10, warmup=4),
+        replace(CDMA, name="cdma_robust", model="mlp", shape=FLAT, task="robust", rounds=20, warmup=8),
     )
 }

@@ -11,6 +11,7 @@ from torch import nn
 from benchmarks.cdma_loop import ALPHA
 from benchmarks.peers import workload
 from benchmarks.peers.workload import CLASSES, Case
+from benchmarks.robust import RobustTraining
 from fedfleet import rules
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.registry import ALGORITHMS
@@ -52,7 +53,9 @@ class OwnNet(Classification):
 def task(case: Case) -> Task:
     """Return what the clients of a case learn."""
     shape = DataShape(case.shape, CLASSES)
-    if case.algorithm == "cdma_ada":
+    if case.task == "robust":
+        return RobustTraining(case)
+    if case.task == "auc":
         return AucMaximisation(AucOptions(model=case.model), shape)
     if case.model == "cnn":
         return OwnNet(case)

@@ -33,6 +33,7 @@ class Case:
         samples, batch, epochs: of one client; its local steps are K = epochs * ceil(samples / batch).
         lr: learning rate of the clients.
         algorithm: "fedavg" or "cdma_ada".
+        task: "classification", "auc" or "robust".
         rounds, warmup: rounds to time, some seconds of them, and rounds before.
 
     """
@@ -47,6 +48,7 @@ class Case:
     epochs: int = 1
     lr: float = 0.1
     algorithm: str = "fedavg"
+    task: str = "classification"
     seed: int = 0
     rounds: int = 10
     warmup: int = 3

@@ -16,7 +16,16 @@ from fedfleet.simulator.executors.local import LocalExecutor
 
 TINY = Case("tiny", "logistic", (6,), clients=4, cohort=4, samples=10, epochs=3)
 TINY_CDMA = Case(
-    "tiny", "lenet_relu", (1, 28, 28), clients=3, cohort=3, samples=10, epochs=3, lr=1.0, algorithm="cdma_ada"
+    "tiny",
+    "lenet_relu",
+    (1, 28, 28),
+    clients=3,
+    cohort=3,
+    samples=10,
+    epochs=3,
+    lr=1.0,
+    algorithm="cdma_ada",
+    task="auc",
 )
 RUN = {"executor": "local", "actors": 1, "threads": 1, "inner": "auto", "block_size": None, "rounds": 1, "warmup": 1}
 
@@ -46,7 +55,10 @@ def test_the_nets_of_the_contestants_have_the_same_shape(name):
     assert [p.shape for p in workload.net(case).parameters()] == [p.shape for p in ours if p.dim()]
 
 
-@pytest.mark.parametrize("case", [TINY, TINY_CDMA], ids=["fedavg", "cdma_ada"])
+TINY_ROBUST = replace(TINY_CDMA, model="mlp", shape=(784,), task="robust", lr=0.1)
+
+
+@pytest.mark.parametrize("case", [TINY, TINY_CDMA, TINY_ROBUST], ids=lambda c: f"{c.algorithm}-{c.task}")
 def test_the_bare_loop_and_the_engine_find_the_same_model(case):
     """Every batch is a client's whole set and every client takes part, so nothing is left to chance."""
     ready = world.build(case)
