@@ -76,7 +76,9 @@ def plan(
     given = dict(map(varied, vary))
     grid = given | {k: v for k, v in (config.vary or {}).items() if k not in given}
     if not grid:
-        raise ConfigError("--vary: nothing varies: give --vary dotted.key=value,value (or run the labels with fedfleet run)")
+        raise ConfigError(
+            "--vary: nothing varies: give --vary dotted.key=value,value (or run the labels with fedfleet run)"
+        )
     for key, values in grid.items():
         if key == "algorithm":  # a column of that name tells which it is
             raise ConfigError(f"vary.algorithm={show(values)}: write algorithm.name, or use compare")
@@ -102,7 +104,9 @@ def varied(text: str) -> tuple[str, list[Any]]:
     try:
         ((key, found),) = override(f"{key}=[{values}]").items()
     except ConfigError:
-        raise ConfigError(f"--vary {show(text)}: not a dotted key and values in YAML: write dotted.key=value,value") from None
+        raise ConfigError(
+            f"--vary {show(text)}: not a dotted key and values in YAML: write dotted.key=value,value"
+        ) from None
     return key, found
 
 
@@ -231,10 +235,7 @@ def run_trial(config: Config, out: Path, data: Data) -> str | None:
 
 def _in_tasks(prepared: Prepared, waiting: Sequence[Trial], out: Path, jobs: int) -> Iterator[tuple[Trial, str | None]]:
     """Run trials as Ray tasks of one CPU each, at most ``jobs`` under way."""
-    from fedfleet.simulator.executors.ray import share_tensors, start_ray  # importing Ray takes a second
-
-    import ray
-    from ray.exceptions import RayError
+    from fedfleet.simulator.executors.ray import ray, share_tensors, start_ray  # importing Ray takes a second
 
     started = start_ray(prepared.study.config.executor.address, jobs)
     try:
@@ -255,7 +256,7 @@ def _in_tasks(prepared: Prepared, waiting: Sequence[Trial], out: Path, jobs: int
             trial = under_way.pop(ready[0])
             try:
                 error = ray.get(ready[0])
-            except RayError as e:
+            except ray.exceptions.RayError as e:  # pyright: ignore[reportAttributeAccessIssue]
                 error = f"its process died ({one_line(e)}): if memory ran out, lower --jobs"
             yield trial, error
     finally:
@@ -265,9 +266,7 @@ def _in_tasks(prepared: Prepared, waiting: Sequence[Trial], out: Path, jobs: int
 
 def _trial_task(config: Config, out: Path, data: list[Any]) -> str | None:
     """Run a trial in a worker process; the data are mapped, not copied."""
-    from fedfleet.simulator.executors.ray import share_tensors
-
-    import ray
+    from fedfleet.simulator.executors.ray import ray, share_tensors
 
     share_tensors()
     return run_trial(config, out, ray.get(data[0]))

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedfleet.report import canvas
 from fedfleet.report.page import Picture, duration, quantity, share
-from fedfleet.report.study_tables import TO_TARGET, Tables, interval
+from fedfleet.report.study_tables import TO_TARGET, Frame, Tables, interval
 
 MEASURES: dict[str, tuple[str, Callable[[float], str] | None]] = {
     "target/rounds": ("rounds", None),
@@ -24,14 +23,18 @@ MEASURES: dict[str, tuple[str, Callable[[float], str] | None]] = {
 }
 LOG_FROM = 30  # largest over least value of the varied key from which its axis is logarithmic
 MARGIN = 0.08
-EACH = "Dots are seeds, lines their means, bands 95 % t-intervals of the mean (cut off at the edge of the panel)."
+BANDS = 3  # labels up to which intervals are bands; more would cover each other, and are drawn as bars side by side
+ASIDE = 0.012  # of the axis, between the marks of neighbouring labels
+EACH = (
+    "Dots are seeds, lines their means, bands or bars 95 % t-intervals of the mean (cut off at the edge of the panel)."
+)
 
 
 class Part(NamedTuple):
     """The trials of one panel, and what they share: values of the varied keys but the first."""
 
     name: str
-    rows: pd.DataFrame
+    rows: Frame
 
 
 def draw(tables: Tables) -> list[Picture]:
@@ -71,6 +74,15 @@ class _Axis:
         self.log = positive and max(self.values) / min(self.values) >= LOG_FROM
         self.places = sorted(self.values) if self.numeric else list(range(len(self.values)))
 
+    def beside(self, number: int, labels: int) -> list[float]:
+        """Where the marks of a label stand: next to the values, so that labels do not cover each other."""
+        if not self.numeric:
+            return [place + 0.5 * (number + 0.5) / labels - 0.25 for place in self.places]
+        aside = ASIDE * (number - (labels - 1) / 2)
+        if self.log:
+            return [place * (self.places[-1] / self.places[0]) ** aside for place in self.places]
+        return [place + aside * (self.places[-1] - self.places[0]) for place in self.places]
+
     def ordered(self) -> list[Any]:
         """The values from left to right."""
         return sorted(self.values) if self.numeric else self.values
@@ -92,7 +104,7 @@ def _look(tables: Tables) -> dict[str, list[Any]]:
     return {label: [] for label in tables.labels}
 
 
-def _against(axes: Axes, tables: Tables, rows: pd.DataFrame, column: str, complete: bool = False) -> bool:
+def _against(axes: Axes, tables: Tables, rows: Frame, column: str, complete: bool = False) -> bool:
     """Draw a column against the first varied key, a line a label; returns whether there was anything.
 
     If `complete`, a mean counts only where every seed has a value; it is a hollow mark where only some have one.
@@ -101,31 +113,30 @@ def _against(axes: Axes, tables: Tables, rows: pd.DataFrame, column: str, comple
     every: list[float] = []
     for number, label in enumerate(groups):
         color, dash = canvas.look(groups, label)
-        shift = 0.0 if x.numeric else 0.5 * (number + 0.5) / len(groups) - 0.25
         line = []
-        for place, value in zip(x.places, x.ordered(), strict=True):
+        for value, place in zip(x.ordered(), x.beside(number, len(groups)), strict=True):
             of = rows[(rows["label"] == label) & (rows[x.key] == value)]
             found = of[column].to_numpy(dtype=float, na_value=np.nan)
             known = found[np.isfinite(found)]
             every += known.tolist()
-            axes.plot([place + shift] * len(known), known, linestyle="", marker="o", markersize=2.5, color=color, alpha=0.45)
+            axes.plot([place] * len(known), known, linestyle="", marker="o", markersize=2.5, color=color, alpha=0.45)
             mean, half = interval(found)
             if complete and len(known) < len(found):
                 if len(known):
-                    axes.plot([place + shift], [mean], linestyle="", marker="o", markersize=6, color=color, fillstyle="none")
+                    axes.plot([place], [mean], linestyle="", marker="o", markersize=6, color=color, fillstyle="none")
                 mean = half = math.nan
-            line.append((place + shift, mean, half))
+            line.append((place, mean, half))
         at, mean, half = (np.array(v, dtype=float) for v in zip(*line, strict=True))
         drawn |= bool(np.isfinite(mean).any())
-        if x.numeric:
-            axes.plot(at, mean, color=color, linestyle=dash, marker="o", markersize=4)
-            axes.fill_between(at, mean - half, mean + half, color=color, alpha=0.12, linewidth=0)
+        axes.plot(at, mean, color=color, linestyle=dash if x.numeric else "", marker="o", markersize=4)
+        if x.numeric and len(groups) <= BANDS:
+            axes.fill_between(at, mean - half, mean + half, color=color, alpha=0.14, linewidth=0)
         else:
-            axes.errorbar(at, mean, np.nan_to_num(half), color=color, linestyle="", marker="o", capsize=3, linewidth=1.2)
+            axes.errorbar(at, mean, np.nan_to_num(half), color=color, linestyle="", capsize=2.5, linewidth=0.9)
     if every:
         low, high = min(every), max(every)
         room = MARGIN * (high - low) or MARGIN * abs(high) or MARGIN
-        axes.set_ylim(low - room, high + room)
+        axes.set_ylim(*((0, (1 + MARGIN) * high or 1) if complete else (low - room, high + room)))
     x.dress(axes)
     return bool(every) or drawn
 
@@ -158,8 +169,6 @@ def _to_target(tables: Tables) -> Picture | None:
             panel, (name, show) = axes[3 * row + place], MEASURES[column]
             if not _against(panel, tables, part.rows, column, complete=True):
                 panel.text(0.5, 0.5, "never reached", ha="center", va="center", transform=panel.transAxes)
-            else:
-                panel.set_ylim(bottom=0)
             if show is not None:
                 panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _, show=show: show(value)))
             title = name if not part.name else f"{name}: {part.name}"
@@ -232,9 +241,8 @@ def _histogram(tables: Tables) -> Picture | None:
     for panel in axes[::columns]:
         panel.set_ylabel("clients")
     canvas.legend(figure, _look(tables))
-    caption = (
-        "How many clients were heard in how many rounds, mean over seeds; the clients at 0 were never heard."
-        + (f" Bins of {width} rounds." if width > 1 else "")
+    caption = "How many clients were heard in how many rounds, mean over seeds; the clients at 0 were never heard." + (
+        f" Bins of {width} rounds." if width > 1 else ""
     )
     return canvas.picture(figure, "participation", "Participation", caption)
 

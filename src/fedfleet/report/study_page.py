@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedfleet.report.page import MISSING, fill, joined, mean_sd, number, quantity, share
-from fedfleet.report.study_tables import DONE, Tables, interval, paired
+from fedfleet.report.study_tables import DONE, Frame, Tables, interval, paired
 
 
 def write_study_report(tables: Tables, out: Path, config: str) -> Path:
@@ -42,7 +42,9 @@ def render(tables: Tables, pictures: Sequence[Any], out: Path, config: str) -> s
         status="failed" if len(failed) == len(study) else f"{len(failed)} failed" if len(failed) else "finished",
         status_kind="failed" if len(failed) else "finished",
         subtitle=f"{' × '.join([*grid, _count(seeds, 'seed')])}: {_count(len(study), 'trial')} in {out}",
-        errors=[(f"{_count(len(names), 'trial')} failed", f"{'; '.join(names)}:\n{text}") for text, names in errors.items()],
+        errors=[
+            (f"{_count(len(names), 'trial')} failed", f"{'; '.join(names)}:\n{text}") for text, names in errors.items()
+        ],
         notes=list(_notes(tables)),
         cards=_cards(tables, len(failed)),
         tables=[(title, table) for title, table in _tables(tables) if table],
@@ -64,7 +66,9 @@ def never(tables: Tables) -> list[tuple[str, int, int]]:
         ended = rows[rows["status"].isin(DONE)]
         short = int(ended["target/rounds"].isna().sum())
         if short:
-            found.append((", ".join([label, *(f"{k.split('.')[-1]} = {v}" for k, v in point.items())]), short, len(ended)))
+            found.append(
+                (", ".join([label, *(f"{k.split('.')[-1]} = {v}" for k, v in point.items())]), short, len(ended))
+            )
     return found
 
 
@@ -78,7 +82,7 @@ def _notes(tables: Tables) -> Iterator[str]:
         yield f"Did not reach {tables.target} on some seeds: {'; '.join(some)}."
     if tables.study["seed"].nunique() < 2:
         yield "There is one seed: no spread can be told, and a difference may be chance."
-    late = tables.study.get("void_attempts", pd.Series(dtype="Int64"))
+    late: Any = tables.study.get("void_attempts", pd.Series(dtype="Int64"))
     if late.sum() > 0:
         yield (
             f"{int(late.sum()):,} attempts at rounds were void, answered by too few; their time and traffic count, and the "
@@ -122,7 +126,11 @@ def _results(tables: Tables) -> dict[str, Any]:
     rows = []
     for label, point, of in _points(tables):
         done = of[of["status"].isin(DONE)]
-        row = [label, *(_text(v) for v in point.values()), f"{len(done)}" if len(done) == len(of) else f"{len(done)} of {len(of)}"]
+        row = [
+            label,
+            *(_text(v) for v in point.values()),
+            f"{len(done)}" if len(done) == len(of) else f"{len(done)} of {len(of)}",
+        ]
         for m in metrics:
             row += [mean_sd(done[f"{part}/{m}"].tolist()) for part in ("final", "best")]
         if to_target:
@@ -179,14 +187,14 @@ _PAIRED = (
 )
 
 
-def _difference(these: pd.DataFrame, those: pd.DataFrame, column: str) -> str:
+def _difference(these: Frame, those: Frame, column: str) -> str:
     mean, half = interval(paired(these, those, column))
     if not np.isfinite(mean):
         return MISSING
     return f"{mean:+.3f}" + (f" ± {half:.3f}{' *' if abs(mean) > half else ''}" if np.isfinite(half) else "")
 
 
-def _points(tables: Tables) -> Iterator[tuple[str, dict[str, Any], pd.DataFrame]]:
+def _points(tables: Tables) -> Iterator[tuple[str, dict[str, Any], Frame]]:
     """Every label at every combination of values, and its trials."""
     for label in tables.labels:
         of = tables.study[tables.study["label"] == label]
@@ -199,14 +207,16 @@ def _combinations(tables: Tables, keys: Sequence[str]) -> Iterator[dict[str, Any
         yield dict(zip(keys, values, strict=True))
 
 
-def _select(rows: pd.DataFrame, point: dict[str, Any]) -> pd.DataFrame:
+def _select(rows: Frame, point: dict[str, Any]) -> Frame:
     for key, value in point.items():
         rows = rows[rows[key] == value]
     return rows
 
 
-def _name(tables: Tables, row: pd.Series) -> str:
-    return ", ".join([row["label"], *(f"{k.split('.')[-1]} = {_text(row[k])}" for k in tables.varied), f"seed {row['seed']}"])
+def _name(tables: Tables, row: Any) -> str:
+    return ", ".join(
+        [row["label"], *(f"{k.split('.')[-1]} = {_text(row[k])}" for k in tables.varied), f"seed {row['seed']}"]
+    )
 
 
 def _text(value: Any) -> str:

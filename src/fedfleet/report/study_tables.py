@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from scipy.stats import t as student
 
 from fedfleet.report.tables import Run, answered, gini, read
 
+Frame = Any
+"""A pd.DataFrame; what its methods return is beyond the type checker."""
 DONE = ("finished", "stopped")
 """The status of a run that ended as it was asked to."""
 TO_TARGET = ("target/rounds", "target/floats", "target/virtual_s")
@@ -55,9 +58,9 @@ class Tables:
 
     varied: Mapping[str, Sequence[Any]]
     target: Target | None
-    study: pd.DataFrame
-    curves: pd.DataFrame
-    participation: pd.DataFrame
+    study: Frame
+    curves: Frame
+    participation: Frame
     runs: Sequence[Run | None]
 
     @property
@@ -82,9 +85,10 @@ class Tables:
 
 def collect(entries: Sequence[Entry], varied: Mapping[str, Sequence[Any]], target: Target | None) -> Tables:
     """Read the trials in their order. Raises ValueError on a file that cannot be read."""
+    words = {key for key, values in varied.items() if not all(map(_number, values))}
     rows, curves, counts, runs = [], [], [], []
     for entry in entries:
-        keys = {name: plain(value) if name in varied else value for name, value in entry.keys.items()}
+        keys = {name: plain(value) if name in words else value for name, value in entry.keys.items()}
         run = None if entry.error is not None else read(entry.folder)
         if run is None or run.summary.get("status") not in DONE:
             error = entry.error or str((run and run.summary.get("error")) or "it did not end")
@@ -96,10 +100,10 @@ def collect(entries: Sequence[Entry], varied: Mapping[str, Sequence[Any]], targe
         curves.append(curve.assign(**keys)[[*keys, *curve.columns]])
         counts.append(part.assign(**keys)[[*keys, *part.columns]])
         runs.append(replace(run, phases={}, fates={}, clients={}))
-    study = pd.DataFrame(rows)
+    study: Frame = pd.DataFrame(rows)
     study = study[list(_order(study.columns, list(entries[0].keys)))]
     return Tables(
-        {key: [plain(v) for v in values] for key, values in varied.items()},
+        {key: list(map(plain, values)) if key in words else list(values) for key, values in varied.items()},
         target,
         study.astype({"error": "object"} | {c: "Int64" for c in COUNTED if c in study}),
         pd.concat(curves, ignore_index=True) if curves else pd.DataFrame(),
@@ -108,12 +112,16 @@ def collect(entries: Sequence[Entry], varied: Mapping[str, Sequence[Any]], targe
     )
 
 
-def plain(value: Any) -> Any:
-    """A varied value as it stands in a column: a number, or text."""
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else f"{value}"
+def plain(value: Any) -> str:
+    """A varied value as text."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
-def evaluations(run: Run) -> pd.DataFrame:
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def evaluations(run: Run) -> Frame:
     """A row an evaluation: rounds done, virtual seconds and floats (up and down) so far, and `eval/<metric>`."""
     columns = [f"eval/{m}" for m in run.metrics]
     done = run.rounds.get("completed", np.empty(0))
@@ -123,21 +131,25 @@ def evaluations(run: Run) -> pd.DataFrame:
     y = {c: run.rounds.get(c, np.full(len(done), np.nan)) for c in columns}
     start = {c: run.summarised("initial", c) for c in columns}
     first = pd.DataFrame([dict.fromkeys(x, 0.0) | {c: math.nan if v is None else v for c, v in start.items()}])
-    found = pd.concat([first, pd.DataFrame(x | y)], ignore_index=True).astype({"round": "int64", "floats": "int64"})
+    found: Frame = pd.concat([first, pd.DataFrame(x | y)], ignore_index=True).astype(
+        {"round": "int64", "floats": "int64"}
+    )
     return found[found[columns].notna().any(axis=1)].reset_index(drop=True) if columns else found.iloc[:0]
 
 
-def participation(run: Run) -> pd.DataFrame:
+def participation(run: Run) -> Frame:
     """A row a client that was ever invited: in how many rounds it was invited, and in how many it was heard."""
     if not {"round", "client", "fate"} <= set(run.fates):
         return pd.DataFrame({"client": [], "invited": [], "heard": []}, dtype="int64")
-    rows = pd.DataFrame({c: run.fates[c] for c in ("round", "client")}).astype("int64").assign(heard=answered(run))
+    rows: Frame = (
+        pd.DataFrame({c: run.fates[c] for c in ("round", "client")}).astype("int64").assign(heard=answered(run))
+    )
     by_round = rows.groupby(["client", "round"])["heard"].max().groupby("client")
     found = pd.DataFrame({"invited": by_round.size(), "heard": by_round.sum()})
     return found.astype("int64").reset_index()
 
 
-def _row(run: Run, curve: pd.DataFrame, part: pd.DataFrame, target: Target | None) -> dict[str, Any]:
+def _row(run: Run, curve: Frame, part: Frame, target: Target | None) -> dict[str, Any]:
     size = run.get("population", "clients") or len(part)
     heard = part["heard"].to_numpy()
     row: dict[str, Any] = {"clients": size}
@@ -147,7 +159,7 @@ def _row(run: Run, curve: pd.DataFrame, part: pd.DataFrame, target: Target | Non
         row |= dict(zip(TO_TARGET, reached(curve, target), strict=True))
     row |= {"gini": gini(heard[heard > 0], size), "never_heard": 1 - float((heard > 0).sum()) / size}
     row |= {f"{fate}_share": _share(run, fate) for fate in ("heard", "offline")}
-    attempts = pd.Series(run.phases.get("attempt", np.empty(0)), dtype=float)
+    attempts: Any = pd.Series(run.phases.get("attempt", np.empty(0)), dtype=float)
     void = attempts.groupby(run.phases.get("round", np.empty(0))).max().sum()
     floats = sum(run.total(f"floats_{way}") or 0 for way in ("up", "down"))
     row |= {"void_attempts": int(void), "rounds_done": run.rounds_done, "floats": int(floats)}
@@ -159,9 +171,9 @@ def _share(run: Run, fate: str) -> float:
     return (run.total(fate) or 0.0) / invited if invited else math.nan
 
 
-def reached(curve: pd.DataFrame, target: Target) -> tuple[float, float, float]:
+def reached(curve: Frame, target: Target) -> tuple[float, float, float]:
     """Rounds, floats and virtual seconds by the first evaluation at which the target was reached; nan if it never was."""
-    values = curve.get(target.metric, pd.Series(dtype=float))
+    values: Any = curve.get(target.metric, pd.Series(dtype=float))
     there = np.flatnonzero(values >= target.value if target.at_least else values <= target.value)
     if not len(there):
         return math.nan, math.nan, math.nan
@@ -185,7 +197,7 @@ def interval(values: np.ndarray) -> tuple[float, float]:
     return float(known.mean()), float(student.ppf(0.975, len(known) - 1) * known.std(ddof=1) / math.sqrt(len(known)))
 
 
-def paired(these: pd.DataFrame, those: pd.DataFrame, column: str) -> np.ndarray:
+def paired(these: Frame, those: Frame, column: str) -> np.ndarray:
     """Differences of a column, these less those, over the seeds for which both have a value."""
     both = these.set_index("seed")[column].astype(float) - those.set_index("seed")[column].astype(float)
     return both.dropna().to_numpy()
