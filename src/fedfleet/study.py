@@ -41,6 +41,7 @@ class Study:
     """What is to be run: the trials in their order, the values that vary, the metric to reach."""
 
     config: Config
+    """With the grid and the seeds in it."""
     trials: tuple[Trial, ...]
     varied: Mapping[str, list[Any]]
     target: Target | None
@@ -85,8 +86,9 @@ def plan(
         if any(a == b for i, a in enumerate(values) for b in values[:i]):
             raise ConfigError(f"vary.{key}={show(values)}: give each value once")
     numbers = [*range(config.seed, config.seed + seeds)] if seeds is not None else config.seeds or [config.seed]
+    config = C.with_overrides(config, {"vary": grid, "seeds": numbers})
     found = []
-    for trial in campaign.trials(C.with_overrides(config, {"vary": grid, "seeds": numbers})):
+    for trial in campaign.trials(config):
         own = C.with_overrides(trial.config, {"executor.kind": "local"}) if in_process else trial.config
         found.append(replace(trial, config=own, label=trial.label or C.named(trial.config, "algorithm")))
     wanted, key = (target, "--target") if target is not None else (config.until, "until")
@@ -192,7 +194,8 @@ def run(prepared: Prepared, out: Path, progress: Progress, jobs: int | None = No
     entries = [Entry(_keys(t), folder(out, t), errors.get(t.place)) for t in study.trials]
     tables = collect(entries, study.varied, study.target)
     tables.write(out)
-    config = yaml.safe_dump(study.config.model_dump(mode="json", exclude_unset=True), sort_keys=False)
+    config = f"# target: {study.target or 'none'}\n"
+    config += yaml.safe_dump(study.config.model_dump(mode="json", exclude_unset=True), sort_keys=False)
     progress.say(f"report: {write_study_report(tables, out, config)}")
     if errors:
         place, error = next(iter(errors.items()))

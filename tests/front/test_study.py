@@ -218,10 +218,13 @@ def test_voids_beyond_all_attempts_are_an_error_in_the_table(tmp_path):
 
 def test_nothing_finished_is_still_a_report(tmp_path):
     with pytest.raises(fedfleet.FedfleetError, match="4 of 4 trials"):
-        run(tmp_path / "s", vary=["availability.rate=0.001"], overrides={"cohort.attempts": 1})
-    assert "4 trials failed" in (tmp_path / "s" / "report.html").read_text().replace(
-        "2 trials failed", "4 trials failed"
-    )
+        run(tmp_path / "study", vary=["availability.rate=0.001"], overrides={"cohort.attempts": 1})
+    page = (tmp_path / "study" / "report.html").read_text()
+    for label in ("ONE", "par"):
+        for seed in (0, 1):
+            assert f"{label}, rate = 0.001, seed {seed}" in page
+    assert "in 1 cohorts in a row" in page
+    assert "<img" not in page
 
 
 def test_the_report_shows_everything(done):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -13,14 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedfleet.report import canvas
-from fedfleet.report.page import Picture, duration, quantity, share
+from fedfleet.report.page import Picture, quantity, share
 from fedfleet.report.study_tables import TO_TARGET, Frame, Tables, interval
 
-MEASURES: dict[str, tuple[str, Callable[[float], str] | None]] = {
-    "target/rounds": ("rounds", None),
-    "target/floats": ("floats, up and down", quantity),
-    "target/virtual_s": ("virtual time", duration),
-}
+MEASURES = {"target/rounds": "rounds", "target/floats": "floats, up and down", "target/virtual_s": "virtual time"}
 LOG_FROM = 30  # largest over least value of the varied key from which its axis is logarithmic
 MARGIN = 0.08
 BANDS = 3  # labels up to which intervals are bands; more would cover each other, and are drawn as bars side by side
@@ -104,8 +100,8 @@ def _look(tables: Tables) -> dict[str, list[Any]]:
     return {label: [] for label in tables.labels}
 
 
-def _against(axes: Axes, tables: Tables, rows: Frame, column: str, complete: bool = False) -> bool:
-    """Draw a column against the first varied key, a line a label; returns whether there was anything.
+def _against(axes: Axes, tables: Tables, rows: Frame, column: str, complete: bool = False, unit: float = 1.0) -> bool:
+    """Draw a column, in units, against the first varied key, a line a label; returns whether there was anything.
 
     If `complete`, a mean counts only where every seed has a value; it is a hollow mark where only some have one.
     """
@@ -116,7 +112,7 @@ def _against(axes: Axes, tables: Tables, rows: Frame, column: str, complete: boo
         line = []
         for value, place in zip(x.ordered(), x.beside(number, len(groups)), strict=True):
             of = rows[(rows["label"] == label) & (rows[x.key] == value)]
-            found = of[column].to_numpy(dtype=float, na_value=np.nan)
+            found = of[column].to_numpy(dtype=float, na_value=np.nan) / unit
             known = found[np.isfinite(found)]
             every += known.tolist()
             axes.plot([place] * len(known), known, linestyle="", marker="o", markersize=2.5, color=color, alpha=0.45)
@@ -163,16 +159,18 @@ def _to_target(tables: Tables) -> Picture | None:
     if tables.target is None or not shown:
         return None
     panels = parts(tables)
+    longest = tables.study["target/virtual_s"].max()
+    second, clock = next((unit, word) for least, unit, word in canvas.CLOCK if longest >= least)
     figure, axes = canvas.panels(3 * len(panels), width=4.1, height=3.1)
     for row, part in enumerate(panels):
-        for place, column in enumerate(TO_TARGET):
-            panel, (name, show) = axes[3 * row + place], MEASURES[column]
-            if not _against(panel, tables, part.rows, column, complete=True):
+        for panel, (column, name) in zip(axes[3 * row : 3 * row + 3], MEASURES.items(), strict=True):
+            timed = column == "target/virtual_s"
+            if not _against(panel, tables, part.rows, column, complete=True, unit=second if timed else 1.0):
                 panel.text(0.5, 0.5, "never reached", ha="center", va="center", transform=panel.transAxes)
-            if show is not None:
-                panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _, show=show: show(value)))
-            title = name if not part.name else f"{name}: {part.name}"
-            panel.set_title(canvas.plain(title))
+            if column == "target/floats":
+                panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
+            title = f"{name}, {clock}" if timed else name
+            panel.set_title(canvas.plain(title if not part.name else f"{title}: {part.name}"))
     canvas.legend(figure, _look(tables))
     caption = (
         f"Rounds, floats and virtual time until an evaluation first found {tables.target}. {EACH} A filled mark is the mean of "

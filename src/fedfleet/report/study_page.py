@@ -13,6 +13,8 @@ import pandas as pd
 from fedfleet.report.page import MISSING, fill, joined, mean_sd, number, quantity, share
 from fedfleet.report.study_tables import DONE, Frame, Tables, interval, paired
 
+NAMED = 12  # points that a sentence names at most; the table has them all
+
 
 def write_study_report(tables: Tables, out: Path, config: str) -> Path:
     """Write `out/report.html` and the figures beside it; `config` is the study's configuration as text. Returns the page's path."""
@@ -77,9 +79,9 @@ def _notes(tables: Tables) -> Iterator[str]:
     whole = [name for name, short, seeds in missed if short == seeds]
     some = [f"{name} ({short} of {seeds} seeds)" for name, short, seeds in missed if short < seeds]
     if whole:
-        yield f"Never reached {tables.target}, on any seed: {'; '.join(whole)}."
+        yield f"Never reached {tables.target}, on any seed: {_some(whole)}."
     if some:
-        yield f"Did not reach {tables.target} on some seeds: {'; '.join(some)}."
+        yield f"Did not reach {tables.target} on some seeds: {_some(some)}."
     if tables.study["seed"].nunique() < 2:
         yield "There is one seed: no spread can be told, and a difference may be chance."
     late: Any = tables.study.get("void_attempts", pd.Series(dtype="Int64"))
@@ -88,6 +90,11 @@ def _notes(tables: Tables) -> Iterator[str]:
             f"{int(late.sum()):,} attempts at rounds were void, answered by too few; their time and traffic count, and the "
             f"rounds were tried again."
         )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f"; and {len(names) - NAMED} more, in the table below" if len(names) > NAMED else ""
+    return "; ".join(names[:NAMED]) + more
 
 
 def _cards(tables: Tables, failed: int) -> list[tuple[str, list[str], str]]:
