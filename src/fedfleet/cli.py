@@ -214,7 +214,10 @@ def report(
 ) -> None:
     """Write one report on one or several runs."""
     from fedfleet.report import write_report
+    from fedfleet.report.study_tables import MARK
 
+    if out is None and (runs[0] / MARK).exists():
+        raise ConfigError(f"{runs[0]}: a study, whose own report.html would be lost: give --out")
     try:
         typer.echo(write_report(runs, out or runs[0]))
     except ValueError as e:

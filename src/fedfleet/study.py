@@ -25,12 +25,10 @@ from fedfleet.population import Data, data_key
 from fedfleet.progress import Progress
 from fedfleet.reading import override, show
 from fedfleet.report.study_page import write_study_report
-from fedfleet.report.study_tables import DONE, Entry, Tables, Target, collect
+from fedfleet.report.study_tables import DONE, MARK, Entry, Tables, Target, collect
 from fedfleet.runfolder import check_free, claim
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 
-MARK = "study.json"
-"""Tells the folder of a study from any other."""
 DECIDES = ("inner", "block_size", "threads_per_actor", "device")
 """Keys of ``executor`` that decide the result: a finished trial is the same trial whatever the others are."""
 RETRIES = 2  # of a trial whose process died

@@ -340,6 +340,15 @@ def test_a_folder_that_is_no_study_is_left_alone(config, tmp_path, capsys, monke
     assert (status, error) == (2, "error: --out: not given: give the folder of the study\n")
 
 
+def test_an_ordinary_report_does_not_replace_that_of_a_study(done, tmp_path, capsys, monkeypatch):
+    before = (done / "report.html").read_bytes()
+    monkeypatch.setattr(sys, "argv", ["fedfleet", "report", str(done)])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    assert "give --out" in capsys.readouterr().err
+    assert (done / "report.html").read_bytes() == before
+
+
 def test_a_dry_run_says_what_would_be_run(config, tmp_path, done, capsys, monkeypatch):
     same = [config, "--vary", "availability.rate=1.0,0.5", "--seeds", "2", "--target", "eval/auc=0.5", "--dry-run"]
     status, said, _ = command(capsys, monkeypatch, *same)

@@ -60,6 +60,7 @@ def render(groups: Mapping[str, Sequence[Run]], pictures: Sequence[Picture]) -> 
         cards=_cards(runs),
         tables=[(title, table) for title, table in shown.items() if table],
         pictures=pictures,
+        figures_first=False,
         empty=not any(run.rounds_done for run in runs),
         # Seeds of a label share all but the seed: shown once, for the names tell the seeds.
         configs=_merged((_name(run), _config(run, several)) for run in runs),

@@ -51,6 +51,7 @@ def render(tables: Tables, pictures: Sequence[Any], out: Path, config: str) -> s
         cards=_cards(tables, len(failed)),
         tables=[(title, table) for title, table in _tables(tables) if table],
         pictures=pictures,
+        figures_first=True,
         empty=False,
         configs=[("study", config)],
         environments=[],

@@ -20,6 +20,8 @@ from fedfleet.report.tables import Run, answered, gini, read
 
 Frame = Any
 """A pd.DataFrame; what its methods return is beyond the type checker."""
+MARK = "study.json"
+"""Tells the folder of a study from any other."""
 DONE = ("finished", "stopped")
 """The status of a run that ended as it was asked to."""
 TO_TARGET = ("target/rounds", "target/floats", "target/virtual_s")
