@@ -242,7 +242,7 @@ def _in_tasks(prepared: Prepared, waiting: Sequence[Trial], out: Path, jobs: int
     try:
         share_tensors()
         data = {key: ray.put(found) for key, found in prepared.data.items()}
-        task = ray.remote(_trial_task).options(num_cpus=1, max_retries=RETRIES)  # pyright: ignore
+        task = ray.remote(_trial_task)
         under_way: dict[Any, Trial] = {}
         line = iter(waiting)
         while True:
@@ -250,7 +250,8 @@ def _in_tasks(prepared: Prepared, waiting: Sequence[Trial], out: Path, jobs: int
                 gpus = trial.config.executor.gpus_per_actor
                 reference = [data[data_key(trial.config)]]
                 place = folder(out, trial).absolute()
-                under_way[task.options(num_gpus=gpus).remote(trial.config, place, reference)] = trial
+                one = task.options(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)
+                under_way[one.remote(trial.config, place, reference)] = trial
             if not under_way:
                 return
             ready, _ = ray.wait(list(under_way), num_returns=1)
