@@ -40,7 +40,27 @@ INLINE_BYTES = 1 << 16
 AHEAD = 64  # blocks dispatched beyond the merge front, which bounds the driver's memory
 
 
-def _share_tensors() -> None:
+def start_ray(address: str | None, cpus: int | None) -> bool:
+    """Start Ray on loopback, or join the cluster at ``address``; return whether that was still to do. Raises FedfleetError."""
+    if ray.is_initialized():
+        return False
+    where: dict[str, Any] = {"address": address}
+    if address is None:
+        where = {"address": "local", "_node_ip_address": "127.0.0.1", "num_cpus": cpus}
+    on_term = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **where)
+    except ConnectionError as e:
+        raise FedfleetError(
+            f"executor.address={address!r}: no Ray cluster answers there ({one_line(e)}): start one with "
+            f"`ray start --head`, or leave the address out"
+        ) from e
+    if callable(on_term) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_term)  # Ray's own handlers end in an abort
+    return True
+
+
+def share_tensors() -> None:
     """Send tensors as NumPy buffers, which Ray maps into the receiver without copying. Applies to what this process sends."""
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
     ray.util.register_serializer(  # pyright: ignore[reportAttributeAccessIssue]
@@ -52,7 +72,7 @@ class ClientActor:
     """A worker process that runs blocks of clients."""
 
     def __init__(self, setup: list[Any], threads: int):
-        _share_tensors()
+        share_tensors()
         prepare(threads)
         found: Setup = ray.get(setup[0])
         self._setup = found.placed()
@@ -114,22 +134,8 @@ class RayExecutor:
     def start(self, setup: Setup) -> None:
         """Start Ray (on loopback, unless an address is given), put the setup once, and bring the actors up."""
         torch.set_num_threads(1)
-        if not ray.is_initialized():
-            where: dict[str, Any] = {"address": self._address}
-            if self._address is None:
-                where = {"address": "local", "_node_ip_address": "127.0.0.1", "num_cpus": self._node_cpus}
-            on_term = signal.getsignal(signal.SIGTERM)
-            try:
-                ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **where)
-            except ConnectionError as e:
-                raise FedfleetError(
-                    f"executor.address={self._address!r}: no Ray cluster answers there ({one_line(e)}): start one "
-                    f"with `ray start --head`, or leave the address out"
-                ) from e
-            self._started_ray = True
-            if callable(on_term) and threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, on_term)  # Ray's own handlers end in an abort
-        _share_tensors()
+        self._started_ray = start_ray(self._address, self._node_cpus)
+        share_tensors()
         remote = ray.remote(ClientActor).options(num_cpus=self.cpus, num_gpus=self.gpus)  # pyright: ignore
         self._reference = ray.put(setup)
         self._pool = [remote.remote([self._reference], self.threads) for _ in range(self.actors)]

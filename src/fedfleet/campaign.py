@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,13 @@ OWN_KEYS = {
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a campaign: its name and its place below the campaign's folder."""
+    """One run of a campaign: its name and place below the campaign's folder, its label in ``compare`` and what varies."""
 
     config: Config
     name: str
     place: str
+    label: str = ""
+    point: Mapping[str, Any] = field(default_factory=dict)
 
 
 def trials(config: Config) -> list[Trial]:
@@ -64,7 +66,8 @@ def trials(config: Config) -> list[Trial]:
                 one = with_overrides(config, {**overrides, **point, **own})
             for seed in seeds:
                 below = f"seed-{seed}" if config.seeds else "."
-                trial = Trial(with_overrides(one, {"seed": seed}), name, str(Path(_safe(name) if name else ".", below)))
+                place = str(Path(_safe(name) if name else ".", below))
+                trial = Trial(with_overrides(one, {"seed": seed}), name, place, label, point)
                 if (other := found.setdefault(trial.place, trial)) is not trial:
                     raise ConfigError(
                         f"compare or vary: {other.name!r} and {name!r} would both be written to the folder {trial.place!r}: "

@@ -1,4 +1,4 @@
-"""The command line: ``fedfleet run | plan | bench | list | convert | trace | report``."""
+"""The command line: ``fedfleet run | plan | study | bench | list | convert | trace | report``."""
 
 from __future__ import annotations
 
@@ -77,6 +77,51 @@ def plan(config: ConfigArg, overrides: OverridesArg = None) -> None:
         for key, value in lines:
             table.add_row(key, value)
         console.print(table)
+
+
+@app.command()
+def study(
+    config: ConfigArg,
+    overrides: OverridesArg = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE,...", help="Run at each of these values; may be given several times."),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each, instead of the configuration's.")] = None,
+    target: Annotated[str | None, typer.Option(help="What it costs to reach a metric, such as eval/auc=0.9.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study; one that is there is gone on with.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Trials at a time; as many as the CPUs if not given.")] = None,
+    executor: Annotated[
+        str, typer.Option(help="local: a trial runs in one process; config: as the configuration's executor says.")
+    ] = "local",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and show what would be run.")] = False,
+) -> None:
+    """Run every label of a configuration at every point of a grid on every seed; write three tables and a report.
+
+    The same command goes on where it was interrupted.
+    """
+    from fedfleet import study as studying
+    from fedfleet.config import load
+
+    if executor not in ("local", "config"):
+        raise ConfigError(f"--executor {executor!r}: give local or config")
+    if out is None and not dry_run:
+        raise ConfigError("--out: not given: give the folder of the study")
+    progress = _progress(stderr=True)
+    planned = studying.plan(load(config, overrides), vary or [], seeds, target, in_process=executor == "local")
+    prepared = studying.prepare(planned, progress)
+    if dry_run or out is None:
+        for line in studying.describe(prepared, out):
+            typer.echo(line)
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        tables = studying.run(prepared, out, progress, jobs)
+    except KeyboardInterrupt:
+        raise Interrupted(INTERRUPTED) from None
+    except SystemExit:
+        raise Interrupted(TERMINATED) from None
+    typer.echo(f"{out}: {len(tables.study)} trials")
 
 
 @app.command()
@@ -187,7 +232,10 @@ def report(
 ) -> None:
     """Write one report on one or several runs."""
     from fedfleet.report import write_report
+    from fedfleet.report.study_tables import MARK
 
+    if out is None and (runs[0] / MARK).exists():
+        raise ConfigError(f"{runs[0]}: a study, whose own report.html would be lost: give --out")
     try:
         typer.echo(write_report(runs, out or runs[0]))
     except ValueError as e:
@@ -252,7 +300,7 @@ def main() -> None:
         if usage is None:
             raise
         _end(
-            f"error: {' '.join(usage().split()) or 'give a command: run, plan, bench, list, convert, trace or report'}",
+            f"error: {' '.join(usage().split()) or 'give a command: run, plan, study, bench, list, convert, trace or report'}",
             BAD_INPUT,
         )
 

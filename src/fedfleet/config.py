@@ -206,7 +206,7 @@ def _build(layers: list[Mapping[str, Any]]) -> Config:
 
 def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield leaves under dotted keys, the name of a section before its options. ``compare`` and ``vary`` are leaves."""
-    for key in sorted(mapping, key=lambda k: k not in ("name", "kind")):
+    for key in sorted(mapping, key=lambda k: k.split(".")[-1] not in ("name", "kind")):
         value, path = mapping[key], f"{prefix}{key}"
         if isinstance(value, dict) and value and path not in ("compare", "vary"):
             yield from _flat(value, f"{path}.")

@@ -93,7 +93,7 @@ class Experiment:
             self.z = load_model(Path(config.warm_start), self.z)
         self.evaluation = evaluation_data(config, data)
         if config.until is not None:
-            resolve.check_until(config, _metric_names(self.task, self.z, self.evaluation))
+            resolve.check_until(config, self.metric_names())
         self.config = config
         self.config = resolve.resolved(config, self._inner(), self._block_size())
         self.federation = federation(self.config, self.population)
@@ -104,6 +104,10 @@ class Experiment:
     def label(self) -> str:
         """Return the run's name in reports."""
         return self.config.label or C.named(self.config, "algorithm")
+
+    def metric_names(self) -> list[str]:
+        """Return what an evaluation measures, as ``eval/<metric>``."""
+        return _metric_names(self.task, self.z, self.evaluation)
 
     def _inner(self) -> str:
         e = self.config.executor

@@ -206,7 +206,7 @@ def check_model(config: Config, floats: int) -> None:
         )
 
 
-def parse_until(text: str) -> tuple[str, bool, float]:
+def parse_until(text: str, key: str = "until") -> tuple[str, bool, float]:
     """Return (metric, whether to stop when it is at least the value, the value). Raises ConfigError.
 
     ``=`` means at least, and at most for a metric called a loss; ``>=`` and ``<=`` say it outright.
@@ -215,7 +215,7 @@ def parse_until(text: str) -> tuple[str, bool, float]:
     with contextlib.suppress(ValueError):
         if found and math.isfinite(float(found[3])):
             return found[1], found[2] == ">=" or (found[2] == "=" and "loss" not in found[1]), float(found[3])
-    raise ConfigError(f"until={show(text)}: write a metric and a number, such as eval/auc=0.95")
+    raise ConfigError(f"{key}={show(text)}: write a metric and a number, such as eval/auc=0.95")
 
 
 def check_until(config: Config, metrics: Iterable[str]) -> None:

@@ -93,9 +93,11 @@ def steps(axes: Axes, bars: np.ndarray, edges: np.ndarray, color: str, filled: b
         axes.stairs(bars, edges, color=color, fill=True, alpha=0.06)
 
 
-def panels(count: int, width: float, height: float, share_y: bool = False) -> tuple[Figure, list[Axes]]:
-    """A figure of panels, at most three a row, each width x height inches."""
-    columns = min(count, 3)
+def panels(
+    count: int, width: float, height: float, share_y: bool = False, columns: int = 3
+) -> tuple[Figure, list[Axes]]:
+    """A figure of panels, at most so many a row, each width x height inches."""
+    columns = min(count, columns)
     rows = math.ceil(count / columns)
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     panels = list(figure.subplots(rows, columns, sharey=share_y, squeeze=False).flat)

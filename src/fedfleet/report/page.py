@@ -48,12 +48,9 @@ def render(groups: Mapping[str, Sequence[Run]], pictures: Sequence[Picture]) -> 
     """The page as text. `groups` holds the runs by label; every group has at least one."""
     runs = [run for group in groups.values() for run in group]
     several = len(runs) > 1
-    loader = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    shown = {"Runs": _table(groups) if several else None, "Phases": _phases(runs[0]) if len(runs) == 1 else None}
     statuses = Counter(str(run.summary.get("status") or "unknown") for run in runs)
-    return environment.get_template("report.html.j2").render(
+    return fill(
         title=_title(runs),
         status=_status(statuses),
         status_kind=next((status for status in WORST_FIRST if status in statuses), "unknown"),
@@ -61,9 +58,9 @@ def render(groups: Mapping[str, Sequence[Run]], pictures: Sequence[Picture]) -> 
         errors=[(_name(run), str(run.summary["error"])) for run in runs if run.summary.get("error")],
         notes=[note for label, group in groups.items() for note in _notes(label, group)],
         cards=_cards(runs),
-        table=_table(groups) if several else None,
-        phases=_phases(runs[0]) if len(runs) == 1 else None,
+        tables=[(title, table) for title, table in shown.items() if table],
         pictures=pictures,
+        figures_first=False,
         empty=not any(run.rounds_done for run in runs),
         # Seeds of a label share all but the seed: shown once, for the names tell the seeds.
         configs=_merged((_name(run), _config(run, several)) for run in runs),
@@ -72,7 +69,17 @@ def render(groups: Mapping[str, Sequence[Run]], pictures: Sequence[Picture]) -> 
             for run in runs
         ),
         several=several,
+        command="report",
     )
+
+
+def fill(**parts: Any) -> str:
+    """The page as text, of the parts that the template names."""
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("report.html.j2").render(**parts)
 
 
 def quantity(value: float | None, unit: str = "") -> str:
@@ -181,9 +188,9 @@ def _table(groups: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
         done = sum(run.summary.get("status") == "finished" for run in runs)
         row = [label, str(done) if done == len(runs) else f"{done} of {len(runs)}", some or MISSING]
         for metric in metrics:
-            row.append(_mean_sd([run.final(metric) for run in runs]))
+            row.append(mean_sd([run.final(metric) for run in runs]))
             if found := equal[metric]:
-                row.append(_mean_sd(found[1][place].tolist()))
+                row.append(mean_sd(found[1][place].tolist()))
         row += [_mean_text(runs, "floats_up", quantity), _mean_text(runs, "virtual_s", duration)]
         rows.append(row)
     head += ["floats up", "virtual time"]
@@ -238,7 +245,7 @@ def _sum(run: Run, *counts: str) -> float | None:
     return sum(known) if known else None
 
 
-def _mean_sd(values: Sequence[float | None]) -> str:
+def mean_sd(values: Sequence[float | None]) -> str:
     """'0.731 ± 0.019': mean and sample standard deviation of the known values; the value alone if it is one."""
     known = np.array([value for value in values if value is not None and math.isfinite(value)])
     if not len(known):

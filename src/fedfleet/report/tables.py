@@ -125,17 +125,29 @@ def gini(counts: np.ndarray, size: int) -> float:
 def heard_counts(run: Run) -> tuple[np.ndarray, int] | None:
     """In how many rounds each heard client was heard (n,), and the population's size. None without fates or clients.
 
-    A stale reply counts, for the algorithm used it; a client heard in two phases of a round counts once.
+    A stale reply counts, for the algorithm used it; what a client sent in a void attempt does not; a client heard in two
+    phases of a round counts once.
     """
     if not {"round", "client", "fate"} <= set(run.fates) or not len(run.fates["client"]):
         return None
-    used = np.isin(run.fates["fate"], ("heard", "stale"))
+    used = answered(run)
     rounds, when = np.unique(run.fates["round"][used], return_inverse=True)
     clients, who = np.unique(run.fates["client"][used], return_inverse=True)
     once = np.unique(who * len(rounds) + when)
     known = run.get("population", "clients")
     size = max(known if isinstance(known, int) else 0, len(np.unique(run.fates["client"])))
     return np.bincount(once // max(1, len(rounds)), minlength=len(clients)), size
+
+
+def answered(run: Run) -> np.ndarray:
+    """Which rows of the fates (n,) are answers that the algorithm used: heard or stale, in the last attempt at their round."""
+    used = np.isin(run.fates["fate"], ("heard", "stale"))
+    if "attempt" not in run.fates:
+        return used
+    rounds, row = np.unique(run.fates["round"], return_inverse=True)
+    last = np.zeros(len(rounds))
+    np.maximum.at(last, row, run.fates["attempt"])
+    return used & (run.fates["attempt"] == last[row])
 
 
 def band(curves: Sequence[Curve], points: int = 300) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:

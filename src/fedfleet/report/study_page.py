@@ -1,0 +1,235 @@
+"""The report of a study: one HTML page that stands alone, and its figures as PNG files."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedfleet.report.page import MISSING, fill, joined, mean_sd, number, quantity, share
+from fedfleet.report.study_tables import DONE, Frame, Tables, interval, paired
+
+NAMED = 12  # points that a sentence names at most; the table has them all
+
+
+def write_study_report(tables: Tables, out: Path, config: str) -> Path:
+    """Write `out/report.html` and the figures beside it; `config` is the study's configuration as text. Returns the page's path."""
+    from fedfleet.report import study_figures  # here, for matplotlib takes most of a second to import
+
+    drawn = study_figures.draw(tables)
+    html = render(tables, drawn, out, config)
+    for figure in drawn:
+        (out / f"{figure.name}.png").write_bytes(figure.png)
+    target = out / "report.html"
+    partial = target.with_suffix(".html.partial")
+    partial.write_text(html, encoding="utf-8")
+    return partial.replace(target)
+
+
+def render(tables: Tables, pictures: Sequence[Any], out: Path, config: str) -> str:
+    """The page as text."""
+    study, key = tables.study, next(iter(tables.varied))
+    failed = study[~study["status"].isin(DONE)]
+    errors: dict[str, list[str]] = {}
+    for _, row in failed.iterrows():
+        errors.setdefault(str(row["error"]), []).append(_name(tables, row))
+    seeds = study["seed"].nunique()
+    grid = [_count(len(tables.labels), "label"), *(f"{len(v)} values of {k}" for k, v in tables.varied.items())]
+    return fill(
+        title=f"Study: {joined(tables.metrics[:1]) or 'nothing measured'} against {key}",
+        status="failed" if len(failed) == len(study) else f"{len(failed)} failed" if len(failed) else "finished",
+        status_kind="failed" if len(failed) else "finished",
+        subtitle=f"{' × '.join([*grid, _count(seeds, 'seed')])}: {_count(len(study), 'trial')} in {out}",
+        errors=[
+            (f"{_count(len(names), 'trial')} failed", f"{'; '.join(names)}:\n{text}") for text, names in errors.items()
+        ],
+        notes=list(_notes(tables)),
+        cards=_cards(tables, len(failed)),
+        tables=[(title, table) for title, table in _tables(tables) if table],
+        pictures=pictures,
+        figures_first=True,
+        empty=False,
+        configs=[("study", config)],
+        environments=[],
+        several=True,
+        command="study",
+    )
+
+
+def never(tables: Tables) -> list[tuple[str, int, int]]:
+    """Where the target was not always reached: the name of the point, seeds that never did, seeds that ended."""
+    if tables.target is None or "target/rounds" not in tables.study:
+        return []
+    found = []
+    for label, point, rows in _points(tables):
+        ended = rows[rows["status"].isin(DONE)]
+        short = int(ended["target/rounds"].isna().sum())
+        if short:
+            found.append(
+                (", ".join([label, *(f"{k.split('.')[-1]} = {v}" for k, v in point.items())]), short, len(ended))
+            )
+    return found
+
+
+def _notes(tables: Tables) -> Iterator[str]:
+    missed = never(tables)
+    whole = [name for name, short, seeds in missed if short == seeds]
+    some = [f"{name} ({short} of {seeds} seeds)" for name, short, seeds in missed if short < seeds]
+    if whole:
+        yield f"Never reached {tables.target}, on any seed: {_some(whole)}."
+    if some:
+        yield f"Did not reach {tables.target} on some seeds: {_some(some)}."
+    if tables.study["seed"].nunique() < 2:
+        yield "There is one seed: no spread can be told, and a difference may be chance."
+    late: Any = tables.study.get("void_attempts", pd.Series(dtype="Int64"))
+    if late.sum() > 0:
+        yield (
+            f"{int(late.sum()):,} attempts at rounds were void, answered by too few; their time and traffic count, and the "
+            f"rounds were tried again."
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f"; and {len(names) - NAMED} more, in the table below" if len(names) > NAMED else ""
+    return "; ".join(names[:NAMED]) + more
+
+
+def _cards(tables: Tables, failed: int) -> list[tuple[str, list[str], str]]:
+    study = tables.study
+    cards = [("trials", [str(len(study))], f"{len(study) - failed} ended, {failed} failed")]
+    for metric in tables.metrics[:2]:
+        values = study[f"final/{metric}"].dropna()
+        if len(values):
+            ends = dict.fromkeys(number(v) for v in (values.min(), values.max()))
+            cards.append((f"final {metric}", list(ends), "of a single trial"))
+    if tables.target is not None and "target/rounds" in study:
+        there = int(study["target/rounds"].notna().sum())
+        cards.append((f"reached {tables.target}", [f"{there} of {len(study)}"], "trials"))
+    if "never_heard" in study and study["never_heard"].notna().any():
+        ends = dict.fromkeys(share(v) for v in (study["never_heard"].min(), study["never_heard"].max()))
+        cards.append(("never heard", list(ends), "share of the clients"))
+    return cards
+
+
+def _tables(tables: Tables) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    yield "Results", _results(tables)
+    if tables.metrics:
+        yield f"What {next(iter(tables.varied))} costs", _costs(tables)
+        yield "Labels compared", _compared(tables)
+
+
+def _results(tables: Tables) -> dict[str, Any]:
+    metrics, study = tables.metrics, tables.study
+    to_target = tables.target is not None and "target/rounds" in study
+    head = ["label", *tables.varied, "n"]
+    for m in metrics:
+        head += [f"final {m}", f"best {m}"]
+    if to_target:
+        head += [f"reached {tables.target}", "rounds to it", "floats to it", "virtual s to it"]
+    head += ["heard of invited", "Gini", "never heard"]
+    rows = []
+    for label, point, of in _points(tables):
+        done = of[of["status"].isin(DONE)]
+        row = [
+            label,
+            *(_text(v) for v in point.values()),
+            f"{len(done)}" if len(done) == len(of) else f"{len(done)} of {len(of)}",
+        ]
+        for m in metrics:
+            row += [mean_sd(done[f"{part}/{m}"].tolist()) for part in ("final", "best")]
+        if to_target:
+            there = done[done["target/rounds"].notna()]
+            row.append(f"{len(there)} of {len(done)}")
+            columns = (("target/rounds", number), ("target/floats", quantity), ("target/virtual_s", number))
+            row += [show(there[c].mean()) if len(there) == len(done) and len(done) else MISSING for c, show in columns]
+        if "gini" in of:
+            row.append(share(done["heard_share"].mean()) if len(done) else MISSING)
+            row += [number(done["gini"].mean()), share(done["never_heard"].mean()) if len(done) else MISSING]
+        else:
+            row += [MISSING] * 3
+        rows.append(row)
+    text = "Mean ± sample standard deviation over n seeds. Trials that failed do not count."
+    if to_target:
+        text += " Rounds, floats (up and down) and virtual seconds to the target are means, given only where every seed got there."
+    return {"head": head, "rows": rows, "caption": text}
+
+
+def _costs(tables: Tables) -> dict[str, Any] | None:
+    """Paired over seeds: each value of the first key less the first of its values."""
+    key, *others = tables.varied
+    base, *values = tables.varied[key]
+    if not values:
+        return None
+    metric = tables.metrics[0]
+    rows = []
+    for label in tables.labels:
+        for point in _combinations(tables, others):
+            of = _select(tables.study[tables.study["label"] == label], point)
+            cells = [_difference(of[of[key] == value], of[of[key] == base], f"final/{metric}") for value in values]
+            rows.append([label, *map(_text, point.values()), *cells])
+    text = f"Final {metric} less that at {key} = {_text(base)}, {_PAIRED}"
+    return {"head": ["label", *others, *map(_text, values)], "rows": rows, "caption": text}
+
+
+def _compared(tables: Tables) -> dict[str, Any] | None:
+    """Paired over seeds: each label less the first one."""
+    first, *labels = tables.labels
+    if not labels:
+        return None
+    metric, rows = tables.metrics[0], []
+    for point in _combinations(tables, list(tables.varied)):
+        of = _select(tables.study, point)
+        cells = [_difference(of[of["label"] == label], of[of["label"] == first], f"final/{metric}") for label in labels]
+        rows.append([*map(_text, point.values()), *cells])
+    text = f"Final {metric} of each label less that of {first}, {_PAIRED}"
+    return {"head": [*tables.varied, *labels], "rows": rows, "caption": text}
+
+
+_PAIRED = (
+    "paired by seed: mean ± half the width of its 95 % t-interval, and * where that leaves out 0. The intervals are not widened "
+    "for there being many of them."
+)
+
+
+def _difference(these: Frame, those: Frame, column: str) -> str:
+    mean, half = interval(paired(these, those, column))
+    if not np.isfinite(mean):
+        return MISSING
+    return f"{mean:+.3f}" + (f" ± {half:.3f}{' *' if abs(mean) > half else ''}" if np.isfinite(half) else "")
+
+
+def _points(tables: Tables) -> Iterator[tuple[str, dict[str, Any], Frame]]:
+    """Every label at every combination of values, and its trials."""
+    for label in tables.labels:
+        of = tables.study[tables.study["label"] == label]
+        for point in _combinations(tables, list(tables.varied)):
+            yield label, point, _select(of, point)
+
+
+def _combinations(tables: Tables, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for values in itertools.product(*(tables.varied[key] for key in keys)):
+        yield dict(zip(keys, values, strict=True))
+
+
+def _select(rows: Frame, point: dict[str, Any]) -> Frame:
+    for key, value in point.items():
+        rows = rows[rows[key] == value]
+    return rows
+
+
+def _name(tables: Tables, row: Any) -> str:
+    return ", ".join(
+        [row["label"], *(f"{k.split('.')[-1]} = {_text(row[k])}" for k in tables.varied), f"seed {row['seed']}"]
+    )
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def _count(many: int, word: str) -> str:
+    return f"{many} {word}" + ("s" if many != 1 else "")

@@ -1,0 +1,205 @@
+"""The tables of a study: a row a trial, a row an evaluation, a row a client, read from the trials' run folders.
+
+`docs/study.md` says what the columns mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t as student
+
+from fedfleet.report.tables import Run, answered, gini, read
+
+Frame = Any
+"""A pd.DataFrame; what its methods return is beyond the type checker."""
+MARK = "study.json"
+"""Tells the folder of a study from any other."""
+DONE = ("finished", "stopped")
+"""The status of a run that ended as it was asked to."""
+TO_TARGET = ("target/rounds", "target/floats", "target/virtual_s")
+COUNTED = ("clients", "void_attempts", "rounds_done", "floats")
+"""Whole numbers, missing where a trial failed."""
+WALL_CLOCK = ("seconds",)
+"""Columns that differ from one time to the next."""
+
+
+class Target(NamedTuple):
+    """A metric, such as "eval/auc", and the value it should reach from below (`at_least`) or from above."""
+
+    metric: str
+    at_least: bool
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.metric.removeprefix('eval/')} {'≥' if self.at_least else '≤'} {self.value:g}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A trial: the columns that tell it from the others, its run folder, and its error if it failed."""
+
+    keys: Mapping[str, Any]
+    folder: Path
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Tables:
+    """`study` has a row a trial, `curves` a row an evaluation, `participation` a row a client that was ever invited.
+
+    `runs` are the trials as read, without their larger tables; None for those that failed.
+    """
+
+    varied: Mapping[str, Sequence[Any]]
+    target: Target | None
+    study: Frame
+    curves: Frame
+    participation: Frame
+    runs: Sequence[Run | None]
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels in order."""
+        return list(dict.fromkeys(self.study["label"]))
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics, the target's first."""
+        found = [c.removeprefix("final/") for c in self.study.columns if c.startswith("final/")]
+        first = self.target.metric.removeprefix("eval/") if self.target else ""
+        return sorted(found, key=lambda m: m != first)
+
+    def write(self, folder: Path) -> None:
+        """Write the three as Parquet, each at once."""
+        for name in ("study", "curves", "participation"):
+            partial = folder / f"{name}.parquet.partial"
+            getattr(self, name).to_parquet(partial, index=False)
+            partial.replace(folder / f"{name}.parquet")
+
+
+def collect(entries: Sequence[Entry], varied: Mapping[str, Sequence[Any]], target: Target | None) -> Tables:
+    """Read the trials in their order. Raises ValueError on a file that cannot be read."""
+    words = {key for key, values in varied.items() if not all(map(_number, values))}
+    rows, curves, counts, runs = [], [], [], []
+    for entry in entries:
+        keys = {name: plain(value) if name in words else value for name, value in entry.keys.items()}
+        run = None if entry.error is not None else read(entry.folder)
+        if run is None or run.summary.get("status") not in DONE:
+            error = entry.error or str((run and run.summary.get("error")) or "it did not end")
+            rows.append({**keys, "status": "failed", "error": error})
+            runs.append(None)
+            continue
+        curve, part = evaluations(run), participation(run)
+        rows.append({**keys, "status": run.summary["status"], "error": None, **_row(run, curve, part, target)})
+        curves.append(curve.assign(**keys)[[*keys, *curve.columns]])
+        counts.append(part.assign(**keys)[[*keys, *part.columns]])
+        runs.append(replace(run, phases={}, fates={}, clients={}))
+    study: Frame = pd.DataFrame(rows)
+    study = study[list(_order(study.columns, list(entries[0].keys)))]
+    return Tables(
+        {key: list(map(plain, values)) if key in words else list(values) for key, values in varied.items()},
+        target,
+        study.astype({"error": "object"} | {c: "Int64" for c in COUNTED if c in study}),
+        pd.concat(curves, ignore_index=True) if curves else pd.DataFrame(),
+        pd.concat(counts, ignore_index=True) if counts else pd.DataFrame(),
+        runs,
+    )
+
+
+def plain(value: Any) -> str:
+    """A varied value as text."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def evaluations(run: Run) -> Frame:
+    """A row an evaluation: rounds done, virtual seconds and floats (up and down) so far, and `eval/<metric>`."""
+    columns = [f"eval/{m}" for m in run.metrics]
+    done = run.rounds.get("completed", np.empty(0))
+    none = np.zeros(len(done))
+    floats = sum((run.rounds.get(f"total/floats_{way}", none) for way in ("up", "down")), none)
+    x = {"round": done, "virtual_s": run.rounds.get("total/virtual_s", none), "floats": floats}
+    y = {c: run.rounds.get(c, np.full(len(done), np.nan)) for c in columns}
+    start = {c: run.summarised("initial", c) for c in columns}
+    first = pd.DataFrame([dict.fromkeys(x, 0.0) | {c: math.nan if v is None else v for c, v in start.items()}])
+    found: Frame = pd.concat([first, pd.DataFrame(x | y)], ignore_index=True).astype(
+        {"round": "int64", "floats": "int64"}
+    )
+    return found[found[columns].notna().any(axis=1)].reset_index(drop=True) if columns else found.iloc[:0]
+
+
+def participation(run: Run) -> Frame:
+    """A row a client that was ever invited: in how many rounds it was invited, and in how many it was heard."""
+    if not {"round", "client", "fate"} <= set(run.fates):
+        return pd.DataFrame({"client": [], "invited": [], "heard": []}, dtype="int64")
+    rows: Frame = (
+        pd.DataFrame({c: run.fates[c] for c in ("round", "client")}).astype("int64").assign(heard=answered(run))
+    )
+    by_round = rows.groupby(["client", "round"])["heard"].max().groupby("client")
+    found = pd.DataFrame({"invited": by_round.size(), "heard": by_round.sum()})
+    return found.astype("int64").reset_index()
+
+
+def _row(run: Run, curve: Frame, part: Frame, target: Target | None) -> dict[str, Any]:
+    size = run.get("population", "clients") or len(part)
+    heard = part["heard"].to_numpy()
+    row: dict[str, Any] = {"clients": size}
+    for section in ("final", "best"):
+        row |= {f"{section}/{m}": run.summarised(section, f"eval/{m}") for m in run.metrics}
+    if target is not None:
+        row |= dict(zip(TO_TARGET, reached(curve, target), strict=True))
+    row |= {"gini": gini(heard[heard > 0], size), "never_heard": 1 - float((heard > 0).sum()) / size}
+    row |= {f"{fate}_share": _share(run, fate) for fate in ("heard", "offline")}
+    attempts: Any = pd.Series(run.phases.get("attempt", np.empty(0)), dtype=float)
+    void = attempts.groupby(run.phases.get("round", np.empty(0))).max().sum()
+    floats = sum(run.total(f"floats_{way}") or 0 for way in ("up", "down"))
+    row |= {"void_attempts": int(void), "rounds_done": run.rounds_done, "floats": int(floats)}
+    return row | {"virtual_s": run.total("virtual_s"), "seconds": run.summarised("seconds")}
+
+
+def _share(run: Run, fate: str) -> float:
+    invited = run.total("invited")
+    return (run.total(fate) or 0.0) / invited if invited else math.nan
+
+
+def reached(curve: Frame, target: Target) -> tuple[float, float, float]:
+    """Rounds, floats and virtual seconds by the first evaluation at which the target was reached; nan if it never was."""
+    values: Any = curve.get(target.metric, pd.Series(dtype=float))
+    there = np.flatnonzero(values >= target.value if target.at_least else values <= target.value)
+    if not len(there):
+        return math.nan, math.nan, math.nan
+    row = curve.iloc[there[0]]
+    return float(row["round"]), float(row["floats"]), float(row["virtual_s"])
+
+
+def _order(columns: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
+    """Keys and outcome first, wall-clock columns last."""
+    first = [*keys, "status", "error"]
+    yield from first
+    yield from (c for c in columns if c not in first and c not in WALL_CLOCK)
+    yield from (c for c in WALL_CLOCK if c in columns)
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """Mean of the finite values and half the width of its 95 % t-interval; nan where there are too few."""
+    known = values[np.isfinite(values)]
+    if len(known) < 2:
+        return (float(known[0]) if len(known) else math.nan), math.nan
+    return float(known.mean()), float(student.ppf(0.975, len(known) - 1) * known.std(ddof=1) / math.sqrt(len(known)))
+
+
+def paired(these: Frame, those: Frame, column: str) -> np.ndarray:
+    """Differences of a column, these less those, over the seeds for which both have a value."""
+    both = these.set_index("seed")[column].astype(float) - those.set_index("seed")[column].astype(float)
+    return both.dropna().to_numpy()
