@@ -65,7 +65,7 @@ class Progress:
         spent = max(time.monotonic() - self._started, 1e-9)
         left = spent / done * (rounds - done)
         heard = " ".join(
-            f"{k} {row[k]}" for k in ("heard", "stale", "late", "failed", "offline") if k != "stale" or row[k]
+            f"{k} {row[k]}" for k in ("heard", "stale", "late", "failed", "offline") if k != "stale" or row.get(k)
         )
         return (
             f"round {done}/{rounds} | {heard} | {self._metric} | {done / spent:.1f} rounds/s | "
