@@ -109,13 +109,19 @@ class Experiment:
         """Return what an evaluation measures, as ``eval/<metric>``."""
         return _metric_names(self.task, self.z, self.evaluation)
 
+    @property
+    def answers(self) -> int:
+        """Return how many clients a phase trains at most, but for late answers."""
+        wanted = self.config.cohort.invite
+        return getattr(C.options(self.config, "algorithm"), "buffer", wanted) if self.algorithm.asynchronous else wanted
+
     def _inner(self) -> str:
         e = self.config.executor
         return rules.inner(self.z, self.notes, resolve.device(self.config)) if e.inner == "auto" else e.inner
 
     def _block_size(self) -> int:
         size = self.config.executor.block_size
-        return rules.block_size(self.config.cohort.invite, self.z, self.notes) if size == "auto" else size
+        return rules.block_size(self.answers, self.z, self.notes) if size == "auto" else size
 
     @cached_property
     def notes(self) -> Notes:

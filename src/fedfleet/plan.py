@@ -13,7 +13,7 @@ from fedfleet.simulator.hardware import Machines
 
 def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     """Yield (what, value) lines."""
-    e, invite = x.config.executor, x.config.cohort.invite
+    e, invite = x.config.executor, x.answers
     summary = x.population.summary()
     floats, model_bytes = T.count(x.z), T.num_bytes(x.z)
     block = int(e.block_size)
@@ -25,10 +25,10 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     yield "clients", f"{x.problem.clients:,} with {summary.min_examples} to {summary.max_examples} examples each"
     yield "model", f"{floats:,} floats ({_parts(x)}), {model_bytes / 1e6:.2f} MB"
     yield "phases a round", ", ".join(p.name for p in x.algorithm.phases)
-    yield (
-        "cohort",
-        f"{invite} invited a phase, respond: {x.config.cohort.respond}, availability: {named(x.config, 'availability')}",
+    waits = (
+        "answers a server step" if x.algorithm.asynchronous else f"invited a phase, respond: {x.config.cohort.respond}"
     )
+    yield "cohort", f"{invite} {waits}, availability: {named(x.config, 'availability')}"
     yield "blocks a phase", f"up to {-(-invite // block)} of {block} clients"
     where = f"{resolve.actors(x.config)} Ray actors of {e.cpus_per_actor:g} CPUs and {e.gpus_per_actor:g} GPUs"
     yield (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import cases, engine, gpu, loops, memory, results, rules, scaling, world
+from benchmarks import cases, engine, gpu, invitations, loops, memory, results, rules, scaling, world
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import environments, workload
 from benchmarks.peers.workload import Case
@@ -108,7 +108,15 @@ def test_the_rules_are_checked_against_measurement(monkeypatch, capsys):
     assert found["best"]["relative"] <= 1
 
 
+def test_cohorts_are_resolved_with_every_kind_of_device(capsys):
+    invitations.main(["--clients", "300", "--cohort", "100", "--rounds", "1", "--json"])
+    found = json.loads(capsys.readouterr().out)["results"]
+    assert len(found) == len(invitations.AVAILABILITY) * len(invitations.DEVICES)
+    assert all(r["ms"] > 0 and 0 < r["heard_share"] < 1 for r in found)
+
+
 MISTAKES = [
+    (invitations.main, ["--cohort", "10", "--clients", "9"]),
     (engine.main, ["--case", "nonesuch"]),
     (engine.main, ["--case", "cdma", "--cohort", "501"]),
     (loops.main, ["--processes", "none"]),
