@@ -28,6 +28,8 @@ class Server(NamedTuple):
         version: the present round, hence the model that clients are sent now.
         concurrency: clients at work at any time.
         max_staleness: older answers are thrown away; None keeps all.
+        tries, retry_s: how often to wait so many seconds where nobody can be reached, and how many times as many invitations
+            as there are places to let go by without an answer.
 
     """
 
@@ -38,6 +40,8 @@ class Server(NamedTuple):
     version: int
     concurrency: int
     max_staleness: int | None
+    tries: int
+    retry_s: float
 
 
 class Ended(NamedTuple):
@@ -50,17 +54,19 @@ class Ended(NamedTuple):
 
 
 def fill(server: Server, flights: Flights, size: int, started_s: float) -> Ended:
-    """Let clients work until ``size`` answers are in, or nobody is at work and nobody can be reached.
+    """Let clients work until ``size`` answers are in, or too many tries brought none.
 
     Whenever one ends, another is invited, uniformly among those not at work.
     """
     ended: list[tuple[int, Fate, float, int]] = []
     used: list[Flight] = []
-    before, clock_s = flights.launched, started_s
-    while len(used) < size:
+    before, clock_s, waits, barren = flights.launched, started_s, 0, 0
+    while len(used) < size and waits < server.tries and barren < server.tries * max(server.concurrency, size):
         _launch(server, flights, clock_s, ended)
         if not len(flights):
-            break
+            waits, clock_s = waits + 1, clock_s + server.retry_s
+            continue
+        barren += 1
         flight = flights.next()
         clock_s = max(clock_s, flight.ends_s)
         staleness = server.version - flight.version
@@ -71,6 +77,7 @@ def fill(server: Server, flights: Flights, size: int, started_s: float) -> Ended
         else:
             fate = Fate.STALE if staleness else Fate.HEARD
             used.append(flight)
+            waits = barren = 0
         ended.append((flight.client, fate, flight.ends_s, flight.steps))
     clients, fates, ends, steps = zip(*ended, strict=True) if ended else ((), (), (), ())
     seconds = torch.tensor(ends, dtype=torch.float64) - started_s
@@ -94,9 +101,9 @@ def _launch(server: Server, flights: Flights, clock_s: float, ended: list[tuple[
         numbers = flights.launched + torch.arange(len(clients))
         flights.launched += len(clients)
         found = outcomes(server.federation, clients, numbers, server.load(clients), clock_s, key)
-        for i, client in enumerate(clients.tolist()):
-            if not found.online[i]:
+        rows = zip(*(v.tolist() for v in (clients, numbers, *found)), strict=True)
+        for client, number, online, failed, seconds, steps in rows:
+            if online:
+                flights.add(Flight(clock_s + seconds, number, client, server.version, steps, failed))
+            else:
                 ended.append((client, Fate.OFFLINE, clock_s, 0))
-                continue
-            ends_s, steps = clock_s + float(found.seconds[i]), int(found.steps[i])
-            flights.add(Flight(ends_s, int(numbers[i]), client, server.version, steps, bool(found.failed[i])))

@@ -15,6 +15,7 @@ class Memory:
 
     def __init__(self, selection: Selection) -> None:
         self.store, self.late, self.flights = ClientStore(), Late(), Flights()
+        self._learns = selection.feedback
         self.selection: Any = selection.init()
         self._selection_before = self.selection
 
@@ -28,4 +29,7 @@ class Memory:
         """Forget the round."""
         for part in (self.store, self.late, self.flights):
             part.discard()
-        self.selection = self._selection_before
+        if (
+            self._learns
+        ):  # what was learnt of clients is forgotten, but not that they were asked: a new cohort is a new one
+            self.selection = self._selection_before

@@ -13,6 +13,11 @@ from fedfleet.simulator import rng
 from fedfleet.simulator.rng import Key
 
 
+def rounded_up(x: float) -> int:
+    """Return the least whole number not below ``x``, where 10 * 1.1 is 11."""
+    return math.ceil(round(x, 9))
+
+
 class Close(NamedTuple):
     """The end of a phase: the answers that count, the earliest ``heard``, and the seconds since the invitation."""
 
@@ -66,7 +71,7 @@ class Siwer:
     def wanted(self, invited: int, key: Key) -> int:
         """Return S_t. Drawing p from the half-open (low, high] makes the law of S_t exact, e.g. 5, 6, 7, 8 of 8 alike."""
         p = self.high - (self.high - self.low) * float(rng.uniform(rng.fold(key, "responses"), (), torch.float64))
-        return max(1, math.ceil(p * invited))
+        return max(1, rounded_up(p * invited))
 
     def close(self, answers: Tensor, invited: int, settled: float, key: Key) -> Close:
         """Hear the first S_t answers."""

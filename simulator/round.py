@@ -21,6 +21,7 @@ from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.flights import Flight
 from fedfleet.simulator.late import Assignment
 from fedfleet.simulator.memory import Memory
+from fedfleet.simulator.policies import rounded_up
 from fedfleet.simulator.records import PhaseRecord, message_size
 from fedfleet.simulator.reduction import merge
 from fedfleet.simulator.responses import Fate, Federation, respond
@@ -42,8 +43,8 @@ class Conditions:
         min_responses, attempts, retry_s: a phase with fewer answers is void, and the round starts again with new cohorts after
             so many virtual seconds, so often in all.
         over_select: invite this many times as many clients as the algorithm asks for.
-        stale_discount: use late answers in the phase of that name in a later round, with this weight a round of delay; None
-            ignores them.
+        stale_discount: use late answers of phases without client state in the phase of that name in a later round, with this
+            weight a round of delay; None ignores them.
         train_all: let late clients work too, and throw away what they send: a model that must not change for it.
         block_size: clients a block, at most.
         bytes_up: phase -> bytes that a client sends, as devices are told before any has sent them.
@@ -112,7 +113,7 @@ class EngineRound:
         c, memory = self._conditions, self._memory
         key = rng.fold(self._key("invite"), self._invitations)
         self._invitations += 1
-        wanted = math.ceil(size * c.over_select)
+        wanted = rounded_up(size * c.over_select)
         wanted = wanted if replace else max(size, min(wanted, self.problem.clients))
         clients, memory.selection = c.selection.invite(memory.selection, key, wanted, self.problem, replace=replace)
         return Cohort(clients, _occurrences(clients) if replace else torch.zeros_like(clients))
@@ -145,7 +146,8 @@ class EngineRound:
         self.clock_s += responses.duration_s
         heard, late = responses.heard, (responses.fate == Fate.LATE).nonzero().flatten()
         enough = len(heard) >= c.min_responses
-        if enough and c.stale_discount is not None:
+        keeps = c.stale_discount is not None and phase.own is None  # a client's state has moved on by then
+        if enough and keeps:
             responses.fate[late] = int(Fate.STALE)
             self._memory.late.add(asked.take(late))
         record.invited(shared, inbox)
@@ -159,7 +161,7 @@ class EngineRound:
             record.counts["merged_stale"] += len(old.clients)
             groups.append(self._group(phase, old, c.stale_discount ** (self.index - old.round)))
         (found,) = self._reduce(phase, record, groups, [0] * len(groups))
-        if c.train_all and len(late):
+        if c.train_all and not keeps and len(late):
             wasted = self._group(phase, asked.take(late))
             for _ in self._executor.map(run_block, wasted.shared, wasted.tasks):
                 pass
@@ -174,16 +176,18 @@ class EngineRound:
         concurrency: int,
         max_staleness: int | None = None,
     ) -> list[Buffered]:
-        """Fill a buffer with answers of clients at work all the time. Raises TooFewResponses, ClientError."""
+        """Fill a buffer with answers of clients at work all the time. Raises FedfleetError, ClientError."""
         started = self.clock_s
         server = Server(
             self._federation(phase),
             self.problem.clients,
             lambda clients: self._load(phase, clients, messages[self.index]),
-            rng.fold(self._root, "flights", self.attempt),
+            rng.fold(self._root, "flights"),
             self.index,
             concurrency,
             max_staleness,
+            self._conditions.attempts,
+            self._conditions.retry_s,
         )
         ended = fill(server, self._memory.flights, size, started)
         self.clock_s += ended.responses.duration_s
@@ -191,8 +195,9 @@ class EngineRound:
         record.invited(messages[self.index], online=ended.launched)
         self.records.append(record)
         if len(ended.used) < size:
-            raise TooFewResponses(
-                f"round {self.index}, phase {phase.name!r}: {len(ended.used)} of {size} answers came in"
+            raise FedfleetError(
+                f"round {self.index}, phase {phase.name!r}: {len(ended.used)} of {size} answers came in, and then none, however "
+                f"many clients were invited: raise the rate of availability or cohort.retry_s, or lower devices.failures_per_hour"
             )
         versions = sorted({f.version for f in ended.used}, reverse=True)
         groups = [self._flown(phase, messages[v], v, [f for f in ended.used if f.version == v]) for v in versions]

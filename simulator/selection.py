@@ -83,8 +83,9 @@ class ByExamples(_Memoryless):
 
 @dataclass(frozen=True)
 class RoundRobin:
-    """One after the other in a fixed random order, so that every client is invited equally often."""
+    """One after the other in a random order, a run's own, so that every client is invited equally often."""
 
+    seed: int = 0
     feedback = False
 
     def init(self) -> Tensor:
@@ -93,7 +94,7 @@ class RoundRobin:
 
     def invite(self, state: Tensor, key: Key, size: int, problem: Problem, *, replace: bool) -> tuple[Tensor, Tensor]:
         """Take the next ones."""
-        return _order(problem.clients)[(state + torch.arange(size)) % problem.clients], state + size
+        return _order(self.seed, problem.clients)[(state + torch.arange(size)) % problem.clients], state + size
 
     def observe(self, state: Tensor, heard: Heard) -> Tensor:
         """Learn nothing."""
@@ -101,8 +102,8 @@ class RoundRobin:
 
 
 @lru_cache(maxsize=1)
-def _order(clients: int) -> Tensor:
-    return rng.permutation(rng.fold(rng.key(0), "round robin"), clients)
+def _order(seed: int, clients: int) -> Tensor:
+    return rng.permutation(rng.fold(rng.key(seed), "round robin"), clients)
 
 
 class Known(NamedTuple):

@@ -83,7 +83,7 @@ class Experiment:
         )
         resolve.check_pairing(config, self.algorithm, self.task)
         self.population = population or make_population(config, data)
-        config = check_clients(config, self.population)
+        config = check_clients(config, self.population, asynchronous=self.algorithm.asynchronous)
         summary = self.population.summary()
         if algorithm is None:
             resolve.check_local(config, summary.max_examples)
@@ -97,6 +97,7 @@ class Experiment:
         self.config = config
         self.config = resolve.resolved(config, self._inner(), self._block_size())
         self.federation = federation(self.config, self.population)
+        self.selection = selection(self.config)
         self.costs = timing.costs(self.config, self.algorithm, self.z, lambda: self.notes)
         timing.check_deadline(self.config, self.federation, self.algorithm, self.population, self.costs)
 
@@ -152,7 +153,7 @@ class Experiment:
         return Conditions(
             seed=self.config.seed,
             federation=self.federation,
-            selection=selection(self.config),
+            selection=self.selection,
             shared_response_count=c.shared_response_count,
             min_responses=c.min_responses,
             attempts=c.attempts,

@@ -52,4 +52,4 @@ def selection(config: Config) -> Selection:
         raise ConfigError(
             f"selection.kind={name!r}: it looks at every client each round, which {clients:,} are too many for: use uniform or oort"
         )
-    return kind.build(C.options(config, "selection"))
+    return kind.build(C.options(config, "selection"), config.seed)

@@ -13,6 +13,7 @@ from fedfleet.datasets import registry
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.files import DataError, data_dir
 from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.policies import rounded_up
 from fedfleet.simulator.population import InMemoryPopulation, Population
 
 PER_CLIENT_UP_TO = 1_000_000
@@ -61,13 +62,18 @@ def make_population(config: Config, data: Data) -> Population:
     return InMemoryPopulation({"x": examples.x, "y": examples.y}, partition.indices, partition.offsets, domain)
 
 
-def check_clients(config: Config, population: Population) -> Config:
+def check_clients(config: Config, population: Population, *, asynchronous: bool = False) -> Config:
     """Return the configuration with its number of clients filled in. Raises ConfigError where it does not fit the clients."""
     p, size, invite = config.population, population.size, config.cohort.invite
     if p.clients is not None and p.clients != size:
         raise ConfigError(f"population.clients={p.clients}: the population has {size}: leave it out")
-    if invite > size:
+    if not asynchronous and invite > size:
         raise ConfigError(f"cohort.invite={invite}: there are only population.clients={size}: lower it")
+    if not asynchronous and (asked := rounded_up(config.cohort.over_select * invite)) > size:
+        raise ConfigError(
+            f"cohort.over_select={config.cohort.over_select:g}: it invites {asked} clients, and there are only "
+            f"population.clients={size}: lower it"
+        )
     if config.evaluation.per_client and size > PER_CLIENT_UP_TO:
         raise ConfigError(
             f"evaluation.per_client=True: it evaluates every one of {size:,} clients, and up to {PER_CLIENT_UP_TO:,} may be: set "

@@ -22,6 +22,7 @@ from fedfleet.reading import show
 from fedfleet.rules import LARGEST_BLOCK
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.policies import rounded_up
 
 ROW_BYTES = 64
 """Memory of a row of a client's schedule: its number, weight and random bits, and copies of them on the way."""
@@ -62,9 +63,9 @@ def _check_cohort(c: CohortOptions) -> None:
         )
     most = c.respond if isinstance(c.respond, int) else c.invite
     if c.respond == "siwer":
-        most = math.ceil(c.response_high * c.invite)
+        most = min(math.floor(c.response_low * c.invite) + 1, rounded_up(c.response_high * c.invite))  # the least S_t
     if c.min_responses > most:
-        raise ConfigError(f"cohort.min_responses={c.min_responses}: a phase gets at most {most} answers: lower it")
+        raise ConfigError(f"cohort.min_responses={c.min_responses}: a phase may go on after {most} answers: lower it")
 
 
 def _check_executor(config: Config) -> None:
@@ -159,6 +160,11 @@ def check_pairing(config: Config, algorithm: Algorithm, task: Task) -> None:
             f"algorithm.name={named(config, 'algorithm')!r}: it needs a task with a {what.get(missing[0], missing[0])} part, and "
             f"task.name={named(config, 'task')!r} has none: choose a minimax task (auc), or a minimisation algorithm (fedavg)"
         )
+    if config.cohort.late == "keep" and (stateful := [p.name for p in algorithm.phases if p.own is not None]):
+        raise ConfigError(
+            f"cohort.late='keep': clients of {named(config, 'algorithm')} keep a state in phase {stateful[0]!r}, which has moved "
+            f"on when a late answer is used: leave it out"
+        )
     if algorithm.asynchronous:
         check_asynchronous(config)
 
@@ -172,6 +178,10 @@ def check_asynchronous(config: Config) -> None:
                 f"cohort.{name}={show(value)}: {named(config, 'algorithm')} is asynchronous and has no cohorts: leave it out, and "
                 f"set algorithm.buffer and algorithm.concurrency"
             )
+    if config.executor.train_all:
+        raise ConfigError(
+            f"executor.train_all=true: {named(config, 'algorithm')} is asynchronous, and nobody works in vain: leave it out"
+        )
     if named(config, "selection") != "uniform":
         raise ConfigError(
             f"selection.kind={named(config, 'selection')!r}: {named(config, 'algorithm')} is asynchronous and draws clients "

@@ -20,7 +20,7 @@ class ByExamples(Options):
 
 
 class RoundRobin(Options):
-    """One after the other in a fixed random order."""
+    """One after the other in a random order."""
 
 
 class PowerOfChoice(Options):
@@ -46,19 +46,19 @@ class Oort(Options):
 
 
 class Kind(NamedTuple):
-    """A kind of selection: its options, how it is built from them, and whether it looks at every client of the population."""
+    """A kind of selection: its options, how it is built from them and the seed, and whether it looks at every client."""
 
     options: type[Options]
-    build: Callable[[Any], models.Selection]
+    build: Callable[[Any, int], models.Selection]
     scans: bool = False
 
 
 SELECTIONS: dict[str, Kind] = {
-    "uniform": Kind(Uniform, lambda given: models.Uniform()),
-    "examples": Kind(ByExamples, lambda given: models.ByExamples(), scans=True),
-    "round_robin": Kind(RoundRobin, lambda given: models.RoundRobin(), scans=True),
-    "power_of_choice": Kind(PowerOfChoice, lambda given: models.PowerOfChoice(given.factor), scans=True),
-    "oort": Kind(Oort, lambda given: models.Oort(**given.model_dump())),
+    "uniform": Kind(Uniform, lambda given, seed: models.Uniform()),
+    "examples": Kind(ByExamples, lambda given, seed: models.ByExamples(), scans=True),
+    "round_robin": Kind(RoundRobin, lambda given, seed: models.RoundRobin(seed), scans=True),
+    "power_of_choice": Kind(PowerOfChoice, lambda given, seed: models.PowerOfChoice(given.factor), scans=True),
+    "oort": Kind(Oort, lambda given, seed: models.Oort(**given.model_dump())),
 }
 SCANNED = 10_000_000
 """Clients up to which a selection may look at all of them in each round."""

@@ -124,5 +124,18 @@ def test_where_nobody_can_be_reached_it_says_so():
             return torch.zeros(len(clients), dtype=torch.bool)
 
     algorithm = build("fedbuff", BOWL.task, CohortOptions(), buffer=2, concurrency=4, **STEP)
-    with pytest.raises(FedfleetError, match=r"0 of 2 answers came in, in 3 cohorts in a row .*: raise cohort.invite"):
-        list(records(algorithm, BOWL, 1, federation=Federation(availability=Nobody()), attempts=3))
+    message = "0 of 2 answers came in, and then none, .*: raise the rate of availability or cohort.retry_s"
+    for federation in (Federation(availability=Nobody()), Federation(hazard=1e6)):
+        with pytest.raises(FedfleetError, match=message):
+            list(records(algorithm, BOWL, 1, federation=federation, attempts=3))
+
+
+def test_where_nobody_can_be_reached_for_a_while_time_goes_on():
+    class Later:
+        def online(self, key: rng.Key, clients: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:
+            return seconds >= 7
+
+    algorithm = build("fedbuff", BOWL.task, CohortOptions(), buffer=2, concurrency=4, **STEP)
+    found = list(records(algorithm, BOWL, 3, federation=Federation(availability=Later()), retry_s=2.0))
+    assert found[0].virtual_s > 8.0
+    assert all(bool((p.responses.seconds >= 0).all()) for r in found for p in r.phases)

@@ -5,6 +5,7 @@ import torch
 from harness import Bowl, Fixed, World, build, digits, flat, play, records, rows, script
 
 from fedfleet.algorithms.options import CohortOptions
+from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.policies import Deadline, First, Siwer
 from fedfleet.simulator.responses import Fate, Federation
 
@@ -60,14 +61,28 @@ def test_late_answers_of_a_void_attempt_are_not_kept(monkeypatch):
     assert found[0].virtual_s == pytest.approx(1.5 + 1 + 1.5 + 1 + 1)  # with a second after each void attempt
 
 
+class Counting(LocalExecutor):
+    """Counts the clients that work."""
+
+    clients = 0
+
+    def map(self, job, shared, tasks, *, background=False):
+        tasks = list(tasks)
+        self.clients += sum(len(t.clients) for t in tasks)
+        return super().map(job, shared, tasks, background=background)
+
+
 @pytest.mark.parametrize("name", ["scaffold", "cdma_ada"])
 def test_training_everybody_changes_nothing(name):
     world = digits("auc" if name == "cdma_ada" else "classification")
     algorithm = build(name, world.task, CohortOptions(invite=6), steps=2, batch_size=5)
-    plain = play(algorithm, world, 4, federation=Federation(policy=Siwer()))
-    wasteful = play(algorithm, world, 4, federation=Federation(policy=Siwer()), train_all=True)
+    few, all_of_them = Counting(), Counting()
+    plain = play(algorithm, world, 4, federation=Federation(policy=Siwer()), executor=few)
+    wasteful = play(algorithm, world, 4, federation=Federation(policy=Siwer()), executor=all_of_them, train_all=True)
     for a, b in zip(plain, wasteful, strict=True):
         assert torch.equal(flat(a), flat(b))
+    phases = len(algorithm.phases)
+    assert few.clients < all_of_them.clients == 4 * 6 * phases
 
 
 def test_both_phases_of_cdma_keep_late_answers_of_their_own():

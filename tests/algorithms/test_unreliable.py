@@ -78,6 +78,7 @@ def test_the_account_adds_up(name, availability, policy, hazard, partial, discou
             c, fates = p.counts, p.responses.fate
             assert len(fates) == len(p.clients) == c["invited"] == sum(c[f.name.lower()] for f in Fate)
             assert [c[f.name.lower()] for f in Fate] == [int((fates == f).sum()) for f in Fate]
+            assert bool((p.responses.seconds >= 0).all())
             assert bool((p.responses.seconds[fates == Fate.HEARD] <= p.responses.duration_s + 1e-9).all())
             used = c["heard"] + (c["stale"] if name == "fedbuff" else c["merged_stale"])
             if c["floats_up"]:  # a void attempt is not answered by enough, and its answers are not used
