@@ -193,6 +193,7 @@ class EngineRound:
         self.clock_s += ended.responses.duration_s
         record = PhaseRecord(phase.name, self.attempt, ended.clients, ended.responses, started)
         record.invited(messages[self.index], online=ended.launched)
+        record.counts["merged_stale"] = sum(f.version != self.index for f in ended.used)
         self.records.append(record)
         if len(ended.used) < size:
             raise FedfleetError(

@@ -80,7 +80,7 @@ def test_the_account_adds_up(name, availability, policy, hazard, partial, discou
             assert [c[f.name.lower()] for f in Fate] == [int((fates == f).sum()) for f in Fate]
             assert bool((p.responses.seconds >= 0).all())
             assert bool((p.responses.seconds[fates == Fate.HEARD] <= p.responses.duration_s + 1e-9).all())
-            used = c["heard"] + (c["stale"] if name == "fedbuff" else c["merged_stale"])
+            used = c["heard"] + c["merged_stale"]
             if c["floats_up"]:  # a void attempt is not answered by enough, and its answers are not used
                 sent.setdefault(p.phase, c["floats_up"] / used)
                 assert c["floats_up"] == used * sent[p.phase]

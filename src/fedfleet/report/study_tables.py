@@ -160,7 +160,7 @@ def _row(run: Run, curve: Frame, part: Frame, target: Target | None) -> dict[str
     if target is not None:
         row |= dict(zip(TO_TARGET, reached(curve, target), strict=True))
     row |= {"gini": gini(heard[heard > 0], size), "never_heard": 1 - float((heard > 0).sum()) / size}
-    row |= {f"{fate}_share": _share(run, fate) for fate in ("heard", "offline")}
+    row |= {"heard_share": _share(run, "heard", "merged_stale"), "offline_share": _share(run, "offline")}
     attempts: Any = pd.Series(run.phases.get("attempt", np.empty(0)), dtype=float)
     void = attempts.groupby(run.phases.get("round", np.empty(0))).max().sum()
     floats = sum(run.total(f"floats_{way}") or 0 for way in ("up", "down"))
@@ -168,9 +168,9 @@ def _row(run: Run, curve: Frame, part: Frame, target: Target | None) -> dict[str
     return row | {"virtual_s": run.total("virtual_s"), "seconds": run.summarised("seconds")}
 
 
-def _share(run: Run, fate: str) -> float:
+def _share(run: Run, *counts: str) -> float:
     invited = run.total("invited")
-    return (run.total(fate) or 0.0) / invited if invited else math.nan
+    return sum(run.total(c) or 0.0 for c in counts) / invited if invited else math.nan
 
 
 def reached(curve: Frame, target: Target) -> tuple[float, float, float]:
