@@ -154,7 +154,9 @@ def test_failing_code_leaves_a_summary_and_the_rest(tmp_path):
 
 def test_too_few_answers_is_an_error_after_bounded_retries(tmp_path):
     with pytest.raises(fedfleet.FedfleetError, match="10 cohorts in a row"):
-        fedfleet.run(SMALL, {"availability.rate": 0.01, "cohort.min_responses": 8}, out=tmp_path / "run")
+        fedfleet.run(
+            SMALL, {"availability.rate": 0.01, "cohort.min_responses": 8, "cohort.respond": "all"}, out=tmp_path / "run"
+        )
 
 
 def test_retries_are_in_the_tables(tmp_path):

@@ -371,7 +371,14 @@ def test_the_command_runs_it_and_tells_how_far_it_is(config, tmp_path, capsys, m
     assert "trial 2/2 | left 0 s | rate-0.2/seed-0: done" in error
     rows = pd.read_parquet(tmp_path / "study" / "study.parquet")
     assert rows["label"].tolist() == ["cdma_one"] * 2
-    failing = [*arguments[:-1], str(tmp_path / "failing"), "cohort.attempts=1", "--vary", "cohort.min_responses=6"]
+    failing = [
+        *arguments[:-1],
+        str(tmp_path / "failing"),
+        "cohort.attempts=1",
+        "cohort.respond=all",
+        "--vary",
+        "cohort.min_responses=6",
+    ]
     assert command(capsys, monkeypatch, *failing)[0] == 1
 
 
