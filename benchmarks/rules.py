@@ -20,11 +20,11 @@ def measure(case: Case, args: argparse.Namespace) -> dict[str, Any]:
     """Tune a case; return what was found as plain data."""
     ready = world.build(case)
     z, notes, rule = ready.task.init(case.seed), world.notes(ready), world.rule(ready)
-    federation = tune.Federation(ready.algorithm, z, world.problem(ready), world.conditions(ready, rule))
+    simulation = tune.Simulation(ready.algorithm, z, world.problem(ready), world.conditions(ready, rule))
     hows = tune.candidates(z, notes, case.cohort, rule)
     with closing(engine.executor(args.executor, args.actors, args.threads)) as executor:
         executor.start(world.setup(ready, rule.inner))
-        found = tune.measure(executor, federation, hows, args.seconds, args.rounds, say)
+        found = tune.measure(executor, simulation, hows, args.seconds, args.rounds, say)
     return {"case": case.name, "cohort": case.cohort, **tune.compared(found)}
 
 

@@ -79,7 +79,7 @@ class Round(Protocol):
         ...
 
     def invite(self, size: int, *, replace: bool = False) -> Cohort:
-        """Invite a uniformly random cohort; the n-th call of a round is the same draw for every algorithm."""
+        """Invite a cohort; where all alike are drawn, the n-th call of a round for as many is the same for every algorithm."""
         ...
 
     def map_reduce(

@@ -24,6 +24,7 @@ class Assignment(NamedTuple):
         limit: (C,) steps after which each stops, or None.
         inbox: a row a client, or None.
         seconds: (C,) float64 from the invitation to the answer.
+        num_examples: (C,) int64.
         asked_s: the moment of the invitation on the virtual clock.
 
     """
@@ -38,13 +39,14 @@ class Assignment(NamedTuple):
     limit: Tensor | None
     inbox: Tree
     seconds: Tensor
+    num_examples: Tensor
     asked_s: float
 
     def take(self, rows: Tensor) -> Assignment:
         """Return the assignment of some of the clients, given by their positions (R,)."""
-        mine = {"clients": self.clients, "copies": self.copies, "limit": self.limit, "inbox": self.inbox}
-        kept = {k: None if v is None else T.index(v, rows) for k, v in mine.items()}
-        return self._replace(**kept, seconds=self.seconds[rows])
+        mine = ("clients", "copies", "limit", "inbox", "seconds", "num_examples")
+        given = ((name, getattr(self, name)) for name in mine)
+        return self._replace(**{name: None if v is None else T.index(v, rows) for name, v in given})
 
 
 class Late:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from fedfleet.simulator import rng
 from fedfleet.simulator.algorithm import Algorithm, Buffered, Cohort, Problem
@@ -13,7 +13,7 @@ from fedfleet.simulator.factored import Notes
 from fedfleet.simulator.memory import Memory
 from fedfleet.simulator.round import Conditions, EngineRound
 from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import Message, Phase
+from fedfleet.simulator.work import Phase
 
 CLIENTS, ROUNDS = 2, 2  # rounds may differ from the first, as with methods that remember the round before
 
@@ -45,14 +45,6 @@ class _Small(EngineRound):
     def invite(self, size: int, *, replace: bool = False) -> Cohort:
         return super().invite(min(size, CLIENTS), replace=replace)
 
-    def buffered(
-        self,
-        phase: Phase,
-        *,
-        messages: Mapping[int, Message],
-        size: int,
-        concurrency: int,
-        max_staleness: int | None = None,
-    ) -> list[Buffered]:
+    def buffered(self, phase: Phase, *, size: int, concurrency: int, **given: Any) -> list[Buffered]:
         few = min(size, CLIENTS)
-        return super().buffered(phase, messages=messages, size=few, concurrency=few, max_staleness=max_staleness)
+        return super().buffered(phase, size=few, concurrency=few, **given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from fedfleet.simulator.availability import Always, Availability
 from fedfleet.simulator.devices import Alike, Devices, Load
 from fedfleet.simulator.policies import Deadline, ResponsePolicy, WaitAll
 from fedfleet.simulator.rng import Key
+from fedfleet.simulator.work import Phase
 
 
 class Fate(IntEnum):
@@ -44,6 +45,10 @@ class Federation:
     policy: ResponsePolicy = field(default_factory=WaitAll)
     hazard: float = 0.0
     partial_work: bool = False
+
+    def during(self, phase: Phase) -> Federation:
+        """Return how clients behave in a phase: work that means nothing unfinished is not stopped half way."""
+        return replace(self, partial_work=self.partial_work and phase.work.divisible)
 
 
 class Responses(NamedTuple):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -72,11 +72,9 @@ class TooFewResponses(FedfleetError):
 
 
 class Group(NamedTuple):
-    """Clients that start from one message, in the order of the blocks, the seconds their answers took, and the blocks."""
+    """Clients that start from one message, in the order of the blocks, and the blocks."""
 
-    shared: Message
-    clients: Tensor
-    seconds: Tensor
+    asked: Assignment
     tasks: list[BlockTask]
 
 
@@ -125,8 +123,9 @@ class EngineRound:
         c, number = self._conditions, len(self.records)
         key = rng.fold(self._key("phase"), number)
         count_key = self._key("responses") if c.shared_response_count else key
-        load = self._load(phase, cohort.clients, shared, inbox, steps)
-        federation = self._federation(phase)
+        num_examples = self._examples(cohort.clients)
+        load = self._load(phase, num_examples, shared, inbox, steps)
+        federation = c.federation.during(phase)
         responses = respond(federation, cohort.clients, cohort.copies, load, self.clock_s, key, count_key)
         record = PhaseRecord(phase.name, self.attempt, cohort.clients, responses, self.clock_s)
         asked = Assignment(
@@ -140,6 +139,7 @@ class EngineRound:
             limit=responses.steps if federation.partial_work else None,
             inbox=inbox,
             seconds=responses.seconds,
+            num_examples=num_examples,
             asked_s=self.clock_s,
         )
         self.records.append(record)
@@ -160,10 +160,10 @@ class EngineRound:
             assert c.stale_discount is not None
             record.counts["merged_stale"] += len(old.clients)
             groups.append(self._group(phase, old, c.stale_discount ** (self.index - old.round)))
-        (found,) = self._reduce(phase, record, groups, [0] * len(groups))
+        (found,) = self._reduce(phase, record, [groups])
         if c.train_all and not keeps and len(late):
             wasted = self._group(phase, asked.take(late))
-            for _ in self._executor.map(run_block, wasted.shared, wasted.tasks):
+            for _ in self._executor.map(run_block, shared, wasted.tasks):
                 pass
         return found
 
@@ -177,17 +177,17 @@ class EngineRound:
         max_staleness: int | None = None,
     ) -> list[Buffered]:
         """Fill a buffer with answers of clients at work all the time. Raises FedfleetError, ClientError."""
-        started = self.clock_s
+        c, started = self._conditions, self.clock_s
         server = Server(
-            self._federation(phase),
-            self.problem.clients,
-            lambda clients: self._load(phase, clients, messages[self.index]),
-            rng.fold(self._root, "flights"),
-            self.index,
-            concurrency,
-            max_staleness,
-            self._conditions.attempts,
-            self._conditions.retry_s,
+            federation=c.federation.during(phase),
+            clients=self.problem.clients,
+            load=lambda clients: self._load(phase, self._examples(clients), messages[self.index]),
+            root=rng.fold(self._root, "flights"),
+            version=self.index,
+            concurrency=concurrency,
+            max_staleness=max_staleness,
+            tries=c.attempts,
+            retry_s=c.retry_s,
         )
         ended = fill(server, self._memory.flights, size, started)
         self.clock_s += ended.responses.duration_s
@@ -201,8 +201,8 @@ class EngineRound:
                 f"many clients were invited: raise the rate of availability or cohort.retry_s, or lower devices.failures_per_hour"
             )
         versions = sorted({f.version for f in ended.used}, reverse=True)
-        groups = [self._flown(phase, messages[v], v, [f for f in ended.used if f.version == v]) for v in versions]
-        found = self._reduce(phase, record, groups, list(range(len(groups))))
+        groups = [[self._flown(phase, messages[v], v, [f for f in ended.used if f.version == v])] for v in versions]
+        found = self._reduce(phase, record, groups)
         return [Buffered(self.index - v, reduced) for v, reduced in zip(versions, found, strict=True)]
 
     def versions(self) -> set[int]:
@@ -211,33 +211,31 @@ class EngineRound:
 
     def _flown(self, phase: Phase, shared: Message, version: int, flights: list[Flight]) -> Group:
         """Return the work behind answers that started from one version."""
+        clients = torch.tensor([f.client for f in flights])
+        partial = self._conditions.federation.during(phase).partial_work
         asked = Assignment(
             phase=phase.name,
             round=version,
             shared=shared,
-            clients=torch.tensor([f.client for f in flights]),
+            clients=clients,
             copies=torch.tensor([f.number for f in flights]),
             key=rng.fold(self._root, "client", version, 0),
             steps=None,
-            limit=torch.tensor([f.steps for f in flights]) if self._federation(phase).partial_work else None,
+            limit=torch.tensor([f.steps for f in flights]) if partial else None,
             inbox=None,
             seconds=torch.tensor([f.ends_s for f in flights], dtype=torch.float64) - self.clock_s,
+            num_examples=self._examples(clients),
             asked_s=self.clock_s,
         )
         return self._group(phase, asked)
 
-    def _federation(self, phase: Phase) -> Federation:
-        """Return how clients behave in a phase: work that means nothing unfinished is not stopped half way."""
-        given = self._conditions.federation
-        return replace(given, partial_work=given.partial_work and phase.work.divisible)
-
     def _load(
-        self, phase: Phase, clients: Tensor, shared: Message, inbox: Tree = None, steps: int | None = None
+        self, phase: Phase, num_examples: Tensor, shared: Message, inbox: Tree = None, steps: int | None = None
     ) -> Load:
         c = self._conditions
         return Load(
-            *work(phase, self._examples(clients), steps),
-            bytes_down=message_size(shared, inbox, len(clients))[1],
+            *work(phase, num_examples, steps),
+            bytes_down=message_size(shared, inbox, len(num_examples))[1],
             bytes_up=c.bytes_up.get(phase.name, 0.0),
             flop=c.flop.get(phase.name, 0.0),
         )
@@ -249,9 +247,7 @@ class EngineRound:
 
     def _group(self, phase: Phase, asked: Assignment, discount: float = 1.0) -> Group:
         """Cut work into blocks, most examples first, so that the clients of a block are alike and no long one comes last."""
-        if self.problem.num_examples is not None:
-            order = self.problem.num_examples(asked.clients).argsort(descending=True, stable=True)
-            asked = asked.take(order)
+        asked = asked.take(asked.num_examples.argsort(descending=True, stable=True))
         tasks = [
             BlockTask(
                 phase=phase.name,
@@ -267,54 +263,50 @@ class EngineRound:
             )
             for mine in map(asked.take, _blocks(torch.arange(len(asked.clients)), self._conditions.block_size))
         ]
-        return Group(asked.shared, asked.clients, asked.seconds, tasks)
+        return Group(asked, tasks)
 
     def _own(self, phase: Phase, shared: Message, clients: Tensor) -> Tree:
         fresh = phase.own
         assert fresh is not None
         return self._memory.store.get(clients, lambda: fresh(shared.merged()))
 
-    def _reduce(self, phase: Phase, record: PhaseRecord, groups: list[Group], into: list[int]) -> list[Reduced]:
-        """Run groups and reduce group i into result ``into[i]``; results come in ascending order."""
-        partials: dict[int, dict[str, Any]] = {i: dict.fromkeys(phase.reduce) for i in into}
-        results: dict[int, list[BlockResult]] = {i: [] for i in into}
-        started = [self._executor.map(run_block, g.shared, g.tasks) for g in groups]
+    def _reduce(self, phase: Phase, record: PhaseRecord, sets: list[list[Group]]) -> list[Reduced]:
+        """Run all groups side by side, and reduce each set of them to one result; the first group is this round's."""
+        started = [[self._executor.map(run_block, g.asked.shared, g.tasks) for g in groups] for groups in sets]
         try:
-            for group, i, found in zip(groups, into, started, strict=True):
-                for task, result in zip(group.tasks, found, strict=True):
-                    for slot, reduction in phase.reduce.items():
-                        partials[i][slot] = merge(reduction, partials[i][slot], result.partials[slot])
-                    if phase.own is not None:
-                        self._memory.store.stage(task.clients, result.own)
-                    results[i].append(result._replace(partials={}, own=None))
+            found = [self._merged(phase, *pair) for pair in zip(sets, started, strict=True)]
         except ClientError as e:
             raise ClientError(f"round {self.index}: {e}") from e.__cause__
-        record.received([r for one in results.values() for r in one])
-        self._learn(groups[0], results[into[0]])
-        return [self._reduced(phase, partials[i], i, groups, into, results[i]) for i in sorted(results)]
+        record.received([r for _, results in found for r in results])
+        self._learn(sets[0][0], found[0][1])
+        return [reduced for reduced, _ in found]
 
-    def _reduced(
-        self,
-        phase: Phase,
-        partials: dict[str, Any],
-        number: int,
-        groups: list[Group],
-        into: list[int],
-        results: list[BlockResult],
-    ) -> Reduced:
-        clients = torch.cat([g.clients for g, i in zip(groups, into, strict=True) if i == number])
+    def _merged(
+        self, phase: Phase, groups: list[Group], started: list[Iterator[BlockResult]]
+    ) -> tuple[Reduced, list[BlockResult]]:
+        """Merge what groups send, block by block; of the blocks' results only the account is kept."""
+        partials: dict[str, Any] = dict.fromkeys(phase.reduce)
+        results: list[BlockResult] = []
+        for group, running in zip(groups, started, strict=True):
+            for task, result in zip(group.tasks, running, strict=True):
+                for slot, reduction in phase.reduce.items():
+                    partials[slot] = merge(reduction, partials[slot], result.partials[slot])
+                if phase.own is not None:
+                    self._memory.store.stage(task.clients, result.own)
+                results.append(result._replace(partials={}, own=None))
+        clients = torch.cat([g.asked.clients for g in groups])
         config = {k: torch.cat([r.config[k] for r in results]) for k in results[0].config}
-        return Reduced({s: r.final(partials[s]) for s, r in phase.reduce.items()}, clients, config)
+        return Reduced({s: r.final(partials[s]) for s, r in phase.reduce.items()}, clients, config), results
 
     def _learn(self, fresh: Group, results: list[BlockResult]) -> None:
         """Tell the selection what the server has learnt of the clients of this round."""
-        c, memory = self._conditions, self._memory
-        if not c.selection.feedback or any(r.losses is None for r in results):
+        c, memory, asked = self._conditions, self._memory, fresh.asked
+        if not c.selection.feedback:
             return
-        loss = torch.cat([r.losses for r in results if r.losses is not None])[: len(fresh.clients)]
-        seen = ~loss.isnan()
-        clients = fresh.clients[seen]
-        heard = Heard(self.index, clients, loss[seen], fresh.seconds[seen], self._examples(clients))
+        loss = torch.cat([r.losses for r in results if r.losses is not None])[: len(asked.clients)]
+        seen = (~loss.isnan()).nonzero().flatten()
+        mine = asked.take(seen)
+        heard = Heard(self.index, mine.clients, loss[seen], mine.seconds, mine.num_examples)
         memory.selection = c.selection.observe(memory.selection, heard)
 
 

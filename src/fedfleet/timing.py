@@ -69,11 +69,10 @@ def check_deadline(
     if deadline_s is None:
         return
     for phase in algorithm.phases:
-        least = _fastest_s(federation, phase, population, known)
+        here = federation.during(phase)
+        least = _fastest_s(here, phase, population, known)
         if least > deadline_s:
-            what = (
-                f"{'a local step in ' if federation.partial_work and phase.work.divisible else ''}phase {phase.name!r}"
-            )
+            what = f"{'a local step in ' if here.partial_work else ''}phase {phase.name!r}"
             raise ConfigError(
                 f"cohort.deadline_s={deadline_s:g}: the fastest client needs {_upwards(least)} s for {what}: raise it"
             )
@@ -87,7 +86,7 @@ def _fastest_s(federation: Federation, phase: Phase, population: Population, kno
     if population.size <= ALL_UP_TO:
         clients = torch.arange(population.size)
         load = known.load(phase, population.num_examples(clients))
-        steps = load.steps.clamp(max=1) if federation.partial_work and phase.work.divisible else load.steps
+        steps = load.steps.clamp(max=1) if federation.partial_work else load.steps
         return float(devices.times(rng.key(0), clients, load).after(steps).min())
     if isinstance(devices, Machines) and isinstance(devices.fleet, Drawn):
         one = torch.ones(1, dtype=torch.int64)

@@ -35,11 +35,8 @@ LADDER = (-2, -1, 0, 1, 2)
 """Powers of two by which a candidate's number of blocks differs from the rule's."""
 WARMUP_S = 1.0
 TURN_S, TURN_ROUNDS = 0.1, 5  # rounds a turn: so many seconds of them, within limits
-HOPELESS = (
-    3.0,
-    2.0,
-    1.5,
-)  # times the fastest, after the first, second, later turns: such a candidate takes no more turns
+# Times the fastest, after the first, second, later turns: such a candidate takes no more turns.
+HOPELESS = (3.0, 2.0, 1.5)
 FIRST_TURN = 0.6  # share of the time after which no further candidate is tried
 AHEAD, FINALISTS = 3, 3  # candidates that go on are so few that so many turns fit, but not fewer than these
 CLOSE = 0.95  # times the rule's choice: a gain not worth a key
@@ -55,7 +52,7 @@ class How(NamedTuple):
         return f"{self.inner}, blocks of {self.block_size}"
 
 
-class Federation(NamedTuple):
+class Simulation(NamedTuple):
     """What is simulated, whoever computes it."""
 
     algorithm: Algorithm
@@ -97,7 +94,7 @@ def candidates(z: Tree, notes: Notes, cohort: int, rule: How, also: Iterable[How
 
 def measure(
     executor: Executor,
-    federation: Federation,
+    simulation: Simulation,
     hows: list[How],
     seconds: float = SECONDS,
     rounds: int = ROUNDS,
@@ -109,8 +106,8 @@ def measure(
     """
     started = perf_counter()
     found = [Candidate(how) for how in hows]
-    pace = _pace(executor, federation, hows[0], seconds)
-    running = [(c, _rounds(executor, federation, c.how)) for c in found]
+    pace = _pace(executor, simulation, hows[0], seconds)
+    running = [(c, _rounds(executor, simulation, c.how)) for c in found]
     turns = math.ceil(rounds / pace.a_turn)
     for turn in range(turns):
         for i, (candidate, records) in enumerate(running):
@@ -143,11 +140,11 @@ class _Pace(NamedTuple):
     a_turn: int
 
 
-def _pace(executor: Executor, federation: Federation, how: How, seconds: float) -> _Pace:
+def _pace(executor: Executor, simulation: Simulation, how: How, seconds: float) -> _Pace:
     """Warm the workers up, and learn from it how long rounds are."""
     started, took = perf_counter(), []
     with suppress(ClientError, RuntimeError):  # its turn will say so
-        for record in _rounds(executor, federation, how):
+        for record in _rounds(executor, simulation, how):
             took.append(record.seconds)
             if perf_counter() - started > min(WARMUP_S, seconds):
                 break
@@ -168,9 +165,9 @@ def _promising(running: list[_Running], rule: Candidate, turn: int, left_s: floa
     return kept
 
 
-def _rounds(executor: Executor, f: Federation, how: How) -> Iterator[RoundRecord]:
-    conditions = replace(f.conditions, block_size=how.block_size)
-    return simulate(f.algorithm, f.z, f.problem, conditions, InnerExecutor(executor, how.inner), 2**31)
+def _rounds(executor: Executor, s: Simulation, how: How) -> Iterator[RoundRecord]:
+    conditions = replace(s.conditions, block_size=how.block_size)
+    return simulate(s.algorithm, s.z, s.problem, conditions, InnerExecutor(executor, how.inner), 2**31)
 
 
 def compared(found: list[Candidate]) -> dict[str, Any]:
@@ -222,8 +219,8 @@ def tune(
     with torch.random.fork_rng(devices=[]), closing(x.executor()) as executor:
         tell(f"starting: {describe(x)}; {len(hows)} candidates, up to {seconds:g} s")
         executor.start(x.setup())
-        federation = Federation(x.algorithm, x.z, x.problem, x.conditions())
-        found = compared(measure(executor, federation, hows, seconds, rounds, tell))
+        simulation = Simulation(x.algorithm, x.z, x.problem, x.conditions())
+        found = compared(measure(executor, simulation, hows, seconds, rounds, tell))
     for row in found["candidates"]:
         row["configured"] = configured == (row["inner"], row["block_size"])
     return {"run": describe(x), "executor": e.model_dump(mode="json"), **found}

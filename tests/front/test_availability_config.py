@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 import yaml
 
 import fedfleet
-from fedfleet import cli
 from fedfleet.config import complete, load
 from fedfleet.datasets.convert import convert
 from fedfleet.experiment import Experiment
@@ -37,14 +35,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "size_correlated": {"rate": 0.6, "strength": -3.0},
     "trace": {},
 }
-
-
-def call(capsys, monkeypatch, *arguments: object) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["fedfleet", *map(str, arguments)])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    said = capsys.readouterr()
-    return int(end.value.code or 0), said.out, said.err
 
 
 @pytest.fixture
@@ -152,23 +142,21 @@ def test_a_dropout_study_compares_rates_that_are_equal():
         ("trace, path: {trace}, map: direct", "{trace}: row 20: client 20 is none of 0 to 19: give client numbers"),
     ],
 )
-@pytest.mark.parametrize("command", ["plan", "run"])
-def test_refused_at_plan_time(capsys, monkeypatch, tmp_path, trace, command, given, says):
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_refused_at_plan_time(command, tmp_path, trace, verb, given, says):
     path, out = tmp_path / "config.yaml", tmp_path / "out"
     path.write_text(yaml.safe_dump(QUICK))
     overrides = ["population.clients=20", f"availability={{kind: {given.replace('{trace}', str(trace))}}}"]
-    status, _, error = call(
-        capsys, monkeypatch, command, path, *overrides, *(["--out", out] if command == "run" else [])
-    )
+    status, _, error = command(verb, path, *overrides, *(["--out", out] if verb == "run" else []))
     assert (status, error.count("\n")) == (2, 1), error
     assert error.startswith(f"error: {says.replace('{trace}', str(trace))}")
     assert not out.exists()
 
 
-def test_a_trace_of_fedscale_from_the_command_line(capsys, monkeypatch, tmp_path):
+def test_a_trace_of_fedscale_from_the_command_line(command, tmp_path):
     source, out = tmp_path / "trace.json", tmp_path / "trace.parquet"
     source.write_text(json.dumps({"4": {"active": [0, 5], "inactive": [3, 5], "finish_time": 10, "model": "M"}}))
-    status, told, _ = call(capsys, monkeypatch, "trace", source, out)
+    status, told, _ = command("trace", source, out)
     assert status == 0
     assert told == (
         f"{out}: 1 clients, 1 intervals; left out: 1 intervals without a length, 0 clients that are never active\n"
@@ -181,5 +169,5 @@ def test_a_trace_of_fedscale_from_the_command_line(capsys, monkeypatch, tmp_path
         )  # all are offline together, and no time passes between cohorts
     phases = fedfleet.run(config, {"cohort.retry_s": 1.5}, out=tmp_path / "run").table("phases")
     assert (phases.attempt > 0).any()
-    status, _, error = call(capsys, monkeypatch, "trace", source, out)
+    status, _, error = command("trace", source, out)
     assert (status, error) == (2, f"error: {out}: exists: choose another file, or remove it first\n")

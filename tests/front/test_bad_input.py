@@ -10,7 +10,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from fedfleet import cli, resolve
+from fedfleet import resolve
 from fedfleet.config import load
 from fedfleet.experiment import Experiment
 from fedfleet.simulator.errors import ConfigError
@@ -23,13 +23,6 @@ QUICK = {
     "cohort": {"invite": 8, "respond": "siwer"},
     "executor": {"kind": "ray"},
 }
-
-
-def run(capsys, monkeypatch, *arguments: str) -> tuple[int, str]:
-    monkeypatch.setattr(sys, "argv", ["fedfleet", *arguments])
-    with pytest.raises(SystemExit) as e:
-        cli.main()
-    return int(e.value.code or 0), capsys.readouterr().err
 
 
 @pytest.fixture
@@ -118,9 +111,9 @@ def config(tmp_path) -> str:
         (["until=eval/auc=nan"], ["until='eval/auc=nan'", "a number"]),
     ],
 )
-def test_one_line_exit_two_nothing_written(capsys, monkeypatch, no_ray, tmp_path, config, overrides, says):
+def test_one_line_exit_two_nothing_written(command, no_ray, tmp_path, config, overrides, says):
     out = tmp_path / "out"
-    status, error = run(capsys, monkeypatch, "run", config, *overrides, "--out", str(out))
+    status, _, error = command("run", config, *overrides, "--out", str(out))
     assert status == 2, error
     assert error.startswith("error: ")
     assert error.count("\n") == 1, error
@@ -143,46 +136,37 @@ except SystemExit as e:
     assert done.stdout.split()[-2:] == ["2", "False"]
 
 
-def test_a_run_folder_is_never_written_over(capsys, monkeypatch, tmp_path, config):
+def test_a_run_folder_is_never_written_over(command, tmp_path, config):
     out = tmp_path / "out"
     out.mkdir()
     (out / "precious.txt").write_text("mine")
-    status, error = run(capsys, monkeypatch, "run", config, "--out", str(out))
+    status, _, error = command("run", config, "--out", str(out))
     assert status == 2
     assert str(out) in error
     assert sorted(p.name for p in out.iterdir()) == ["precious.txt"]
 
 
-def test_missing_and_broken_files(capsys, monkeypatch, tmp_path, config):
-    status, error = run(capsys, monkeypatch, "run", str(tmp_path / "none.yaml"))
+def test_missing_and_broken_files(command, tmp_path, config):
+    status, _, error = command("run", str(tmp_path / "none.yaml"))
     assert status == 2
     assert "none.yaml" in error
     broken = tmp_path / "broken.yaml"
     broken.write_text("rounds: [1")
-    status, error = run(capsys, monkeypatch, "run", str(broken))
+    status, _, error = command("run", str(broken))
     assert status == 2
     assert "broken.yaml" in error
     assert error.count("\n") == 1
 
 
-def test_truncated_data(capsys, monkeypatch, tmp_path, config):
+def test_truncated_data(command, tmp_path, config):
     folder = tmp_path / "data" / "fashion-mnist"
     folder.mkdir(parents=True)
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         (folder / f"{name}-ubyte.gz").write_bytes(
             gzip.compress(b"\x00\x00\x08\x03" + b"\x00\x00\x00\x09" * 3 + b"short")
         )
-    status, error = run(
-        *(
-            capsys,
-            monkeypatch,
-            "run",
-            config,
-            "population.dataset=fashion_mnist",
-            f"population.data_dir={tmp_path / 'data'}",
-        ),
-        *("--out", str(tmp_path / "out")),
-    )
+    where = ["population.dataset=fashion_mnist", f"population.data_dir={tmp_path / 'data'}"]
+    status, _, error = command("run", config, *where, "--out", tmp_path / "out")
     assert status == 2
     assert "train-images-idx3-ubyte.gz" in error
     assert error.count("\n") == 1
@@ -204,8 +188,8 @@ def no_ray(monkeypatch):
         (["--fast"], "--fast"),
     ],
 )
-def test_wrong_options(capsys, monkeypatch, no_ray, tmp_path, config, arguments, says):
-    status, error = run(capsys, monkeypatch, "run", config, *arguments, "--out", str(tmp_path / "out"))
+def test_wrong_options(command, no_ray, tmp_path, config, arguments, says):
+    status, _, error = command("run", config, *arguments, "--out", str(tmp_path / "out"))
     assert (status, error.count("\n")) == (2, 1)
     assert error.startswith("error: ")
     assert says in error
@@ -213,20 +197,20 @@ def test_wrong_options(capsys, monkeypatch, no_ray, tmp_path, config, arguments,
 
 
 @pytest.mark.parametrize("arguments", [["run"], ["list"], ["list", "clients"], ["rum"], ["report", "nowhere"], []])
-def test_wrong_commands(capsys, monkeypatch, arguments):
-    status, error = run(capsys, monkeypatch, *arguments)
+def test_wrong_commands(command, arguments):
+    status, _, error = command(*arguments)
     assert (status, error.count("\n")) == (2, 1)
     assert error.startswith("error: ")
 
 
 @pytest.mark.parametrize("content", [b"", b"junk" * 100, "misfit", "cut"])
-def test_files_to_start_from(capsys, monkeypatch, no_ray, tmp_path, config, content):
+def test_files_to_start_from(command, no_ray, tmp_path, config, content):
     path = tmp_path / "model.safetensors"
     if isinstance(content, str):
         save_file({"x.net.1.weight": torch.zeros(3, 3)}, path)
         content = path.read_bytes()[: None if content == "misfit" else -8]
     path.write_bytes(content)
-    status, error = run(capsys, monkeypatch, "run", config, "--warm-start", str(path), "--out", str(tmp_path / "out"))
+    status, _, error = command("run", config, "--warm-start", str(path), "--out", str(tmp_path / "out"))
     assert (status, error.count("\n")) == (2, 1)
     assert error.startswith(f"error: warm_start={path}: ")
     assert not (tmp_path / "out").exists()
@@ -234,9 +218,9 @@ def test_files_to_start_from(capsys, monkeypatch, no_ray, tmp_path, config, cont
 
 @pytest.mark.parametrize("overrides", [[], ["seeds=[0, 1]"]])
 @pytest.mark.parametrize("out", ["file", "file/below", "x" * 300])
-def test_folders_that_cannot_be_made(capsys, monkeypatch, no_ray, tmp_path, config, overrides, out):
+def test_folders_that_cannot_be_made(command, no_ray, tmp_path, config, overrides, out):
     (tmp_path / "file").write_text("mine")
-    status, error = run(capsys, monkeypatch, "run", config, *overrides, "--out", str(tmp_path / out))
+    status, _, error = command("run", config, *overrides, "--out", str(tmp_path / out))
     assert (status, error.count("\n")) == (2, 1)
     assert error.startswith("error: --out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.yaml", "file"]
@@ -255,17 +239,17 @@ def test_folders_that_cannot_be_made(capsys, monkeypatch, no_ray, tmp_path, conf
         b"null: 3",
     ],
 )
-def test_configurations_that_cannot_be_read(capsys, monkeypatch, tmp_path, content):
+def test_configurations_that_cannot_be_read(command, tmp_path, content):
     path = tmp_path / "bad.yaml"
     path.write_bytes(content)
-    status, error = run(capsys, monkeypatch, "plan", str(path))
+    status, _, error = command("plan", str(path))
     assert (status, error.count("\n")) == (2, 1)
     assert error.startswith("error: ")
 
 
-def test_fractions_of_a_cpu_are_fine(capsys, monkeypatch, config):
+def test_fractions_of_a_cpu_are_fine(command, config):
     four = ["executor.actors=4", f"executor.cpus_per_actor={resolve.cpus() / 4}"]
-    assert run(capsys, monkeypatch, "plan", config, *four) == (0, "")
+    assert command("plan", config, *four)[::2] == (0, "")
 
 
 def test_actors_share_gpus_as_ray_does(monkeypatch):

@@ -1,16 +1,15 @@
 """``fedfleet bench``: the account adds up, timing changes nothing, a failing candidate is told. No time is asserted."""
 
 import json
-import signal
-import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 import yaml
 from rich.console import Console
 
-from fedfleet import bench, cli, load, tune
+from fedfleet import bench, load, tune
 from fedfleet.experiment import Experiment
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.errors import FedfleetError
@@ -34,21 +33,11 @@ ON_RAY = {"executor.kind": "ray", "executor.actors": 1, "evaluation.every": 1}
 
 
 @pytest.fixture
-def command(monkeypatch, capsys, tmp_path):
-    """Run ``fedfleet bench`` on the tiny configuration: (exit status, standard output, standard error)."""
-    before = signal.getsignal(signal.SIGTERM)
+def bench_command(command, tmp_path):
+    """Run ``fedfleet bench`` on the tiny configuration."""
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(TINY), encoding="utf-8")
-
-    def call(*args):
-        monkeypatch.setattr(sys, "argv", ["fedfleet", "bench", str(path), *map(str, args)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        said = capsys.readouterr()
-        return int(end.value.code or 0), said.out, said.err
-
-    yield call
-    signal.signal(signal.SIGTERM, before)
+    return partial(command, "bench", path)
 
 
 def tiny(**overrides):
@@ -190,8 +179,8 @@ def test_what_is_timed_is_what_takes_time(monkeypatch):
     assert executor.phases == {}
 
 
-def test_bench_prints_and_writes_the_same(command, tmp_path):
-    status, out, error = command("--rounds", 2, "--json", tmp_path / "found.json")
+def test_bench_prints_and_writes_the_same(bench_command, tmp_path):
+    status, out, error = bench_command("--rounds", 2, "--json", tmp_path / "found.json")
     assert status == 0
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["rounds"] == 2
@@ -202,8 +191,8 @@ def test_bench_prints_and_writes_the_same(command, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["found.json", "tiny.yaml"]
 
 
-def test_of_several_seeds_the_first_is_measured(command):
-    assert command("seeds=[4, 5]", "--rounds", 1)[0] == 0
+def test_of_several_seeds_the_first_is_measured(bench_command):
+    assert bench_command("seeds=[4, 5]", "--rounds", 1)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -218,21 +207,21 @@ def test_of_several_seeds_the_first_is_measured(command):
         (["vary.algorithm.lr=[0.5, 0.25]", "--tune"], "vary={'algorithm.lr': [0.5, 0.25]}: 2 different runs"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(command, arguments, says):
-    status, out, error = command(*arguments)
+def test_a_mistake_is_told_in_one_line(bench_command, arguments, says):
+    status, out, error = bench_command(*arguments)
     assert (status, out, error.count("\n")) == (2, "", 1)
     assert error.startswith("error: ")
     assert says in error
 
 
-def test_diverged_training_is_a_failure(command):
-    status, out, error = command("algorithm.lr=1e39", "--rounds", 1)
+def test_diverged_training_is_a_failure(bench_command):
+    status, out, error = bench_command("algorithm.lr=1e39", "--rounds", 1)
     assert (status, out) == (1, "")
     assert error.splitlines()[-1].startswith("failed: round 0: client ")
 
 
-def test_tune_prints_keys_that_a_configuration_accepts(command, tmp_path):
-    status, out, _ = command("--tune", "--rounds", 1, "--json", tmp_path / "found.json")
+def test_tune_prints_keys_that_a_configuration_accepts(bench_command, tmp_path):
+    status, out, _ = bench_command("--tune", "--rounds", 1, "--json", tmp_path / "found.json")
     assert status == 0
     (keys,) = [line.removeprefix("fastest: ").split() for line in out.splitlines() if line.startswith("fastest: ")]
     (section,) = [line.removeprefix("in YAML: ") for line in out.splitlines() if line.startswith("in YAML: ")]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 import yaml
 from rich.console import Console
 
-from fedfleet import cli
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.datasets.registry import FEDERATED, LOADERS
 from fedfleet.progress import Progress
@@ -29,23 +27,6 @@ TINY = {
     "cohort": {"invite": 4},
     "executor": {"kind": "local"},
 }
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
-    """Run the command line in this process: (exit status, standard output, standard error)."""
-    before = signal.getsignal(signal.SIGTERM)
-
-    def call(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedfleet", *map(str, args)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        said = capsys.readouterr()
-        return int(end.value.code or 0), said.out, said.err
-
-    yield call
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

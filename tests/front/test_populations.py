@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 import yaml
 
 import fedfleet
-from fedfleet import cli
 from fedfleet.datasets.examples import Examples
 from fedfleet.datasets.synthetic import SyntheticPopulation
 from fedfleet.population import data_key, load_data
@@ -42,21 +40,6 @@ def folder(tmp_path: Path) -> Path:
     columns = {f"f{i}": x[:, i] for i in range(4)}
     pq.write_table(pa.table({"client": owners, "y": (x.sum(1) > 0).astype(int), **columns}), tmp_path / "in.parquet")
     return tmp_path
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run the command line in this process: (exit status, standard output, standard error)."""
-
-    def call(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedfleet", *map(str, args)])
-        monkeypatch.setattr("signal.signal", lambda *_: None)
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        said = capsys.readouterr()
-        return int(end.value.code or 0), said.out, said.err
-
-    return call
 
 
 def test_ten_thousand_million_clients(tmp_path):

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 import yaml
 
 import fedfleet
-from fedfleet import cli, study
+from fedfleet import study
 from fedfleet.config import load
 from fedfleet.experiment import Experiment
 from fedfleet.progress import Progress
@@ -289,14 +288,6 @@ def config(tmp_path) -> str:
     return str(path)
 
 
-def command(capsys, monkeypatch, *arguments: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["fedfleet", "study", *arguments])
-    with pytest.raises(SystemExit) as e:
-        cli.main()
-    said = capsys.readouterr()
-    return int(e.value.code or 0), said.out, said.err
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -322,8 +313,8 @@ def command(capsys, monkeypatch, *arguments: str) -> tuple[int, str, str]:
         ([*("--vary", VARY[0]), "--executor", "config", "--jobs", "2"], "--jobs 2: with --executor config each trial"),
     ],
 )
-def test_bad_input_is_one_line(arguments, says, config, tmp_path, capsys, monkeypatch):
-    status, _, error = command(capsys, monkeypatch, config, "--out", str(tmp_path / "out"), *arguments)
+def test_bad_input_is_one_line(arguments, says, config, tmp_path, command):
+    status, _, error = command("study", config, "--out", str(tmp_path / "out"), *arguments)
     *before, last = error.strip().splitlines()
     assert status == 2
     assert last.startswith("error: ")
@@ -332,40 +323,39 @@ def test_bad_input_is_one_line(arguments, says, config, tmp_path, capsys, monkey
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_is_no_study_is_left_alone(config, tmp_path, capsys, monkeypatch):
-    status, _, error = command(capsys, monkeypatch, config, "--vary", VARY[0], "--out", str(tmp_path))
+def test_a_folder_that_is_no_study_is_left_alone(config, tmp_path, command):
+    status, _, error = command("study", config, "--vary", VARY[0], "--out", str(tmp_path))
     assert status == 2
     assert "it exists and is not empty" in error
-    status, _, error = command(capsys, monkeypatch, config, "--vary", VARY[0])
+    status, _, error = command("study", config, "--vary", VARY[0])
     assert (status, error) == (2, "error: --out: not given: give the folder of the study\n")
 
 
-def test_an_ordinary_report_does_not_replace_that_of_a_study(done, tmp_path, capsys, monkeypatch):
+def test_an_ordinary_report_does_not_replace_that_of_a_study(done, tmp_path, command):
     before = (done / "report.html").read_bytes()
-    monkeypatch.setattr(sys, "argv", ["fedfleet", "report", str(done)])
-    with pytest.raises(SystemExit, match="2"):
-        cli.main()
-    assert "give --out" in capsys.readouterr().err
+    status, _, error = command("report", done)
+    assert status == 2
+    assert "give --out" in error
     assert (done / "report.html").read_bytes() == before
 
 
-def test_a_dry_run_says_what_would_be_run(config, tmp_path, done, capsys, monkeypatch):
+def test_a_dry_run_says_what_would_be_run(config, tmp_path, done, command):
     same = [config, "--vary", "availability.rate=1.0,0.5", "--seeds", "2", "--target", "eval/auc=0.5", "--dry-run"]
-    status, said, _ = command(capsys, monkeypatch, *same)
+    status, said, _ = command("study", *same)
     assert status == 0
     assert said.splitlines()[0] == "8 trials; target: auc ≥ 0.5"
     assert said.splitlines()[1:3] == [
         "ONE rate=1.0: cdma_one, 4 rounds, local, seeds 0, 1",
         "ONE rate=0.5: cdma_one, 4 rounds, local, seeds 0, 1",
     ]
-    status, said, _ = command(capsys, monkeypatch, *same, "--out", str(done))
+    status, said, _ = command("study", *same, "--out", str(done))
     assert said.splitlines()[0] == "8 trials, 4 of them finished; target: auc ≥ 0.5"
     assert "seeds 0 (finished), 1 (finished)" in said
 
 
-def test_the_command_runs_it_and_tells_how_far_it_is(config, tmp_path, capsys, monkeypatch):
+def test_the_command_runs_it_and_tells_how_far_it_is(config, tmp_path, command):
     arguments = [config, "compare=null", "--vary", VARY[0], "--jobs", "1", "--out", str(tmp_path / "study")]
-    status, said, error = command(capsys, monkeypatch, *arguments)
+    status, said, error = command("study", *arguments)
     assert (status, said) == (0, f"{tmp_path / 'study'}: 2 trials\n")
     assert "trial 1/2 | left" in error
     assert "trial 2/2 | left 0 s | rate-0.2/seed-0: done" in error
@@ -379,7 +369,7 @@ def test_the_command_runs_it_and_tells_how_far_it_is(config, tmp_path, capsys, m
         "--vary",
         "cohort.min_responses=6",
     ]
-    assert command(capsys, monkeypatch, *failing)[0] == 1
+    assert command("study", *failing)[0] == 1
 
 
 @pytest.mark.parametrize("name", ["dropout_study", "dropout_study_quick"])
