@@ -35,7 +35,7 @@ class Flights:
     """The flights under way; changes of a round are committed with it."""
 
     def __init__(self) -> None:
-        self._committed: tuple[tuple[Flight, ...], int] = ((), 0)
+        self.committed: tuple[tuple[Flight, ...], int] = ((), 0)
         self._now: list[Flight] = []
         self.launched = 0
 
@@ -57,11 +57,11 @@ class Flights:
 
     def commit(self) -> None:
         """Accept the round."""
-        self._committed = (tuple(self._now), self.launched)
+        self.committed = (tuple(self._now), self.launched)
 
     def discard(self) -> None:
         """Forget the round."""
-        flights, self.launched = self._committed
+        flights, self.launched = self.committed
         self._now = list(flights)
 
     def __len__(self) -> int:

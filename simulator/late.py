@@ -53,7 +53,7 @@ class Late:
     """Assignments whose answers are under way; changes of a round are committed with it."""
 
     def __init__(self) -> None:
-        self._committed: tuple[Assignment, ...] = ()
+        self.committed: tuple[Assignment, ...] = ()
         self._now: tuple[Assignment, ...] = ()
 
     def add(self, work: Assignment) -> None:
@@ -77,11 +77,11 @@ class Late:
 
     def commit(self) -> None:
         """Accept the round."""
-        self._committed = self._now
+        self.committed = self._now
 
     def discard(self) -> None:
         """Forget the round."""
-        self._now = self._committed
+        self._now = self.committed
 
     def __len__(self) -> int:
         return sum(len(work.clients) for work in self._now)

@@ -13,13 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from fedfleet.config import Config, load
-from fedfleet.experiment import Experiment, Run
+from fedfleet.experiment import Experiment
 from fedfleet.report import write_report
+from fedfleet.resume import resume
+from fedfleet.runner import Run
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.errors import ClientError, ConfigError, FedfleetError
 from fedfleet.simulator.population import Population
 
-__all__ = ["ClientError", "Config", "ConfigError", "Experiment", "FedfleetError", "Run", "load", "run", "write_report"]
+__all__ = [
+    "ClientError",
+    "Config",
+    "ConfigError",
+    "Experiment",
+    "FedfleetError",
+    "Run",
+    "load",
+    "resume",
+    "run",
+    "write_report",
+]
 
 
 def run(

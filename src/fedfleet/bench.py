@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedfleet import resolve
-from fedfleet.experiment import Experiment, describe
+from fedfleet.experiment import Experiment
+from fedfleet.runner import describe
 from fedfleet.simulator.evaluation import Measurement, evaluate_clients
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.executors.timed import Tally, TimedExecutor

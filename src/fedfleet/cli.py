@@ -1,4 +1,4 @@
-"""The command line: ``fedfleet run | plan | study | bench | list | convert | trace | report``."""
+"""The command line: ``fedfleet run | resume | plan | study | bench | list | convert | trace | report``."""
 
 from __future__ import annotations
 
@@ -53,13 +53,27 @@ def run(
     given = {"until": until, "max_seconds": max_seconds, "warm_start": warm_start}
     chosen = load(config, overrides)
     chosen = with_overrides(chosen, {k: v for k, v in given.items() if v is not None})
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    try:
+    with _interruptible():
         campaign.run(chosen, out or _new_folder(config), _progress(), jobs, report=report)
-    except KeyboardInterrupt:
-        raise Interrupted(INTERRUPTED) from None
-    except SystemExit:  # raised by our handler of SIGTERM, or by Ray's, which replaces it
-        raise Interrupted(TERMINATED) from None
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What is to change, such as rounds=200.")
+    ] = None,
+    report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
+) -> None:
+    """Go on with a run from its last checkpoint; the result is that of a run that was never interrupted."""
+    from fedfleet.report import write_report
+    from fedfleet.resume import resume as go_on
+
+    progress = _progress()
+    with _interruptible():
+        go_on(folder, overrides, progress)
+        if report:
+            progress.say(f"report: {write_report([folder], folder)}")
 
 
 @app.command()
@@ -114,13 +128,8 @@ def study(
         for line in studying.describe(prepared, out):
             typer.echo(line)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    try:
+    with _interruptible():
         tables = studying.run(prepared, out, progress, jobs)
-    except KeyboardInterrupt:
-        raise Interrupted(INTERRUPTED) from None
-    except SystemExit:
-        raise Interrupted(TERMINATED) from None
     typer.echo(f"{out}: {len(tables.study)} trials")
 
 
@@ -249,6 +258,18 @@ def _progress(*, stderr: bool = False) -> Any:
 
 
 @contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM end what is under way as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(INTERRUPTED) from None
+    except SystemExit:  # raised by our handler of SIGTERM, or by Ray's, which replaces it
+        raise Interrupted(TERMINATED) from None
+
+
+@contextmanager
 def _rows_done() -> Iterator[Callable[[int, int], None]]:
     """Show how many rows are done: a bar on a terminal, a line every few seconds elsewhere."""
     from rich.progress import Progress as Bar
@@ -299,10 +320,8 @@ def main() -> None:
         )  # click's errors of usage, of which some versions of typer have a copy
         if usage is None:
             raise
-        _end(
-            f"error: {' '.join(usage().split()) or 'give a command: run, plan, study, bench, list, convert, trace or report'}",
-            BAD_INPUT,
-        )
+        commands = "run, resume, plan, study, bench, list, convert, trace or report"
+        _end(f"error: {' '.join(usage().split()) or f'give a command: {commands}'}", BAD_INPUT)
 
 
 def _end(text: str, status: int) -> NoReturn:

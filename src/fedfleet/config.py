@@ -86,6 +86,15 @@ class Evaluation(Options):
     """Write ``clients.parquet``: every client's own metrics on its own data at each evaluation."""
 
 
+class Checkpoint(Options):
+    """What a run goes on from with ``fedfleet resume``: one is always written when the run ends, however it ends."""
+
+    every_s: float | None = Field(default=60.0, ge=0)
+    """Seconds between checkpoints; 0: after every round; null: only at the end."""
+    keep: Count = 2
+    """Checkpoints kept, the newest."""
+
+
 class Config(Options):
     """A run."""
 
@@ -107,6 +116,7 @@ class Config(Options):
     selection: dict[str, Any] = Field(default={"kind": "uniform"})
     executor: Executor = Executor()
     evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
     warm_start: str | None = None
     """Start from this safetensors file (a ``model.safetensors`` of an earlier run)."""
     until: str | None = None

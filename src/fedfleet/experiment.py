@@ -3,61 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import statistics
-import time
+import hashlib
 import warnings
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import pandas as pd
 import torch
 
 from fedfleet import config as C
 from fedfleet import resolve, rules, timing
 from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.checkpoint import Checkpoint, newest
 from fedfleet.config import Config
 from fedfleet.federation import federation, selection
 from fedfleet.population import Data, check_clients, evaluation_data, load_data, make_population
 from fedfleet.progress import Progress
-from fedfleet.runfolder import RunFolder, check_free, claim, load_model
+from fedfleet.runfolder import CHECKPOINTS, RunFolder, check_free, claim, load_model
+from fedfleet.runner import Run, Runner
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.block import Setup
+from fedfleet.simulator.codec import raw
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
-from fedfleet.simulator.evaluation import Measurement, client_phase, evaluate_clients
+from fedfleet.simulator.evaluation import client_phase
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.factored import Notes
 from fedfleet.simulator.population import Population, gather
 from fedfleet.simulator.probe import probe
 from fedfleet.simulator.round import Conditions
-from fedfleet.simulator.simulate import RoundRecord, simulate
 from fedfleet.simulator.tree import Tree
 from fedfleet.simulator.work import Batch
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run: its folder, its summary, its tables."""
-
-    folder: Path
-    summary: Mapping[str, Any]
-
-    def table(self, name: str) -> pd.DataFrame:
-        """Return a table of the run folder: "rounds", "phases", "fates" or "clients"."""
-        return pd.read_parquet(self.folder / f"{name}.parquet")
-
-    @property
-    def rounds(self) -> pd.DataFrame:
-        """Return ``rounds.parquet``."""
-        return self.table("rounds")
 
 
 class Experiment:
@@ -75,6 +56,8 @@ class Experiment:
         population: Population | None = None,
         data: Data | None = None,
     ):
+        given = {"task": task, "algorithm": algorithm, "population": population}
+        self.own = [name for name, part in given.items() if part is not None]
         resolve.check_early(config)
         data = data or load_data(config)
         self.task = task or _task(config, data)
@@ -185,141 +168,54 @@ class Experiment:
     def run(self, out: Path, progress: Progress | None = None) -> Run:
         """Run to the end and write the run folder ``out``, which must be new.
 
-        An interruption (KeyboardInterrupt, SystemExit) or an error still leaves the tables, the model and a summary with the
-        status.
+        An interruption (KeyboardInterrupt, SystemExit) or an error still leaves the tables, the model, a summary with the
+        status, and a checkpoint to go on from.
         """
         check_free(out)
-        with torch.random.fork_rng(devices=[]), closing(self.executor()) as executor:
-            folder = RunFolder(claim(out), C.complete(self.config))
-            return _Runner(self, folder, progress or Progress.silent()).run(executor)
+        return self._run(claim(out), None, progress)
 
+    def resume(self, folder: Path, progress: Progress | None = None) -> Run:
+        """Go on with the run in a folder from its last checkpoint; the result is that of a run that was never interrupted.
 
-class _Held(NamedTuple):
-    """A round whose evaluation is under way."""
+        Raises ConfigError where there is no checkpoint to go on from, or where it is of another run.
+        """
+        found, faults = newest(folder / CHECKPOINTS)
+        progress = progress or Progress.silent()
+        if found is None:
+            raise ConfigError(f"{folder}: {faults[0] if faults else 'no checkpoint to go on from'}: start the run anew")
+        for fault in faults:
+            progress.say(f"{fault}; an earlier checkpoint is taken")
+        for part in ("task", "algorithm", "population"):
+            if (part in found.account["own"]) != (part in self.own):
+                raise ConfigError(
+                    f"{folder}: the run {'had' if part in found.account['own'] else 'did not have'} a {part} of its own, made in "
+                    f"Python: give the same to fedfleet.resume"
+                )
+        if found.account["data"] != self.fingerprint:
+            raise ConfigError(
+                f"{folder}: its clients or test data were others: give the data of the run, or start a new run"
+            )
+        return self._run(folder, found, progress)
 
-    record: RoundRecord
-    measurement: Measurement
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the population's numbers and the data it is tested on."""
+        found = hashlib.sha256(f"{self.problem.clients} {self.population.summary()}".encode())
+        for name, values in sorted(self.evaluation["test"].items()):
+            found.update(f"{name} {values.dtype} {list(values.shape)}".encode())
+            found.update(raw(values))
+        return found.hexdigest()
 
-
-class _Runner:
-    """One run under way. A round is evaluated while the next one runs, and enters the tables after that."""
-
-    def __init__(self, experiment: Experiment, folder: RunFolder, progress: Progress):
-        self.x, self.folder, self.progress = experiment, folder, progress
-        self.z = experiment.z
-        self.initial: dict[str, float] = {}
-        self.final: dict[str, float] = {}
-        self.best: dict[str, float] = {}
-        self.seconds: list[float] = []
-        self.held: _Held | None = None
-        self.started = time.monotonic()
-
-    def run(self, executor: Executor) -> Run:
-        status, error = "failed", None
-        try:
-            self.progress.say(f"starting: {describe(self.x)}")
-            executor.start(self.x.setup())
-            status = self._rounds(executor)
-        except (KeyboardInterrupt, SystemExit):
-            status = "interrupted"
-            raise
-        except FedfleetError as e:
-            error = str(e)
-            raise
-        except Exception as e:
-            error = f"{type(e).__name__}: {e}"
-            raise
-        finally:
-            if self.held is not None:
-                self.folder.add(self.held.record, {})
-            self.progress.close()
-            summary = self._summary(status, error)
-            self.folder.finish(self.z, summary)
-        return Run(self.folder.folder, summary)
-
-    def _rounds(self, executor: Executor) -> str:
-        config = self.x.config
-        self.initial = self._metrics(self._measure(executor))
-        self.folder.metrics = tuple(self.initial)
-        self.progress.initial(self.initial)
-        if self._reached(self.initial):
-            return "stopped"
-        for record in simulate(self.x.algorithm, self.z, self.x.problem, self.x.conditions(), executor, config.rounds):
-            self._settle()
-            self.z = self.x.algorithm.views["global"].params(record.state)
-            self.seconds.append(record.seconds)
-            out_of_time = config.max_seconds is not None and time.monotonic() - self.started > config.max_seconds
-            last = out_of_time or record.index + 1 == config.rounds
-            if (record.index + 1) % config.evaluation.every and not last:
-                self._add(record, {})
-                continue
-            self.held = _Held(record, self._measure(executor))
-            if config.evaluation.per_client:
-                found = evaluate_clients(executor, self.z, self.x.problem.clients)
-                self.folder.add_clients(record.index, torch.arange(self.x.problem.clients), found)
-            if (last or config.until is not None) and (self._reached(self._settle()) or out_of_time):
-                return "stopped"
-        return "finished"
-
-    def _settle(self) -> dict[str, float]:
-        """Wait for the evaluation of the round that is held, and enter both."""
-        if self.held is None:
-            return {}
-        record, measurement = self.held
-        metrics = self._metrics(measurement)
-        self.held = None
-        self._add(record, metrics)
-        return metrics
-
-    def _add(self, record: RoundRecord, metrics: Mapping[str, float]) -> None:
-        self.progress.round(self.folder.add(record, metrics), self.x.config.rounds)
-
-    def _reached(self, metrics: Mapping[str, float]) -> bool:
-        if self.x.config.until is None:
-            return False
-        metric, at_least, value = resolve.parse_until(self.x.config.until)
-        found = metrics.get(metric)
-        return found is not None and (found >= value if at_least else found <= value)
-
-    def _measure(self, executor: Executor) -> Measurement:
-        return Measurement(executor, self.x.task, self.z, self.x.evaluation)
-
-    def _metrics(self, measurement: Measurement) -> dict[str, float]:
-        """Return ``eval/<metric>`` -> value."""
-        self.final = {f"eval/{name}": value for name, value in measurement.result().items()}
-        for name, value in self.final.items():
-            better = min if "loss" in name else max
-            if math.isfinite(value):
-                self.best[name] = better(self.best.get(name, value), value)
-        return self.final
-
-    def _summary(self, status: str, error: str | None) -> dict[str, Any]:
-        rounds = self.folder.rounds()
-        totals = ("floats_up", "floats_down", "bytes_up", "bytes_down", "virtual_s")
-        return {
-            "status": status,
-            "error": error,
-            "label": self.x.label,
-            "rounds": len(rounds),
-            "initial": self.initial,
-            "final": self.final,
-            "best": self.best,
-            "median_seconds_per_round": statistics.median(self.seconds) if self.seconds else None,
-            "seconds": time.monotonic() - self.started,
-            "model_floats": T.count(self.z),
-            "bit_exact": self.folder.events == 0,
-            **{name: rounds[name].sum().item() for name in totals},
-        }
-
-
-def describe(x: Experiment) -> str:
-    """Say in one line what is run, and on what."""
-    e = x.config.executor
-    where = f"{resolve.actors(x.config)} Ray actors" if e.kind == "ray" else "this process"
-    return (
-        f"{x.label} on {C.named(x.config, 'task')}, {C.named(x.config, 'population.dataset')}, {x.problem.clients:,} clients, "
-        f"{T.count(x.z):,} floats, {e.inner} on {where}"
-    )
+    def _run(self, out: Path, found: Checkpoint | None, progress: Progress | None) -> Run:
+        with (
+            torch.random.fork_rng(devices=[]),
+            closing(self.executor()) as executor,
+            closing(RunFolder(out, C.complete(self.config))) as folder,
+        ):
+            runner = Runner(self, folder, progress or Progress.silent())
+            if found is not None:
+                runner.resume(found)
+            return runner.run(executor)
 
 
 def _task(config: Config, data: Data) -> Task:

@@ -22,7 +22,7 @@ class Progress:
         self._started = time.monotonic()
         self._shown = 0.0
         self._metric = ""
-        self._steps = 0
+        self._before = self._steps = 0
         self._virtual_s = 0.0
 
     @classmethod
@@ -35,12 +35,12 @@ class Progress:
         if self._console is not None:
             self._console.print(Text(text), soft_wrap=True)
 
-    def initial(self, metrics: Mapping[str, float]) -> None:
-        """Show the initial model's ``eval/<metric>`` values; a run begins."""
+    def initial(self, metrics: Mapping[str, float], done: int = 0) -> None:
+        """Show the initial model's ``eval/<metric>`` values; a run begins, or goes on after so many rounds."""
         self._started = self._shown = time.monotonic()
         self._metric = _metrics(metrics)
-        self._steps, self._virtual_s = 0, 0.0
-        self.say(f"initial model: {self._metric}")
+        self._before, self._steps, self._virtual_s = done, 0, 0.0
+        self.say(f"going on after {done} rounds" if done else f"initial model: {self._metric}")
 
     def round(self, row: Mapping[str, Any], rounds: int) -> None:
         """Show a row of ``rounds.parquet``."""
@@ -63,12 +63,13 @@ class Progress:
 
     def _line(self, row: Mapping[str, Any], done: int, rounds: int) -> str:
         spent = max(time.monotonic() - self._started, 1e-9)
-        left = spent / done * (rounds - done)
+        here = done - self._before
+        left = spent / here * (rounds - done)
         heard = " ".join(
             f"{k} {row[k]}" for k in ("heard", "stale", "late", "failed", "offline") if k != "stale" or row.get(k)
         )
         return (
-            f"round {done}/{rounds} | {heard} | {self._metric} | {done / spent:.1f} rounds/s | "
+            f"round {done}/{rounds} | {heard} | {self._metric} | {here / spent:.1f} rounds/s | "
             f"{self._steps / spent:,.0f} client steps/s | virtual {self._virtual_s:,.0f} s | left {left:,.0f} s"
         )
 

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-import numpy as np
-import pandas as pd
 import torch
 import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from fedfleet.checkpoint import Checkpoints
 from fedfleet.simulator import tree as T
-from fedfleet.simulator.errors import ConfigError, one_line
-from fedfleet.simulator.responses import Fate
+from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.simulate import RoundRecord
 from fedfleet.simulator.tree import Tree
+from fedfleet.tables import Tables
 
-COUNTS = (
-    *("invited", "heard", "late", "failed", "offline", "stale", "merged_stale", "client_steps"),
-    *("floats_up", "floats_down", "bytes_up", "bytes_down"),
-)
-WHOLE = dict.fromkeys(COUNTS, "int64")
-FATES = np.array([f.name.lower() for f in sorted(Fate)])
 FLUSH_EVERY_S = 30.0
+CHECKPOINTS, LOCK = "checkpoints", ".lock"
+EVENTS, ENVIRONMENT, SUMMARY = "events.jsonl", "environment.json", "summary.json"
+INEXACT = ("out_of_memory", "environment_changed")
+"""Events after which the result may differ in the last bits from that of another machine."""
 
 
 def check_free(folder: Path) -> None:
@@ -60,96 +59,98 @@ def claim(folder: Path) -> Path:
 
 
 class RunFolder:
-    """Collects rows and writes them: every half minute, and at the end.
-
-    ``metrics`` are the columns ``eval/<metric>``; set them before the first round.
-    """
+    """A run's files: tables and events as the run goes on, model and summary at the end. One process at a time has it."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]):
         self.folder = folder
-        self.metrics: tuple[str, ...] = ()
-        self.events = 0
-        self._rounds: list[dict[str, Any]] = []
-        self._phases: list[dict[str, Any]] = []
-        self._fates: list[pd.DataFrame] = []
-        self._clients: list[pd.DataFrame] = []
+        self.bit_exact = True
+        self._lock = _locked(folder)
         self._flushed = time.monotonic()
-        _write_text(folder / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
-        _write_text(folder / "environment.json", json.dumps(environment(), indent=2))
+        with self.writing():
+            (folder / CHECKPOINTS).mkdir(exist_ok=True)
+            _write_text(folder / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
+            if not (folder / ENVIRONMENT).exists():
+                _write_text(folder / ENVIRONMENT, json.dumps(environment(), indent=2))
+        self.tables = Tables(folder)
+        self.checkpoints = Checkpoints(folder / CHECKPOINTS, config["checkpoint"]["keep"])
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Say where it is that nothing can be written. Raises FedfleetError."""
+        try:
+            yield
+        except (OSError, SafetensorError) as e:
+            raise FedfleetError(
+                f"{self.folder}: cannot be written ({one_line(getattr(e, 'strerror', None) or e)}): mend that, then go on with "
+                f"`fedfleet resume {self.folder}` from the last checkpoint"
+            ) from e
+
+    def restore(self, rounds: int, *, every: int, evaluated: bool) -> None:
+        """Go back to what was there after so many rounds. Raises FedfleetError where the tables cannot be read."""
+        try:
+            self.tables.restore(rounds, every=every, evaluated=evaluated)
+        except (OSError, ValueError, KeyError) as e:
+            raise FedfleetError(f"{self.folder}: its tables cannot be read ({one_line(e)}): start the run anew") from e
+        (self.folder / SUMMARY).unlink(missing_ok=True)  # it is not what it says any more
+        path = self.folder / EVENTS
+        found = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        kept = [event for event in map(json.loads, found) if event["round"] < rounds]
+        with self.writing():
+            if len(kept) < len(found):
+                _write_text(path, "".join(json.dumps(event) + "\n" for event in kept))
+            self._count(kept)
+            self.log([{"round": rounds, "event": "resumed"}])
+            was, now = json.loads((self.folder / ENVIRONMENT).read_text(encoding="utf-8")), environment()
+            if changed := sorted(k for k in was.keys() | now.keys() if was.get(k) != now.get(k)):
+                self.log([{"round": rounds, "event": "environment_changed", "of": changed}])
 
     def add(self, record: RoundRecord, metrics: Mapping[str, float]) -> dict[str, Any]:
         """Add a round and its evaluation; return its row of ``rounds.parquet``."""
-        phases = []
-        for p in record.phases:
-            self._log([{"round": record.index, "phase": p.phase, "attempt": p.attempt, **event} for event in p.events])
-            row = {"round": record.index, "phase": p.phase, "attempt": p.attempt}
-            row |= {k: p.counts[k] for k in COUNTS} | {"virtual_s": p.responses.duration_s, "train_loss": p.train_loss}
-            phases.append(row)
-            fate = p.responses.fate.numpy()
-            self._fates.append(
-                pd.DataFrame(
-                    {
-                        "round": record.index,
-                        "phase": p.phase,
-                        "attempt": p.attempt,
-                        "client": p.clients.numpy(),
-                        "fate": FATES[fate],
-                        "virtual_s": p.started_s + p.responses.seconds.numpy(),
-                    }
+        with self.writing():
+            for p in record.phases:
+                self.log(
+                    [{"round": record.index, "phase": p.phase, "attempt": p.attempt, **event} for event in p.events]
                 )
-            )
-        losses = [p["train_loss"] for p in phases if p["train_loss"] is not None]
-        row = {"round": record.index, "seconds": record.seconds}
-        row |= {k: sum(p[k] for p in phases) for k in COUNTS}
-        row |= {"virtual_s": record.virtual_s - record.started_s, "train_loss": losses[-1] if losses else None}
-        row |= {f"algorithm/{k}": v for k, v in record.metrics.items()} | {k: metrics.get(k) for k in self.metrics}
-        self._rounds.append(row)
-        self._phases += phases
-        if time.monotonic() - self._flushed > FLUSH_EVERY_S:
-            self.flush()
+            row = self.tables.add(record, metrics)
+            if time.monotonic() - self._flushed > FLUSH_EVERY_S:
+                self.tables.flush()
+                self._flushed = time.monotonic()
         return row
 
-    def _log(self, events: list[dict[str, Any]]) -> None:
+    def log(self, events: list[dict[str, Any]]) -> None:
         """Append to ``events.jsonl``."""
-        self.events += len(events)
+        self._count(events)
         if events:
-            with (self.folder / "events.jsonl").open("a", encoding="utf-8") as file:
+            with (self.folder / EVENTS).open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(event) + "\n" for event in events)
 
-    def add_clients(self, index: int, clients: torch.Tensor, metrics: Mapping[str, torch.Tensor]) -> None:
-        """Add the clients' own metrics after round ``index``."""
-        columns = {k: v.numpy() for k, v in metrics.items()}
-        self._clients.append(pd.DataFrame({"round": index, "client": clients.numpy(), **columns}))
-
-    def rounds(self) -> pd.DataFrame:
-        """Return ``rounds.parquet`` so far."""
-        extra = sorted({k for row in self._rounds for k in row if k.startswith("algorithm/")})
-        floats = ("virtual_s", "train_loss", *extra, *self.metrics)
-        return _frame(self._rounds, {"round": "int64", "seconds": "float64"} | WHOLE | dict.fromkeys(floats, "float64"))
-
-    def flush(self) -> None:
-        """Write the tables."""
-        self._flushed = time.monotonic()
-        self._table("rounds", self.rounds())
-        place = {"round": "int64", "phase": "str", "attempt": "int64"}
-        floats = {"virtual_s": "float64", "train_loss": "float64"}
-        self._table("phases", _frame(self._phases, place | WHOLE | floats))
-        empty = _frame([], place | {"client": "int64", "fate": "str", "virtual_s": "float64"})
-        self._fates = [pd.concat(self._fates, ignore_index=True) if self._fates else empty]
-        self._table("fates", self._fates[0])
-        if self._clients:
-            self._table("clients", pd.concat(self._clients, ignore_index=True))
-
-    def _table(self, name: str, frame: pd.DataFrame) -> None:
-        path = self.folder / f"{name}.parquet"
-        frame.to_parquet(path.with_suffix(".tmp"), index=False)
-        path.with_suffix(".tmp").replace(path)
+    def _count(self, events: list[dict[str, Any]]) -> None:
+        self.bit_exact &= not any(event["event"] in INEXACT for event in events)
 
     def finish(self, z: Tree, summary: Mapping[str, Any]) -> None:
         """Write the tables, the model and the summary."""
-        self.flush()
-        save_model(self.folder / "model.safetensors", z)
-        _write_text(self.folder / "summary.json", json.dumps(_finite(dict(summary)), indent=2))
+        with self.writing():
+            self.tables.finish()
+            save_model(self.folder / "model.safetensors", z)
+            _write_text(self.folder / SUMMARY, json.dumps(_finite(dict(summary)), indent=2))
+
+    def close(self) -> None:
+        """Let another process have it."""
+        self._lock.close()
+
+
+def _locked(folder: Path) -> IO[str]:
+    """Lock a run folder for as long as the process lives. Raises ConfigError where another one has it."""
+    try:
+        file = (folder / LOCK).open("a", encoding="utf-8")
+    except OSError as e:
+        raise ConfigError(f"{folder}: cannot be written ({e.strerror}): give a folder you may write to") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise ConfigError(f"{folder}: another process is at work in it: wait for it, or stop it") from None
+    return file
 
 
 def save_model(path: Path, z: Tree) -> None:
@@ -203,11 +204,6 @@ def environment() -> dict[str, Any]:
         "cuda_devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "packages": packages,
     }
-
-
-def _frame(rows: list[dict[str, Any]], types: Mapping[str, str]) -> pd.DataFrame:
-    """Return a table of these columns, with their types even where there is no row or no value."""
-    return pd.DataFrame(rows, columns=list(types)).astype(dict(types))
 
 
 def _finite(value: Any) -> Any:

@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedfleet import resolve, rules
-from fedfleet.experiment import Experiment, describe
+from fedfleet.experiment import Experiment
+from fedfleet.runner import describe
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Algorithm, Problem
 from fedfleet.simulator.errors import ClientError, FedfleetError

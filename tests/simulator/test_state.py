@@ -1,8 +1,11 @@
+import tracemalloc
 from typing import Any
 
+import pytest
 import torch
 
-from fedfleet.simulator.state import ClientStore
+from fedfleet.simulator import tree as T
+from fedfleet.simulator.state import ClientStore, StateError
 
 
 def ids(*clients: int) -> torch.Tensor:
@@ -83,9 +86,69 @@ def test_the_store_keeps_copies():
     assert float(shared["h"].sum()) == 0
 
 
-def test_a_stored_state_does_not_hold_its_block_in_memory():
-    store = ClientStore()
-    store.stage(ids(*range(100)), {"h": torch.zeros(100, 2), "n": torch.zeros(100)})
+def test_states_are_in_the_file_and_not_in_memory(tmp_path):
+    store = ClientStore(tmp_path / "states")
+    for start in range(0, 10_000, 1000):
+        c = torch.arange(start, start + 1000)
+        store.stage(c, {"h": c[:, None] * torch.ones(2), "n": c.float()})
+        store.commit()
+    assert (tmp_path / "states").stat().st_size == 10_000 * 12
+    tracemalloc.start()
+    store.stage(c, {"h": torch.ones(1000, 2), "n": torch.ones(1000)})
     store.commit()
-    kept = store._committed[0]["h"]
-    assert kept.untyped_storage().nbytes() == 2 * kept.element_size()
+    assert tracemalloc.get_traced_memory()[0] < 300 * 1000  # a place and a checksum a client
+    tracemalloc.stop()
+    assert (tmp_path / "states").stat().st_size == 10_000 * 12
+    assert read(store, 8999, 0, 9000) == [8999, 0, 1]
+
+
+def test_dtypes_survive():
+    values = {
+        "a": torch.tensor([[1.5], [2.5]], dtype=torch.bfloat16), "b": torch.tensor([True, False]),
+        "c": torch.tensor([2**60, 7]), "d": (torch.tensor([0.1, 0.2], dtype=torch.float64), None),
+    }  # fmt: skip
+    store = ClientStore()
+    store.stage(ids(4, 2), values)
+    store.commit()
+    found = store.get(ids(2, 4), dict)
+    for mine, given in zip(T.leaves(found), T.leaves(values), strict=True):
+        assert mine.dtype == given.dtype
+        assert torch.equal(mine, given.flip(0))
+
+
+def test_a_checkpoint_is_never_written_over(tmp_path):
+    path = tmp_path / "states"
+    store = ClientStore(path)
+    store.stage(ids(1, 2, 3), states(1.0, 2.0, 3.0))
+    store.commit()
+    kept = [store.slots()]
+    store.keep(kept)
+    for n in range(10):
+        store.stage(ids(1, 2, n + 4), states(10.0 + n, 20.0 + n, 0.0))
+        store.commit()
+    size = path.stat().st_size
+    assert size == (3 + 2 + 10) * 12  # each of two clients has moved once
+    again = ClientStore(path)
+    again.restore(kept[0])
+    assert read(again, 1, 2, 3, 4) == [1, 2, 3, -1]
+    assert read(store, 1, 2, 3, 4) == [19, 29, 3, 0]
+    store.keep([])
+    store.stage(ids(20, 21), states(5.0, 6.0))
+    store.commit()
+    assert path.stat().st_size == size  # in the places of what the checkpoint needed
+
+
+def test_damage_is_found(tmp_path):
+    path = tmp_path / "states"
+    store = ClientStore(path)
+    store.stage(ids(1, 2), states(1.0, 2.0))
+    store.commit()
+    data = bytearray(path.read_bytes())
+    data[17] ^= 1
+    path.write_bytes(data)
+    assert read(store, 1) == [1]
+    with pytest.raises(StateError, match="the state of client 2 is damaged"):
+        read(store, 2)
+    path.write_bytes(data[:20])
+    with pytest.raises(StateError, match="cut short: 1 states, and the checkpoint needs 2"):
+        ClientStore(path).restore(store.slots())

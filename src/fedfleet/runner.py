@@ -1,0 +1,250 @@
+"""One run under way: rounds, evaluation beside them, tables, checkpoints, and what is left behind however it ends."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pandas as pd
+import torch
+
+from fedfleet import resolve
+from fedfleet.checkpoint import Checkpoint
+from fedfleet.config import named
+from fedfleet.progress import Progress
+from fedfleet.runfolder import RunFolder
+from fedfleet.simulator import tree as T
+from fedfleet.simulator.errors import FedfleetError
+from fedfleet.simulator.evaluation import Measurement, evaluate_clients
+from fedfleet.simulator.executors.base import Executor
+from fedfleet.simulator.records import PhaseRecord
+from fedfleet.simulator.signals import put_off
+from fedfleet.simulator.simulate import RoundRecord, Void, play, start
+
+if TYPE_CHECKING:
+    from fedfleet.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its folder, its summary, its tables."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+
+    def table(self, name: str) -> pd.DataFrame:
+        """Return a table of the run folder: "rounds", "phases", "fates" or "clients"."""
+        return pd.read_parquet(self.folder / f"{name}.parquet")
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """Return ``rounds.parquet``."""
+        return self.table("rounds")
+
+
+class _Held(NamedTuple):
+    """A round whose evaluation is under way."""
+
+    record: RoundRecord
+    measurement: Measurement
+
+
+class Runner:
+    """A run. A round is evaluated while the next one runs, and enters the tables after that.
+
+    The position never runs ahead of the tables by more than one round: the one whose evaluation is under way.
+    """
+
+    def __init__(self, experiment: Experiment, folder: RunFolder, progress: Progress):
+        self.x, self.folder, self.progress = experiment, folder, progress
+        self.conditions = experiment.conditions()
+        self.at = start(
+            experiment.algorithm, experiment.z, experiment.problem, self.conditions, folder.checkpoints.states
+        )
+        self.initial: dict[str, float] | None = None
+        self.held: _Held | None = None
+        self.last: RoundRecord | None = None
+        self.void: list[PhaseRecord] = []
+        self.unevaluated = False
+        self.seconds_before = 0.0
+        self.started = self.saved = time.monotonic()
+
+    def resume(self, found: Checkpoint) -> None:
+        """Go back to a checkpoint before ``run``. Raises StateError."""
+        self.folder.checkpoints.restore(found, self.at)
+        self.initial = found.account["initial"]
+        self.seconds_before = found.account["seconds"]
+        every, done = self.x.config.evaluation.every, found.rounds
+        # A round that was evaluated only because it was the last is one of many now.
+        early = bool(done % every) and done < self.x.config.rounds
+        self.unevaluated = found.account["unevaluated"] and not early
+        self.folder.restore(done, every=every, evaluated=not (early or self.unevaluated))
+
+    def run(self, executor: Executor) -> Run:
+        """Run to the end, and whatever happens leave tables, model, summary and a checkpoint."""
+        status, error = "failed", None
+        try:
+            self.progress.say(f"starting: {describe(self.x)}")
+            executor.start(self.x.setup())
+            status = self._rounds(executor)
+        except (KeyboardInterrupt, SystemExit):
+            status = "interrupted"
+            raise
+        except FedfleetError as e:
+            error = str(e)
+            self.void = e.phases if isinstance(e, Void) else []
+            raise
+        except Exception as e:
+            error = f"{type(e).__name__}: {e}"
+            raise
+        finally:
+            self.progress.close()
+            self._enter_all()
+            self._save()
+            summary = self._summary(status, error)
+            self.folder.finish(self._model(), summary)
+        return Run(self.folder.folder, summary)
+
+    def _rounds(self, executor: Executor) -> str:
+        x = self.x
+        if self.initial is None:
+            initial = self._measure(executor).result()
+            self.initial = {f"eval/{name}": value for name, value in initial.items()}
+            self.folder.tables.metrics = tuple(self.initial)
+        self.progress.initial(self.initial, self.at.index)
+        if self.unevaluated:
+            self._evaluate_again(executor)
+        if self._reached(self._newest()):
+            return "stopped"
+        while self.at.index < x.config.rounds:
+            record = play(x.algorithm, self.at, x.problem, self.conditions, executor)
+            self._settle()
+            with put_off(), self.folder.writing():
+                self.at.accept(record)
+                out_of_time = x.config.max_seconds is not None and self._seconds() > x.config.max_seconds
+                last = out_of_time or self.at.index == x.config.rounds
+                self.last, self.unevaluated = record, last or self.at.index % x.config.evaluation.every == 0
+            if not self.unevaluated:
+                self._enter(record, {})
+            else:
+                self.held = _Held(record, self._measure(executor))
+                self._evaluate_clients(executor)
+                if (last or x.config.until is not None) and (self._reached(self._settle()) or out_of_time):
+                    return "stopped"
+            every_s = x.config.checkpoint.every_s
+            if every_s is not None and time.monotonic() - self.saved >= every_s and self.at.index < x.config.rounds:
+                self._settle()
+                self._save()
+        return "finished"
+
+    def _evaluate_again(self, executor: Executor) -> None:
+        """Evaluate the round of the checkpoint, whose evaluation was under way."""
+        metrics = {f"eval/{name}": value for name, value in self._measure(executor).result().items()}
+        self._evaluate_clients(executor)
+        self.folder.tables.measured(metrics)
+        self.unevaluated = False
+
+    def _evaluate_clients(self, executor: Executor) -> None:
+        if self.x.config.evaluation.per_client:
+            clients = self.x.problem.clients
+            found = evaluate_clients(executor, self._model(), clients)
+            with put_off(), self.folder.writing():
+                self.folder.tables.add_clients(self.at.index - 1, torch.arange(clients), found)
+
+    def _settle(self) -> dict[str, float]:
+        """Wait for the evaluation of the round that is held, and enter both."""
+        if self.held is None:
+            return {}
+        record, measurement = self.held
+        metrics = {f"eval/{name}": value for name, value in measurement.result().items()}
+        self._enter(record, metrics)
+        return metrics
+
+    def _enter(self, record: RoundRecord, metrics: Mapping[str, float]) -> None:
+        with put_off():
+            row = self.folder.add(record, metrics)
+            self.held, self.unevaluated = None, False
+        self.progress.round(row, self.x.config.rounds)
+
+    def _enter_all(self) -> None:
+        """Enter the round whose evaluation has not come to its end, and the attempts at one that failed."""
+        if self.last is not None and len(self.folder.tables) < self.at.index:
+            self.folder.add(self.last, {})
+        self.folder.tables.add_phases(self.at.index, self.void)
+
+    def _save(self) -> None:
+        account = {
+            "initial": self.initial,
+            "seconds": self._seconds(),
+            "unevaluated": self.unevaluated,
+            "own": self.x.own,
+            "data": self.x.fingerprint,
+        }
+        if self.initial is not None:
+            with self.folder.writing():
+                self.folder.tables.flush()
+                self.folder.checkpoints.write(self.at, account)
+        self.saved = time.monotonic()
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.started
+
+    def _model(self) -> T.Tree:
+        return self.x.algorithm.views["global"].params(self.at.state)
+
+    def _measure(self, executor: Executor) -> Measurement:
+        return Measurement(executor, self.x.task, self._model(), self.x.evaluation)
+
+    def _newest(self) -> Mapping[str, float]:
+        """Return the last evaluation."""
+        found = self.folder.tables.evaluations()
+        return found[-1] if found else self.initial or {}
+
+    def _reached(self, metrics: Mapping[str, float]) -> bool:
+        if self.x.config.until is None:
+            return False
+        metric, at_least, value = resolve.parse_until(self.x.config.until)
+        found = metrics.get(metric)
+        return found is not None and (found >= value if at_least else found <= value)
+
+    def _best(self) -> dict[str, float]:
+        """Return every metric's best value, the initial model's included; a loss is best where it is least."""
+        best: dict[str, float] = {}
+        for metrics in [self.initial or {}, *self.folder.tables.evaluations()]:
+            for name, value in metrics.items():
+                if math.isfinite(value):
+                    best[name] = (min if "loss" in name else max)(best.get(name, value), value)
+        return best
+
+    def _summary(self, status: str, error: str | None) -> dict[str, Any]:
+        rounds = self.folder.tables.rounds()
+        totals = ("floats_up", "floats_down", "bytes_up", "bytes_down", "virtual_s")
+        return {
+            "status": status,
+            "error": error,
+            "label": self.x.label,
+            "rounds": len(rounds),
+            "initial": self.initial or {},
+            "final": dict(self._newest()),
+            "best": self._best(),
+            "median_seconds_per_round": statistics.median(rounds["seconds"]) if len(rounds) else None,
+            "seconds": self._seconds(),
+            "model_floats": T.count(self._model()),
+            "bit_exact": self.folder.bit_exact,
+            **{name: rounds[name].sum().item() for name in totals},
+        }
+
+
+def describe(x: Experiment) -> str:
+    """Say in one line what is run, and on what."""
+    e = x.config.executor
+    where = f"{resolve.actors(x.config)} Ray actors" if e.kind == "ray" else "this process"
+    return (
+        f"{x.label} on {named(x.config, 'task')}, {named(x.config, 'population.dataset')}, {x.problem.clients:,} clients, "
+        f"{T.count(x.z):,} floats, {e.inner} on {where}"
+    )

@@ -1,0 +1,154 @@
+"""The tables of a run: rounds, phases, fates, and the clients' own metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from fedfleet.parts import Parts, sync
+from fedfleet.simulator.records import PhaseRecord
+from fedfleet.simulator.responses import Fate
+from fedfleet.simulator.simulate import RoundRecord
+
+COUNTS = (
+    *("invited", "heard", "late", "failed", "offline", "stale", "merged_stale", "client_steps"),
+    *("floats_up", "floats_down", "bytes_up", "bytes_down"),
+)
+WHOLE = dict.fromkeys(COUNTS, "int64")
+PLACE = {"round": "int64", "phase": "str", "attempt": "int64"}
+PHASES = PLACE | WHOLE | {"virtual_s": "float64", "train_loss": "float64"}
+FATES = PLACE | {"client": "int64", "fate": "str", "virtual_s": "float64"}
+NAMES = np.array([f.name.lower() for f in sorted(Fate)])
+
+
+class Tables:
+    """Rows in memory, but for fates and clients, which are many; ``flush`` writes all of them.
+
+    ``metrics`` are the columns ``eval/<metric>``; set them before the first round.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.metrics: tuple[str, ...] = ()
+        self._rounds: list[dict[str, Any]] = []
+        self._evaluated: list[int] = []
+        self._phases: list[dict[str, Any]] = []
+        self._fates = Parts(folder / "fates.parquet", _frame([], FATES))
+        self._clients: Parts | None = None
+
+    def __len__(self) -> int:
+        """Return the number of rounds."""
+        return len(self._rounds)
+
+    def add(self, record: RoundRecord, metrics: Mapping[str, float]) -> dict[str, Any]:
+        """Add a round and its evaluation; return its row of ``rounds.parquet``."""
+        phases = self.add_phases(record.index, record.phases)
+        losses = [p["train_loss"] for p in phases if p["train_loss"] is not None]
+        row = {"round": record.index, "seconds": record.seconds}
+        row |= {k: sum(p[k] for p in phases) for k in COUNTS}
+        row |= {"virtual_s": record.virtual_s - record.started_s, "train_loss": losses[-1] if losses else None}
+        row |= {f"algorithm/{k}": v for k, v in record.metrics.items()} | {k: metrics.get(k) for k in self.metrics}
+        self._rounds.append(row)
+        if metrics:
+            self._evaluated.append(len(self) - 1)
+        return row
+
+    def add_phases(self, index: int, phases: list[PhaseRecord]) -> list[dict[str, Any]]:
+        """Add the phases of a round, or of one that came to nothing; return their rows of ``phases.parquet``."""
+        rows = []
+        for p in phases:
+            place = {"round": index, "phase": p.phase, "attempt": p.attempt}
+            counts = {k: p.counts[k] for k in COUNTS}
+            rows.append(place | counts | {"virtual_s": p.responses.duration_s, "train_loss": p.train_loss})
+            ended = p.started_s + p.responses.seconds.numpy()
+            fates = {"client": p.clients.numpy(), "fate": NAMES[p.responses.fate.numpy()], "virtual_s": ended}
+            self._fates.add(pd.DataFrame(place | fates, columns=list(FATES)))
+        self._phases += rows
+        return rows
+
+    def add_clients(self, index: int, clients: torch.Tensor, metrics: Mapping[str, torch.Tensor]) -> None:
+        """Add the clients' own metrics after round ``index``."""
+        columns = {k: v.numpy() for k, v in metrics.items()}
+        frame = pd.DataFrame({"round": index, "client": clients.numpy(), **columns})
+        if self._clients is None:
+            self._clients = Parts(self.folder / "clients.parquet", frame.head(0))
+        self._clients.add(frame)
+
+    def measured(self, metrics: Mapping[str, float]) -> None:
+        """Enter the evaluation of the last round."""
+        self._rounds[-1] |= {k: metrics.get(k) for k in self.metrics}
+        self._evaluated.append(len(self) - 1)
+
+    def rounds(self) -> pd.DataFrame:
+        """Return ``rounds.parquet`` so far."""
+        extra = sorted({k for row in self._rounds for k in row if k.startswith("algorithm/")})
+        floats = ("virtual_s", "train_loss", *extra, *self.metrics)
+        return _frame(self._rounds, {"round": "int64", "seconds": "float64"} | WHOLE | dict.fromkeys(floats, "float64"))
+
+    def flush(self) -> None:
+        """Write what is not yet written."""
+        self._write("rounds", self.rounds())
+        self._write("phases", _frame(self._phases, PHASES))
+        for table in self._grown():
+            table.flush()
+
+    def finish(self) -> None:
+        """Write every table as one file."""
+        self.flush()
+        for table in self._grown():
+            table.finish()
+
+    def evaluations(self) -> list[dict[str, float]]:
+        """Return the metrics of the rounds that were evaluated."""
+        return [{k: self._rounds[i][k] for k in self.metrics} for i in self._evaluated]
+
+    def restore(self, rounds: int, *, every: int, evaluated: bool) -> None:
+        """Go back to the tables after so many rounds, evaluated ``every`` so many, the last of them ``evaluated`` or not."""
+        frame = pd.read_parquet(self.folder / "rounds.parquet")
+        self.metrics = tuple(c for c in frame.columns if c.startswith("eval/"))
+        self._rounds = frame[frame["round"] < rounds].to_dict("records")  # pyright: ignore
+        if len(self) < rounds:
+            raise ValueError(f"rounds.parquet has {len(self)} of {rounds} rounds")
+        frame = pd.read_parquet(self.folder / "phases.parquet")
+        self._phases = frame[frame["round"] < rounds].to_dict("records")  # pyright: ignore
+        self._fates.finish(lambda table: table.filter(pc.less(table["round"], rounds)))  # pyright: ignore
+        measured = rounds if evaluated else rounds - 1
+        clients = self.folder / "clients.parquet"
+        if clients.exists() or clients.with_suffix("").exists():
+            self._clients = Parts(clients, _clients_like(clients))
+            self._clients.finish(lambda table: table.filter(pc.less(table["round"], measured)))  # pyright: ignore
+        if not evaluated and self._rounds:
+            self._rounds[-1] |= dict.fromkeys(self.metrics)
+        last = [rounds - 1] if evaluated and rounds % every and _any(self._rounds[-1], self.metrics) else []
+        self._evaluated = [*range(every - 1, measured, every), *last]
+
+    def _grown(self) -> list[Parts]:
+        return [self._fates] if self._clients is None else [self._fates, self._clients]
+
+    def _write(self, name: str, frame: pd.DataFrame) -> None:
+        path = self.folder / f"{name}.parquet"
+        frame.to_parquet(path.with_suffix(".tmp"), index=False)
+        sync(path.with_suffix(".tmp"))
+        path.with_suffix(".tmp").replace(path)
+
+
+def _clients_like(path: Path) -> pd.DataFrame:
+    """Return the clients' table without rows, from its file or a part of it."""
+    first = path if path.exists() else next(path.with_suffix("").glob("*.parquet"))
+    return pa.parquet.read_schema(first).empty_table().to_pandas()  # pyright: ignore
+
+
+def _any(row: Mapping[str, float], names: tuple[str, ...]) -> bool:
+    return any(row[name] == row[name] for name in names)  # NaN where there is none
+
+
+def _frame(rows: list[dict[str, Any]], types: Mapping[str, str]) -> pd.DataFrame:
+    """Return a table of these columns, with their types even where there is no row or no value."""
+    return pd.DataFrame(rows, columns=list(types)).astype(dict(types))
