@@ -81,7 +81,7 @@ class RunFolder:
         """Add a round and its evaluation; return its row of ``rounds.parquet``."""
         phases = []
         for p in record.phases:
-            self._log([{"round": record.index, "phase": p.phase, "attempt": p.attempt, **event} for event in p.events])
+            self.log([{"round": record.index, "phase": p.phase, "attempt": p.attempt, **event} for event in p.events])
             row = {"round": record.index, "phase": p.phase, "attempt": p.attempt}
             row |= {k: p.counts[k] for k in COUNTS} | {"virtual_s": p.responses.duration_s, "train_loss": p.train_loss}
             phases.append(row)
@@ -109,9 +109,9 @@ class RunFolder:
             self.flush()
         return row
 
-    def _log(self, events: list[dict[str, Any]]) -> None:
-        """Append to ``events.jsonl``."""
-        self.events += len(events)
+    def log(self, events: list[dict[str, Any]]) -> None:
+        """Append to ``events.jsonl``. What happens to workers changes no bit, and does not count."""
+        self.events += sum(not event["event"].startswith("worker_") for event in events)
         if events:
             with (self.folder / "events.jsonl").open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(event) + "\n" for event in events)
