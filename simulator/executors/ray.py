@@ -162,13 +162,19 @@ class RayExecutor:
         if batch.front == batch.size:
             self.forget(batch)
             raise StopIteration
-        while batch.front not in batch.done:
-            self._receive()
-            self._dispatch()
+        try:
+            while batch.front not in batch.done:
+                self._receive()
+                self._dispatch()
+        except BaseException:
+            self.forget(batch)
+            raise
         found = batch.done.pop(batch.front)
         batch.front += 1
         self._dispatch()
         if isinstance(found, Exception):
+            if not isinstance(found, ClientTimeout):
+                self.forget(batch)
             raise found
         return found
 
@@ -231,22 +237,31 @@ class RayExecutor:
     def _lost(self, run: _Run, error: Exception, current: bool) -> None:
         """Let a task run again. Raises FedfleetError where it was lost too often, or no actor is left."""
         run.batch.again(run.number, run.task)
+        fatal = None
         if not isinstance(error, DIED):
-            self._count(run, error)
+            fatal = self._count(run, error)
         elif current:  # what else it had at hand comes back in the same way, and is not counted
             mine = [run, *(r for r in self._running.values() if r.actor is run.actor)]
             first = min(mine, key=lambda r: r.order)
-            self._count(first, error)
+            fatal = self._count(first, error)
             assert self._pool is not None
-            self._pool.died(run.slot, error, len(mine), first.task)
+            try:
+                self._pool.died(run.slot, error, len(mine), first.task)
+            except FedfleetError as e:
+                fatal = fatal or e
+        if fatal is not None:
+            raise fatal from error
 
-    def _count(self, run: _Run, error: Exception) -> None:
+    def _count(self, run: _Run, error: Exception) -> FedfleetError | None:
+        """Count that a task was lost; return the error that ends the run where that was too often."""
         run.batch.lost[run.number] += 1
-        if run.batch.lost[run.number] == TRIES:
-            raise FedfleetError(
-                f"executor: {describe(run.task)}: lost {TRIES} times on Ray actors, the last time because {why(error)}: {MEND}; "
-                f"else see whether it kills the process with executor.kind=local"
-            )
+        if run.batch.lost[run.number] < TRIES:
+            return None
+        self.forget(run.batch)
+        return FedfleetError(
+            f"executor: {describe(run.task)}: lost {TRIES} times on Ray actors, the last time because {why(error)}: {MEND}; "
+            f"else see whether it kills the process with executor.kind=local"
+        )
 
     def _next_due(self) -> tuple[float | None, Any]:
         """Return the seconds until the first task has run too long, and its reference; (None, None) where none can."""
