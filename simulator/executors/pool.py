@@ -87,8 +87,11 @@ class Pool:
 
     def idlest(self) -> Slot | None:
         """Return a slot with room for a block, the one that has the fewest; None where all are busy."""
-        found = min((s for s in self.slots if s.up), key=lambda s: s.load, default=None)
-        return found if found is not None and found.load < IN_FLIGHT else None
+        found, least = None, IN_FLIGHT
+        for slot in self.slots:  # a plain loop, since every block passes here
+            if slot.load < least and slot.actor is not None and slot.starting is None:
+                found, least = slot, slot.load
+        return found
 
     def died(self, slot: Slot, error: Exception, blocks: int, task: Any) -> None:
         """Replace an actor that died with so many ``blocks`` at hand, ``task`` the first of them; or give the place up.

@@ -202,11 +202,10 @@ class RayExecutor:
         pool = self._pool
         assert pool is not None
         due_s, overdue = self._next_due()
-        waits = [s for s in (due_s, pool.patience_s) if s is not None]
         wanted = [*self._running, *pool.starting]
         if not wanted:
             raise FedfleetError("executor: no Ray actor is left")
-        ready, _ = ray.wait(wanted, num_returns=1, timeout=min(waits, default=None))
+        ready, _ = ray.wait(wanted, num_returns=1, timeout=due_s if self._running else pool.patience_s)
         if not ready:
             pool.check_patience()
             if overdue is not None and not ray.wait([overdue], timeout=0, fetch_local=False)[0]:
@@ -265,7 +264,10 @@ class RayExecutor:
 
     def _next_due(self) -> tuple[float | None, Any]:
         """Return the seconds until the first task has run too long, and its reference; (None, None) where none can."""
-        if all(b.timeout_s is None for b in self._batches):
+        for batch in self._batches:
+            if batch.timeout_s is not None:
+                break
+        else:
             return None, None
         first: dict[Any, tuple[float, Any]] = {}
         for reference, run in self._running.items():  # of what an actor has at hand, the first is what runs
