@@ -24,6 +24,10 @@ class ClientError(FedfleetError):
         return type(self), (str(self),)
 
 
+class ClientTimeout(ClientError):
+    """Client code did not come to an end."""
+
+
 def one_line(text: object) -> str:
     """Return a text, or what an error says, on one line."""
     return " ".join(str(text).split())

@@ -30,8 +30,6 @@ from fedfleet.tables import Tables
 FLUSH_EVERY_S = 30.0
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
 EVENTS, ENVIRONMENT, SUMMARY = "events.jsonl", "environment.json", "summary.json"
-INEXACT = ("out_of_memory", "environment_changed")
-"""Events after which the result may differ in the last bits from that of another machine."""
 
 
 def check_free(folder: Path) -> None:
@@ -102,7 +100,7 @@ class RunFolder:
             self.log([{"round": rounds, "event": "resumed"}])
             was, now = json.loads((self.folder / ENVIRONMENT).read_text(encoding="utf-8")), environment()
             if changed := sorted(k for k in was.keys() | now.keys() if was.get(k) != now.get(k)):
-                self.log([{"round": rounds, "event": "environment_changed", "of": changed}])
+                self.log([{"round": rounds, "event": "environment_changed", "of": changed, "bit_exact": False}])
 
     def add(self, record: RoundRecord, metrics: Mapping[str, float]) -> dict[str, Any]:
         """Add a round and its evaluation; return its row of ``rounds.parquet``."""
@@ -118,14 +116,14 @@ class RunFolder:
         return row
 
     def log(self, events: list[dict[str, Any]]) -> None:
-        """Append to ``events.jsonl``."""
+        """Append to ``events.jsonl``. An event after which the bits may be others than on another machine says so."""
         self._count(events)
         if events:
             with (self.folder / EVENTS).open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(event) + "\n" for event in events)
 
     def _count(self, events: list[dict[str, Any]]) -> None:
-        self.bit_exact &= not any(event["event"] in INEXACT for event in events)
+        self.bit_exact &= all(event.get("bit_exact", True) for event in events)
 
     def finish(self, z: Tree, summary: Mapping[str, Any]) -> None:
         """Write the tables, the model and the summary."""

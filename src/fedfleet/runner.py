@@ -104,6 +104,7 @@ class Runner:
             raise
         finally:
             self.progress.close()
+            self._watch(executor)
             self._enter_all()
             self._save()
             summary = self._summary(status, error)
@@ -123,6 +124,7 @@ class Runner:
             return "stopped"
         while self.at.index < x.config.rounds:
             record = play(x.algorithm, self.at, x.problem, self.conditions, executor)
+            self._watch(executor)
             self._settle()
             with put_off(), self.folder.writing():
                 self.at.accept(record)
@@ -141,6 +143,12 @@ class Runner:
                 self._settle()
                 self._save()
         return "finished"
+
+    def _watch(self, executor: Executor) -> None:
+        """Enter what has happened to the workers."""
+        with self.folder.writing():
+            self.folder.log([{"round": self.at.index, **event} for event in executor.events])
+        executor.events.clear()
 
     def _evaluate_again(self, executor: Executor) -> None:
         """Evaluate the round of the checkpoint, whose evaluation was under way."""
