@@ -75,6 +75,15 @@ class Executor(Options):
     """Address of a running Ray cluster; a private one is started on loopback if not given."""
 
 
+class FaultOptions(Options):
+    """What is done about clients at fault: fail ends the run, drop_client goes on without them."""
+
+    on_client_error: Literal["fail", "drop_client"] = "fail"
+    """Where client code raises."""
+    non_finite: Literal["fail", "drop_client", "keep"] = "fail"
+    """Where what a client sends, or its own state, is NaN or infinite; keep takes it as it is."""
+
+
 class Evaluation(Options):
     """What is measured on the server's side, and when."""
 
@@ -106,6 +115,7 @@ class Config(Options):
     devices: dict[str, Any] = Field(default={"kind": "alike"})
     selection: dict[str, Any] = Field(default={"kind": "uniform"})
     executor: Executor = Executor()
+    faults: FaultOptions = FaultOptions()
     evaluation: Evaluation = Evaluation()
     warm_start: str | None = None
     """Start from this safetensors file (a ``model.safetensors`` of an earlier run)."""

@@ -110,8 +110,8 @@ class RunFolder:
         return row
 
     def _log(self, events: list[dict[str, Any]]) -> None:
-        """Append to ``events.jsonl``."""
-        self.events += len(events)
+        """Append to ``events.jsonl``; what leaves the run reproducible to the bit says so."""
+        self.events += sum(not event.get("bit_exact", False) for event in events)
         if events:
             with (self.folder / "events.jsonl").open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(event) + "\n" for event in events)
