@@ -30,6 +30,10 @@ class ClientError(FedfleetError):
         return type(self), (str(self),)
 
 
+class ClientTimeout(ClientError):
+    """Client code did not come to an end."""
+
+
 def traced(error: BaseException) -> str:
     """Return an error's traceback as text."""
     return "".join(traceback.format_exception(error)).rstrip()

@@ -15,14 +15,29 @@ Job = Callable[[Setup, Message, Any], Any]
 class Executor(Protocol):
     """Start once, map many times, close."""
 
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What happened to the workers and changes no bit, such as "worker_died"; the caller may take it out."""
+        ...
+
     def start(self, setup: Setup) -> None:
         """Give the workers what they need for the whole run."""
         ...
 
-    def map(self, job: Job, shared: Message, tasks: Iterable[Any], *, background: bool = False) -> Iterator[Any]:
+    def map(
+        self,
+        job: Job,
+        shared: Message,
+        tasks: Iterable[Any],
+        *,
+        background: bool = False,
+        timeout_s: float | None = None,
+    ) -> Iterator[Any]:
         """Yield ``job(setup, shared, task)`` in the order of the tasks, wherever and whenever they ran.
 
         An executor with workers starts at the call. In the ``background``, tasks run where no others wait.
+        A worker is stopped whose task takes longer than ``timeout_s``; in the place of its result, ClientTimeout is raised, and
+        the iterator then goes on. This process cannot be stopped so.
         """
         ...
 

@@ -29,12 +29,25 @@ class InnerExecutor:
     def __init__(self, executor: Executor, inner: str):
         self._executor, self._inner = executor, inner
 
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The executor's."""
+        return self._executor.events
+
     def start(self, setup: Setup) -> None:
         """Do nothing."""
 
-    def map(self, job: Job, shared: Message, tasks: Iterable[Any], *, background: bool = False) -> Iterator[Any]:
+    def map(
+        self,
+        job: Job,
+        shared: Message,
+        tasks: Iterable[Any],
+        *,
+        background: bool = False,
+        timeout_s: float | None = None,
+    ) -> Iterator[Any]:
         """Map with the executor."""
-        return self._executor.map(As(job, self._inner), shared, tasks, background=background)
+        return self._executor.map(As(job, self._inner), shared, tasks, background=background, timeout_s=timeout_s)
 
     def close(self) -> None:
         """Do nothing."""

@@ -18,6 +18,7 @@ class LocalExecutor:
 
     def __init__(self, threads: int | None = 1):
         self.threads = threads
+        self.events: list[dict[str, Any]] = []  # nothing ever happens to this process
         self._setup: Setup | None = None
         self._threads_before = torch.get_num_threads()
 
@@ -27,7 +28,15 @@ class LocalExecutor:
             prepare(self.threads)
         self._setup = setup.placed()
 
-    def map(self, job: Job, shared: Message, tasks: Iterable[Any], *, background: bool = False) -> Iterator[Any]:
+    def map(
+        self,
+        job: Job,
+        shared: Message,
+        tasks: Iterable[Any],
+        *,
+        background: bool = False,
+        timeout_s: float | None = None,
+    ) -> Iterator[Any]:
         """Run the tasks one after another."""
         assert self._setup is not None, "start the executor first"
         for task in tasks:

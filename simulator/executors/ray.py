@@ -2,70 +2,27 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
-import threading
-import warnings
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from itertools import count
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.block import Setup
-from fedfleet.simulator.errors import ClientError, FedfleetError, one_line
+from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
 from fedfleet.simulator.executors.base import Job
+from fedfleet.simulator.executors.cluster import ray, share_tensors, start_ray
+from fedfleet.simulator.executors.pool import DIED, LOST, MEND, NO_ROOM, TRIES, Pool, Slot, describe, why
 from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.work import Message
 
-# An actor without a GPU keeps CUDA_VISIBLE_DEVICES as it is. Actors of a cluster of our own run at the priority of the driver,
-# or whatever else the machine does would hold up every round; and a model of a few MB comes back in the reply itself.
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-os.environ.setdefault("RAY_worker_niceness", "0")
-os.environ.setdefault("RAY_max_direct_call_object_size", str(4 << 20))
-import ray
-from ray.exceptions import RayActorError
-
-# A private cluster is guarded by a token, as it should be; that this is so needs no line on the console of every run.
-logging.getLogger("ray._private.authentication.authentication_token_setup").addFilter(
-    lambda record: not record.getMessage().startswith("Token authentication is enabled")
-)
-
-IN_FLIGHT = 2  # blocks an actor has at hand, so that it never waits for the driver
 # Shared trees up to here travel with each task, which is faster than a look into the object store.
 INLINE_BYTES = 1 << 16
 AHEAD = 64  # blocks dispatched beyond the merge front, which bounds the driver's memory
-
-
-def start_ray(address: str | None, cpus: int | None) -> bool:
-    """Start Ray on loopback, or join the cluster at ``address``; return whether that was still to do. Raises FedfleetError."""
-    if ray.is_initialized():
-        return False
-    where: dict[str, Any] = {"address": address}
-    if address is None:
-        where = {"address": "local", "_node_ip_address": "127.0.0.1", "num_cpus": cpus}
-    on_term = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **where)
-    except ConnectionError as e:
-        raise FedfleetError(
-            f"executor.address={address!r}: no Ray cluster answers there ({one_line(e)}): start one with "
-            f"`ray start --head`, or leave the address out"
-        ) from e
-    if callable(on_term) and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, on_term)  # Ray's own handlers end in an abort
-    return True
-
-
-def share_tensors() -> None:
-    """Send tensors as NumPy buffers, which Ray maps into the receiver without copying. Applies to what this process sends."""
-    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-    ray.util.register_serializer(  # pyright: ignore[reportAttributeAccessIssue]
-        Tensor, serializer=lambda t: t.detach().cpu().numpy(), deserializer=torch.from_numpy
-    )
 
 
 class ClientActor:
@@ -97,22 +54,60 @@ def _traceback(error: BaseException) -> str:
 
 
 class _Batch:
-    """The tasks of one call of ``map``: those that wait, and references to the results of those that are done."""
+    """The tasks of one call of ``map``: those that wait, and the results, or errors, of those that are done.
 
-    def __init__(self, job: Job, shared: Any, tasks: Iterable[Any], background: bool):
-        self.job, self.shared, self.background = job, shared, background
+    ``lost`` counts by task how often an actor died of it, or its result did not come.
+    """
+
+    def __init__(self, job: Job, shared: Any, tasks: Iterable[Any], background: bool, timeout_s: float | None):
+        self.job, self.shared, self.background, self.timeout_s = job, shared, background, timeout_s
         self.waiting = deque(enumerate(tasks))
         self.size, self.front = len(self.waiting), 0
         self.done: dict[int, Any] = {}
+        self.lost: Counter[int] = Counter()
 
     @property
     def ready(self) -> bool:
         """Whether a task waits that is not too far ahead of the merge front."""
         return bool(self.waiting) and self.waiting[0][0] - self.front < AHEAD
 
+    def again(self, number: int, task: Any) -> None:
+        """Let a task wait once more."""
+        self.waiting = deque(sorted([*self.waiting, (number, task)], key=itemgetter(0)))
+
+
+class _Run(NamedTuple):
+    """A task on an actor; ``order`` is that of dispatch."""
+
+    order: int
+    batch: _Batch
+    number: int
+    task: Any
+    slot: Slot
+    actor: Any
+
+
+class _Results:
+    """The results of a batch in the order of its tasks. After a ClientTimeout it goes on with the next task."""
+
+    def __init__(self, executor: RayExecutor, batch: _Batch):
+        self._executor, self._batch = executor, batch
+
+    def __iter__(self) -> _Results:
+        return self
+
+    def __next__(self) -> Any:
+        return self._executor.take(self._batch)
+
+    def __del__(self) -> None:
+        self._executor.forget(self._batch)
+
 
 class RayExecutor:
-    """A pool of ``ClientActor``s. Results come back in task order, so the number of actors never changes a bit."""
+    """A pool of ``ClientActor``s. Results come back in task order, so the number of actors never changes a bit.
+
+    A block whose actor dies, or whose result is lost with a node, runs again elsewhere; blocks are pure, so that changes no bit.
+    """
 
     def __init__(
         self,
@@ -124,11 +119,12 @@ class RayExecutor:
         cpus: int | None = None,
     ):
         self.actors, self.cpus, self.gpus, self.threads = actors, cpus_per_actor, gpus_per_actor, threads
+        self.events: list[dict[str, Any]] = []
         self._address, self._node_cpus = address, cpus
-        self._pool: list[Any] = []
+        self._pool: Pool | None = None
         self._batches: list[_Batch] = []
-        self._running: dict[Any, tuple[_Batch, int, int]] = {}
-        self._load: list[int] = []
+        self._running: dict[Any, _Run] = {}
+        self._order = count()
         self._started_ray = False
 
     def start(self, setup: Setup) -> None:
@@ -137,67 +133,160 @@ class RayExecutor:
         self._started_ray = start_ray(self._address, self._node_cpus)
         share_tensors()
         remote = ray.remote(ClientActor).options(num_cpus=self.cpus, num_gpus=self.gpus)  # pyright: ignore
-        self._reference = ray.put(setup)
-        self._pool = [remote.remote([self._reference], self.threads) for _ in range(self.actors)]
-        self._load = [0] * self.actors
-        self._get([a.ready.remote() for a in self._pool])
+        reference = _put(setup)
+        self._pool = Pool(self.actors, lambda: remote.remote([reference], self.threads), self.events)
+        self._pool.start()
 
-    def map(self, job: Job, shared: Message, tasks: Iterable[Any], *, background: bool = False) -> Iterator[Any]:
+    def map(
+        self,
+        job: Job,
+        shared: Message,
+        tasks: Iterable[Any],
+        *,
+        background: bool = False,
+        timeout_s: float | None = None,
+    ) -> Iterator[Any]:
         """Put the shared trees once (small ones go along with each task) and start; yield results in task order.
 
-        Tasks in the background run where no others wait.
+        Tasks in the background run where no others wait. Raises ClientError, ClientTimeout, and FedfleetError where a task kills
+        every actor, or none is left.
         """
         small = T.num_bytes(dict(shared.send)) <= INLINE_BYTES
-        batch = _Batch(job, shared if small else ray.put(shared), tasks, background)
+        batch = _Batch(job, shared if small else _put(shared), tasks, background, timeout_s)
         self._batches = sorted([*self._batches, batch], key=lambda b: b.background)
         self._dispatch()
-        return self._results(batch)
+        return _Results(self, batch)
 
-    def _results(self, batch: _Batch) -> Iterator[Any]:
-        try:
-            while batch.front < batch.size:
-                while batch.front not in batch.done:
-                    self._receive()
-                    self._dispatch()
-                result, fault = self._get(batch.done.pop(batch.front))
-                batch.front += 1
-                self._dispatch()
-                if fault is not None:
-                    raise ClientError(fault)
-                yield result
-        finally:
-            self._batches = [b for b in self._batches if b is not batch]
+    def take(self, batch: _Batch) -> Any:
+        """Return the result of the next task of a batch. Raises StopIteration after the last one."""
+        if batch.front == batch.size:
+            self.forget(batch)
+            raise StopIteration
+        while batch.front not in batch.done:
+            self._receive()
+            self._dispatch()
+        found = batch.done.pop(batch.front)
+        batch.front += 1
+        self._dispatch()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def forget(self, batch: _Batch) -> None:
+        """Start no more tasks of a batch."""
+        self._batches = [b for b in self._batches if b is not batch]
 
     def _dispatch(self) -> None:
         """Give every actor that has room its next task."""
+        assert self._pool is not None, "start the executor first"
         for batch in self._batches:
-            while batch.ready and min(self._load) < IN_FLIGHT:
+            while batch.ready and (slot := self._pool.idlest()) is not None:
                 number, task = batch.waiting.popleft()
-                actor = self._load.index(min(self._load))
-                self._load[actor] += 1
-                self._running[self._pool[actor].run.remote(batch.job, batch.shared, task)] = (batch, number, actor)
+                try:
+                    reference = slot.actor.run.remote(batch.job, batch.shared, task)
+                except NO_ROOM as e:
+                    raise _full(e) from e
+                if not slot.load:
+                    slot.since = time.monotonic()
+                slot.load += 1
+                self._running[reference] = _Run(next(self._order), batch, number, task, slot, slot.actor)
 
     def _receive(self) -> None:
-        """Wait for a task to end."""
-        ready, _ = ray.wait(list(self._running), num_returns=1)
-        batch, number, actor = self._running.pop(ready[0])
-        self._load[actor] -= 1
-        batch.done[number] = ready[0]
+        """Wait for a task to end, or for an actor to come up."""
+        pool = self._pool
+        assert pool is not None
+        due_s, overdue = self._next_due()
+        waits = [s for s in (due_s, pool.patience_s) if s is not None]
+        wanted = [*self._running, *pool.starting]
+        if not wanted:
+            raise FedfleetError("executor: no Ray actor is left")
+        ready, _ = ray.wait(wanted, num_returns=1, timeout=min(waits, default=None))
+        if not ready:
+            pool.check_patience()
+            if overdue is not None and not ray.wait([overdue], timeout=0, fetch_local=False)[0]:
+                self._stop(self._running.pop(overdue))
+        elif ready[0] in pool.starting:
+            pool.settle(ready[0])
+        else:
+            self._settle(ready[0])
 
-    def _get(self, reference: Any) -> Any:
+    def _settle(self, reference: Any) -> None:
+        """Take the result of a task, or what became of it."""
+        run = self._running.pop(reference)
+        current = run.actor is run.slot.actor
+        if current:
+            run.slot.load -= 1
+            run.slot.since = time.monotonic()
         try:
-            return ray.get(reference)
-        except RayActorError as e:
+            result, fault = ray.get(reference)
+        except LOST as e:
+            self._lost(run, e, current)
+        except Exception as e:
+            run.batch.done[run.number] = e
+        else:
+            run.batch.done[run.number] = result if fault is None else ClientError(fault)
+            if current:
+                run.slot.deaths = 0
+
+    def _lost(self, run: _Run, error: Exception, current: bool) -> None:
+        """Let a task run again. Raises FedfleetError where it was lost too often, or no actor is left."""
+        run.batch.again(run.number, run.task)
+        if not isinstance(error, DIED):
+            self._count(run, error)
+        elif current:  # what else it had at hand comes back in the same way, and is not counted
+            mine = [run, *(r for r in self._running.values() if r.actor is run.actor)]
+            first = min(mine, key=lambda r: r.order)
+            self._count(first, error)
+            assert self._pool is not None
+            self._pool.died(run.slot, error, len(mine), first.task)
+
+    def _count(self, run: _Run, error: Exception) -> None:
+        run.batch.lost[run.number] += 1
+        if run.batch.lost[run.number] == TRIES:
             raise FedfleetError(
-                f"executor: a Ray actor died ({str(e).splitlines()[0]}): if memory ran out, lower executor.actors or "
-                f"executor.block_size"
-            ) from e
+                f"executor: {describe(run.task)}: lost {TRIES} times on Ray actors, the last time because {why(error)}: {MEND}; "
+                f"else see whether it kills the process with executor.kind=local"
+            )
+
+    def _next_due(self) -> tuple[float | None, Any]:
+        """Return the seconds until the first task has run too long, and its reference; (None, None) where none can."""
+        if all(b.timeout_s is None for b in self._batches):
+            return None, None
+        first: dict[Any, tuple[float, Any]] = {}
+        for reference, run in self._running.items():  # of what an actor has at hand, the first is what runs
+            limit = run.batch.timeout_s
+            if run.actor is run.slot.actor and run.slot not in first:
+                first[run.slot] = (float("inf") if limit is None else run.slot.since + limit, reference)
+        due, reference = min(first.values(), key=itemgetter(0), default=(float("inf"), None))
+        return (None, None) if due == float("inf") else (max(0.0, due - time.monotonic()), reference)
+
+    def _stop(self, run: _Run) -> None:
+        """Stop an actor whose task runs too long; what else it has at hand runs again."""
+        assert self._pool is not None
+        self._pool.replace(run.slot)
+        limit = run.batch.timeout_s
+        run.batch.done[run.number] = ClientTimeout(
+            f"{describe(run.task)}: not done after {limit:g} s: look for a loop without end, or raise client_timeout_s"
+        )
 
     def close(self) -> None:
         """Stop the actors, and Ray if this executor started it."""
-        for actor in self._pool:
-            ray.kill(actor)
-        self._pool, self._batches, self._running = [], [], {}
+        if self._pool is not None:
+            self._pool.close()
+        self._pool, self._batches, self._running = None, [], {}
         if self._started_ray:
             ray.shutdown()
             self._started_ray = False
+
+
+def _put(value: Any) -> Any:
+    try:
+        return ray.put(value)
+    except NO_ROOM as e:
+        raise _full(e) from e
+
+
+def _full(error: Exception) -> FedfleetError:
+    return FedfleetError(
+        f"executor: {why(error)}, and so is the disk it spills to: free some space, lower cohort.invite, or take a smaller model"
+    )

@@ -66,17 +66,30 @@ class TimedExecutor:
         self.phases: dict[str, Tally] = {}
         self.evaluation = Tally()
 
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The executor's."""
+        return self._executor.events
+
     def start(self, setup: Setup) -> None:
         """Start the executor."""
         self._executor.start(setup)
 
-    def map(self, job: Job, shared: Message, tasks: Iterable[Any], *, background: bool = False) -> Iterator[Any]:
+    def map(
+        self,
+        job: Job,
+        shared: Message,
+        tasks: Iterable[Any],
+        *,
+        background: bool = False,
+        timeout_s: float | None = None,
+    ) -> Iterator[Any]:
         """Map with the executor, on the clock."""
         tasks = list(tasks)
         tally = self._of(tasks[0]) if tasks else Tally()
         tally.put_bytes += _bytes(dict(shared.send)) + sum(_bytes(task) for task in tasks)
         started = perf_counter()
-        results = self._executor.map(Clocked(job), shared, tasks, background=background)
+        results = self._executor.map(Clocked(job), shared, tasks, background=background, timeout_s=timeout_s)
         tally.dispatch_s += perf_counter() - started
         return self._results(tasks, results)
 

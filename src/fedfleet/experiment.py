@@ -214,6 +214,7 @@ class _Runner:
         self.best: dict[str, float] = {}
         self.seconds: list[float] = []
         self.held: _Held | None = None
+        self.round = 0
         self.started = time.monotonic()
 
     def run(self, executor: Executor) -> Run:
@@ -232,6 +233,7 @@ class _Runner:
             error = f"{type(e).__name__}: {e}"
             raise
         finally:
+            self._watch(executor)
             if self.held is not None:
                 self.folder.add(self.held.record, {})
             self.progress.close()
@@ -248,6 +250,8 @@ class _Runner:
             return "stopped"
         for record in simulate(self.x.algorithm, self.z, self.x.problem, self.x.conditions(), executor, config.rounds):
             self._settle()
+            self._watch(executor)
+            self.round = record.index + 1
             self.z = self.x.algorithm.views["global"].params(record.state)
             self.seconds.append(record.seconds)
             out_of_time = config.max_seconds is not None and time.monotonic() - self.started > config.max_seconds
@@ -262,6 +266,11 @@ class _Runner:
             if (last or config.until is not None) and (self._reached(self._settle()) or out_of_time):
                 return "stopped"
         return "finished"
+
+    def _watch(self, executor: Executor) -> None:
+        """Enter what has happened to the workers."""
+        self.folder.log([{"round": self.round, **event} for event in executor.events])
+        executor.events.clear()
 
     def _settle(self) -> dict[str, float]:
         """Wait for the evaluation of the round that is held, and enter both."""

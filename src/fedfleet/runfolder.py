@@ -81,7 +81,7 @@ class RunFolder:
         """Add a round and its evaluation; return its row of ``rounds.parquet``."""
         phases = []
         for p in record.phases:
-            self._log([{"round": record.index, "phase": p.phase, "attempt": p.attempt, **event} for event in p.events])
+            self.log([{"round": record.index, "phase": p.phase, "attempt": p.attempt, **event} for event in p.events])
             row = {"round": record.index, "phase": p.phase, "attempt": p.attempt}
             row |= {k: p.counts[k] for k in COUNTS} | {"virtual_s": p.responses.duration_s, "train_loss": p.train_loss}
             phases.append(row)
@@ -109,9 +109,10 @@ class RunFolder:
             self.flush()
         return row
 
-    def _log(self, events: list[dict[str, Any]]) -> None:
-        """Append to ``events.jsonl``; what leaves the run reproducible to the bit says so."""
-        self.events += sum(not event.get("bit_exact", False) for event in events)
+    def log(self, events: list[dict[str, Any]]) -> None:
+        """Append to ``events.jsonl``. What happens to workers changes no bit, and other events say so where they do not."""
+        exact = (event["event"].startswith("worker_") or event.get("bit_exact", False) for event in events)
+        self.events += sum(not e for e in exact)
         if events:
             with (self.folder / "events.jsonl").open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(event) + "\n" for event in events)

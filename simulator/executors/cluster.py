@@ -1,0 +1,56 @@
+"""How Ray is started or joined, and how tensors travel."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator.errors import FedfleetError, one_line
+
+# An actor without a GPU keeps CUDA_VISIBLE_DEVICES as it is. Actors of a cluster of our own run at the priority of the driver,
+# or whatever else the machine does would hold up every round; and a model of a few MB comes back in the reply itself.
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")
+os.environ.setdefault("RAY_max_direct_call_object_size", str(4 << 20))
+import ray
+import ray.exceptions as R  # noqa: F401
+
+# A private cluster is guarded by a token, as it should be; that this is so needs no line on the console of every run.
+logging.getLogger("ray._private.authentication.authentication_token_setup").addFilter(
+    lambda record: not record.getMessage().startswith("Token authentication is enabled")
+)
+
+
+def start_ray(address: str | None, cpus: int | None) -> bool:
+    """Start Ray on loopback, or join the cluster at ``address``; return whether that was still to do. Raises FedfleetError."""
+    if ray.is_initialized():
+        return False
+    where: dict[str, Any] = {"address": address}
+    if address is None:
+        where = {"address": "local", "_node_ip_address": "127.0.0.1", "num_cpus": cpus}
+    on_term = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **where)
+    except ConnectionError as e:
+        raise FedfleetError(
+            f"executor.address={address!r}: no Ray cluster answers there ({one_line(e)}): start one with "
+            f"`ray start --head`, or leave the address out"
+        ) from e
+    if callable(on_term) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_term)  # Ray's own handlers end in an abort
+    return True
+
+
+def share_tensors() -> None:
+    """Send tensors as NumPy buffers, which Ray maps into the receiver without copying. Applies to what this process sends."""
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+    ray.util.register_serializer(  # pyright: ignore[reportAttributeAccessIssue]
+        Tensor, serializer=lambda t: t.detach().cpu().numpy(), deserializer=torch.from_numpy
+    )

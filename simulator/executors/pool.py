@@ -1,0 +1,175 @@
+"""A pool of Ray actors: one that dies is replaced, and a place where they keep dying is given up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fedfleet.simulator.block import BlockTask, Chunk
+from fedfleet.simulator.errors import FedfleetError, one_line
+from fedfleet.simulator.executors.cluster import R, ray
+
+DIED = (R.RayActorError, R.OutOfMemoryError, R.NodeDiedError, R.WorkerCrashedError)
+NO_ROOM = (R.ObjectStoreFullError, R.OutOfDiskError)
+LOST = (*DIED, *NO_ROOM, R.ObjectLostError)
+"""What becomes of a block that is to run again: its actor died, or its result found no room or went with a node."""
+
+TRIES = 3  # deaths in a row in one place, and runs of one block, until it is given up
+IN_FLIGHT = 2  # blocks an actor has at hand, so that it never waits for the driver
+PATIENCE_S = 300.0  # how long to wait for an actor where there is none at all
+MEND = "if memory ran out, lower executor.actors or executor.block_size"
+NAMED = 10  # clients of a block in a message, at most
+
+
+@dataclass(eq=False)
+class Slot:
+    """A place for an actor.
+
+    Attributes:
+        number: of the place.
+        actor: the one that is there, None where the place was given up.
+        starting: reference that is ready once the actor is up, None from then on.
+        load: blocks at hand.
+        deaths: in a row, with no block finished in between.
+        since: when the first of the blocks at hand was begun, as far as the driver knows; by the monotonic clock.
+
+    """
+
+    number: int
+    actor: Any = None
+    starting: Any = None
+    load: int = 0
+    deaths: int = 0
+    since: float = 0.0
+
+    @property
+    def up(self) -> bool:
+        """Whether the actor takes blocks."""
+        return self.actor is not None and self.starting is None
+
+
+class Pool:
+    """The actors of ``create()``, which returns at once. What happens to them goes to ``events``."""
+
+    def __init__(self, size: int, create: Callable[[], Any], events: list[dict[str, Any]]):
+        self._create, self._events = create, events
+        self.slots = [Slot(i) for i in range(size)]
+        self.starting: dict[Any, Slot] = {}
+        self._none_up_since = time.monotonic()
+        for slot in self.slots:
+            self._fill(slot)
+
+    def _fill(self, slot: Slot) -> None:
+        slot.actor, slot.load = self._create(), 0
+        slot.starting = slot.actor.ready.remote()
+        self.starting[slot.starting] = slot
+
+    def start(self) -> None:
+        """Wait until all actors are up; go on with those there are where others have found no room after a while."""
+        until = time.monotonic() + PATIENCE_S
+        while self.starting and (left := until - time.monotonic()) > 0:
+            for reference in ray.wait(list(self.starting), num_returns=1, timeout=left)[0]:
+                self.settle(reference)
+        if not any(s.up for s in self.slots):
+            raise self._none_came()
+
+    def settle(self, reference: Any) -> None:
+        """Take note that an actor is up, or that it could not start. Raises FedfleetError where none is left."""
+        slot = self.starting.pop(reference)
+        try:
+            ray.get(reference)
+        except DIED as e:
+            self.died(slot, e, 0, None)
+        else:
+            slot.starting = None
+
+    def idlest(self) -> Slot | None:
+        """Return a slot with room for a block, the one that has the fewest; None where all are busy."""
+        found = min((s for s in self.slots if s.up), key=lambda s: s.load, default=None)
+        return found if found is not None and found.load < IN_FLIGHT else None
+
+    def died(self, slot: Slot, error: Exception, blocks: int, task: Any) -> None:
+        """Replace an actor that died with so many ``blocks`` at hand, ``task`` the first of them; or give the place up.
+
+        Raises FedfleetError where none is left.
+        """
+        slot.deaths += 1
+        self._events.append({"event": "worker_died", "slot": slot.number, "blocks": blocks, "why": why(error)})
+        if slot.deaths < TRIES:
+            self.replace(slot)
+            return
+        self._remove(slot)
+        self._events.append({"event": "worker_retired", "slot": slot.number, "deaths": slot.deaths})
+        if all(s.actor is None for s in self.slots):
+            at = "as it started" if task is None else f"with {describe(task)} at hand"
+            raise FedfleetError(
+                f"executor: no Ray actor is left, each died {TRIES} times in a row, the last {at} ({why(error)}): {MEND}"
+            )
+
+    def replace(self, slot: Slot) -> None:
+        """Put a fresh actor in the place of another; it takes blocks once it is up."""
+        self._remove(slot)
+        self._fill(slot)
+        if not any(s.up for s in self.slots):
+            self._none_up_since = time.monotonic()
+
+    def _remove(self, slot: Slot) -> None:
+        ray.kill(slot.actor)  # one that only does not answer may come back
+        self.starting.pop(slot.starting, None)
+        slot.actor = slot.starting = None
+        slot.load = 0
+
+    @property
+    def patience_s(self) -> float | None:
+        """The seconds left for an actor to come up where none is; None where one is."""
+        if any(s.up for s in self.slots):
+            return None
+        return max(0.0, self._none_up_since + PATIENCE_S - time.monotonic())
+
+    def _none_came(self) -> FedfleetError:
+        free = ray.available_resources()
+        have = ", ".join(f"{free.get(kind, 0.0):g} {kind}s" for kind in ("CPU", "GPU"))
+        return FedfleetError(
+            f"executor: no Ray actor could start within {PATIENCE_S:g} s (free: {have}): lower executor.cpus_per_actor or "
+            f"executor.gpus_per_actor, or add nodes"
+        )
+
+    def check_patience(self) -> None:
+        """Raise FedfleetError where no actor is up and none has come for long."""
+        if self.patience_s == 0.0:
+            raise self._none_came()
+
+    def close(self) -> None:
+        """Let all actors go."""
+        for slot in self.slots:
+            if slot.actor is not None:
+                self._remove(slot)
+
+
+def why(error: Exception) -> str:
+    """Say in a few words what an actor died of, or how a result was lost."""
+    text = one_line(error)
+    if isinstance(error, R.OutOfMemoryError) or "low on memory" in text:
+        return "memory ran out, and Ray stopped it"
+    if isinstance(error, NO_ROOM):
+        return "the object store is full"
+    if isinstance(error, R.ObjectLostError):
+        return "a result was lost with its node"
+    if isinstance(error, R.RayActorError) and error.actor_init_failed:
+        return one_line(str(error).rstrip().splitlines()[-1])
+    if isinstance(error, R.ActorUnavailableError | R.NodeDiedError) or "node has died" in text:
+        return "its node does not answer"
+    return "its process was killed or crashed, as where memory runs out"
+
+
+def describe(task: Any) -> str:
+    """Name a task as a user knows it."""
+    if isinstance(task, BlockTask):
+        clients = task.clients.tolist()
+        more = f" and {len(clients) - NAMED} more" if len(clients) > NAMED else ""
+        return f"phase {task.phase!r}, clients {', '.join(map(str, clients[:NAMED]))}{more}"
+    if isinstance(task, Chunk):
+        return f"the evaluation of examples {task.start} to {task.stop} of {task.split!r}"
+    return "a task"
