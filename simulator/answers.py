@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedfleet.simulator.block import BlockResult, BlockTask
+from fedfleet.simulator.errors import ClientTimeout
 from fedfleet.simulator.faults import Dropped
 from fedfleet.simulator.late import Assignment
 from fedfleet.simulator.reduction import merge
+from fedfleet.simulator.timeouts import Run, without_slow
 from fedfleet.simulator.tree import Tree
 from fedfleet.simulator.work import Phase
 
@@ -48,12 +50,18 @@ class Answers(NamedTuple):
         return [d for r in self.results for d in r.dropped]
 
 
-def merged(phase: Phase, groups: list[Group], started: list[Iterator[BlockResult]]) -> Answers:
-    """Merge what groups send, block by block."""
+def merged(
+    phase: Phase, groups: list[Group], started: list[Iterator[BlockResult]], again: Callable[[Group], Run]
+) -> Answers:
+    """Merge what groups send, block by block; ``again`` runs blocks of a group once more, where one takes too long."""
     found = Answers(dict.fromkeys(phase.reduce), {}, [], [], [])
     for group, running in zip(groups, started, strict=True):
         masks = []
-        for task, result in zip(group.tasks, running, strict=True):
+        for task in group.tasks:
+            try:
+                result = next(running)
+            except ClientTimeout:
+                result = without_slow(phase, task, again(group))
             for slot, reduction in phase.reduce.items():
                 found.partials[slot] = merge(reduction, found.partials[slot], result.partials[slot])
             masks.append(result.kept(task))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn
 
@@ -143,18 +143,26 @@ def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
 
 
 def _without_dropped(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
-    rows, dropped = torch.arange(len(task.clients)), []
+    phase, rows, dropped = setup.phases[task.phase], torch.arange(len(task.clients)), []
     while len(rows):
         try:
-            result = _run(setup, shared, task.part(rows) if dropped else task)
-            return result._replace(dropped=tuple(sorted(dropped)))
+            return without(phase, task, rows, dropped, _run(setup, shared, task.part(rows) if dropped else task))
         except AtFault as e:
             found = e.dropped
         dropped += [d._replace(row=int(rows[d.row])) for d in found]
         rows = rows[~torch.isin(rows, torch.tensor([d.row for d in dropped]))]
-    nothing = dict.fromkeys(setup.phases[task.phase].reduce)
-    losses = torch.zeros(0, dtype=torch.float64) if task.feedback else None
-    return BlockResult(nothing, {}, None, 0, 0.0, 0, 0, 0, losses, dropped=tuple(sorted(dropped)))
+    return without(phase, task, rows, dropped)
+
+
+def without(
+    phase: Phase, task: BlockTask, rows: Tensor, dropped: Sequence[Dropped], result: BlockResult | None = None
+) -> BlockResult:
+    """Return what a block sends without those dropped, from what the others, its ``rows``, send; None where nobody is left."""
+    if result is None:
+        losses = torch.zeros(0, dtype=torch.float64) if task.feedback else None
+        result = BlockResult(dict.fromkeys(phase.reduce), {}, None, 0, 0.0, 0, 0, 0, losses)
+    others = [d._replace(row=int(rows[d.row])) for d in result.dropped]
+    return result._replace(dropped=tuple(sorted([*dropped, *others])))
 
 
 def _joined(phase: Phase, a: BlockResult, b: BlockResult, size: int) -> BlockResult:
@@ -275,7 +283,7 @@ def _serial(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
             if task.faults.on_client_error == "fail":
                 raise error from e
             why = one_line(f"{program.where}: {type(e).__name__}: {e}")
-            dropped.append(Dropped(row, client, why, traced(e)))
+            dropped.append(Dropped(row, client, why, bit_exact=False, traceback=traced(e)))
     if dropped:
         raise AtFault(dropped)
     return tuple(torch.stack(leaf) for leaf in zip(*results, strict=True))
@@ -327,7 +335,7 @@ def _blame(program: ClientProgram, task: BlockTask, out: dict[str, Any], own: Tr
             raise ClientError(
                 f"client {client}, phase {task.phase!r}: {why}: training diverged, so lower the learning rates, or clip gradients"
             )
-        dropped.append(Dropped(row, client, why))
+        dropped.append(Dropped(row, client, why, bit_exact=True))
     if dropped:
         raise AtFault(dropped)
     raise ClientError(

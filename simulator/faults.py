@@ -22,11 +22,13 @@ class Faults:
     Attributes:
         on_client_error: where client code raises.
         non_finite: where what a client sends, or its own state, is NaN or infinite.
+        client_timeout_s: seconds after which a client is taken to have raised, on an executor that can stop it; None for ever.
 
     """
 
     on_client_error: Literal["fail", "drop_client"] = "fail"
     non_finite: Literal["fail", "drop_client", "keep"] = "fail"
+    client_timeout_s: float | None = None
 
 
 class Dropped(NamedTuple):
@@ -36,6 +38,7 @@ class Dropped(NamedTuple):
         row: its position among the block's clients.
         client: who.
         why: one line.
+        bit_exact: whether it is at fault each time. The bits of a NaN are; exceptions and timeouts may depend on the machine.
         traceback: of what client code raised; None where it did not raise.
 
     """
@@ -43,14 +46,13 @@ class Dropped(NamedTuple):
     row: int
     client: int
     why: str
+    bit_exact: bool
     traceback: str | None = None
 
     def event(self) -> dict[str, Any]:
-        """Return the line of ``events.jsonl``. Exceptions may depend on the machine; the bits of a NaN do not."""
-        found: dict[str, Any] = {"event": "client_dropped", "client": self.client, "why": self.why}
-        if self.traceback is None:
-            return {**found, "bit_exact": True}
-        return {**found, "bit_exact": False, "traceback": self.traceback}
+        """Return the line of ``events.jsonl``."""
+        found = {"event": "client_dropped", "client": self.client, "why": self.why, "bit_exact": self.bit_exact}
+        return found if self.traceback is None else {**found, "traceback": self.traceback}
 
 
 class AtFault(Exception):

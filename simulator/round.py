@@ -27,6 +27,7 @@ from fedfleet.simulator.records import PhaseRecord, message_size
 from fedfleet.simulator.responses import Fate, Federation, respond
 from fedfleet.simulator.rng import Key
 from fedfleet.simulator.selection import Heard, Selection, Uniform
+from fedfleet.simulator.timeouts import Run, limit_s
 from fedfleet.simulator.tree import Tree
 from fedfleet.simulator.work import Message, Phase
 
@@ -159,8 +160,7 @@ class EngineRound:
         self._learn(groups[0].asked.take(kept.nonzero().flatten()), answers)
         if c.train_all and not keeps and len(late):
             wasted = self._group(phase, asked.take(late))
-            for _ in self._executor.map(run_block, shared, wasted.tasks):
-                pass
+            merged(phase, [wasted], [self._start(wasted)(wasted.tasks)], self._start)
         return found
 
     def _enough(self, record: PhaseRecord, answers: int, dropped: Sequence[Dropped] = ()) -> None:
@@ -294,13 +294,17 @@ class EngineRound:
         assert fresh is not None
         return self._memory.store.get(clients, lambda: fresh(shared.merged()))
 
+    def _start(self, group: Group) -> Run:
+        """Return what starts blocks of a group on the executor."""
+        return lambda tasks: self._executor.map(run_block, group.asked.shared, tasks, timeout_s=limit_s(tasks))
+
     def _answers(self, phase: Phase, record: PhaseRecord, sets: list[list[Group]]) -> list[Answers]:
         """Run all groups side by side, and merge what each set of them sends."""
-        started = [[self._executor.map(run_block, g.asked.shared, g.tasks) for g in groups] for groups in sets]
+        started = [[self._start(g)(g.tasks) for g in groups] for groups in sets]
         try:
-            found = [merged(phase, *pair) for pair in zip(sets, started, strict=True)]
+            found = [merged(phase, *pair, self._start) for pair in zip(sets, started, strict=True)]
         except ClientError as e:
-            raise ClientError(f"round {self.index}: {e.told()}") from e.__cause__
+            raise type(e)(f"round {self.index}: {e.told()}") from e.__cause__
         record.received([r for answers in found for r in answers.results])
         return found
 

@@ -82,6 +82,8 @@ class FaultOptions(Options):
     """Where client code raises."""
     non_finite: Literal["fail", "drop_client", "keep"] = "fail"
     """Where what a client sends, or its own state, is NaN or infinite; keep takes it as it is."""
+    client_timeout_s: float | None = Field(default=None, gt=0)
+    """Seconds of the machine's clock after which a client is taken to have raised; on Ray only, where its actor is stopped."""
 
 
 class Evaluation(Options):

@@ -10,7 +10,8 @@ from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator import buffer
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.devices import Alike
-from fedfleet.simulator.errors import ClientError, FedfleetError
+from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
+from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.faults import Faults
 from fedfleet.simulator.memory import Memory
 from fedfleet.simulator.policies import First
@@ -280,3 +281,70 @@ def test_dropped_clients_are_not_learnt_of(memories):
     play("fedavg", world, rounds=6, faults=DROP, selection=PowerOfChoice())
     known = memories[0].selection.clients.tolist()
     assert known == [c for c in range(8) if c not in BAD]
+
+
+class Stopping(LocalExecutor):
+    """Stops blocks with certain clients, and those of certain sizes, as an executor with workers does those that take too long."""
+
+    def __init__(self, slow=(), sizes=()):
+        super().__init__(1)
+        self.slow, self.sizes, self.limits = set(slow), sizes, []
+
+    def map(self, job, shared, tasks, *, background=False, timeout_s=None):
+        self.limits.append((max(len(t.clients) for t in tasks), timeout_s))
+        return map(lambda t: self._one(job, shared, t), tasks)  # goes on after an error
+
+    def _one(self, job, shared, task):
+        if self.slow & set(task.clients.tolist()) or len(task.clients) in self.sizes:
+            raise ClientTimeout("a block")
+        return job(self._setup, shared, task)
+
+
+SLOW = replace(DROP, client_timeout_s=2.0)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_clients_that_take_too_long_are_found_one_by_one_and_dropped(name):
+    world, executor = (
+        spoilt("classification", "nan"),
+        Stopping([2, 5]),
+    )  # 3 is dropped for its NaN in the block of the others
+    found = play(name, world, faults=SLOW, block_size=6, executor=executor)
+    gone = play(name, world, block_size=6, federation=Federation(availability=Without([2, 3, 5])))
+    assert torch.equal(flat(found[-1].state), flat(gone[-1].state))
+    for p, q in zip(phases(found), phases(gone), strict=True):
+        assert p.clients.tolist() == q.clients.tolist()
+        assert torch.equal(p.responses.fate == Fate.FAILED, torch.isin(p.clients, torch.tensor([2, 3, 5])))
+        assert {e["client"]: (e["why"], e["bit_exact"]) for e in p.events if e["client"] != 3} == {
+            c: ("not done after 2 s", False) for c in {2, 5} & set(p.clients.tolist())
+        }
+    assert set(executor.limits) >= {(6, 12.0), (1, 2.0)}
+    assert all(limit == 2.0 * size for size, limit in executor.limits)
+
+
+def test_a_client_that_takes_too_long_is_named():
+    world = digits("classification", clients=6)
+    with pytest.raises(ClientTimeout) as e:
+        play("fedavg", world, faults=Faults(client_timeout_s=0.5), executor=Stopping([4]))
+    assert str(e.value) == (
+        "round 0: client 4, phase 'train': not done after 0.5 s: look for a loop without end, or raise faults.client_timeout_s"
+    )
+
+
+def test_a_block_of_which_nobody_takes_too_long_alone_is_an_error():
+    world = digits("classification", clients=6)
+    with pytest.raises(ClientTimeout) as e:
+        play("fedavg", world, faults=SLOW, executor=Stopping(sizes=[3]))
+    assert str(e.value) == (
+        "round 0: phase 'train': a block of 3 clients is not done in 3 times faults.client_timeout_s=2, though each of them alone "
+        "is: raise it"
+    )
+
+
+def test_where_all_take_too_long_the_run_ends(monkeypatch):
+    world = bowl(1.0, 2.0)
+    script(monkeypatch, [[0, 1]])
+    with pytest.raises(
+        FedfleetError, match=r"0 of 2 invited answered, and 2 dropped, the first client 0 \(not done after 2 s\)"
+    ):
+        list(records(fedavg(world), world, 1, faults=SLOW, attempts=1, executor=Stopping([0, 1])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from fedfleet import campaign, config
+from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.experiment import Experiment, Run
 from fedfleet.progress import Progress
 from fedfleet.report import write_report
@@ -94,6 +96,40 @@ def test_two_actors_give_the_bytes_of_this_process(tmp_path, fault, algorithm):
     assert events(here) == events(there) != []
 
 
+@pytest.mark.ray
+def test_a_client_that_hangs_is_dropped(tmp_path):
+    given = {
+        "rounds": 1,
+        "population.clients": 4,
+        "cohort.invite": 4,
+        "executor": {"kind": "ray", "actors": 2, "cpus_per_actor": 0.5, "inner": "serial"},
+        "faults": {**DROP, "client_timeout_s": 3},
+    }
+    x = Experiment(config.load(BASE, given))
+    honest = x.task.objectives["train"]
+
+    def loss(z, batch, ctx, key):
+        while int(batch.y.max()) == 99:
+            time.sleep(0.1)
+        return honest.loss(z, batch, ctx, key)
+
+    population: Any = x.population
+    y = population.data["y"].clone()
+    y[population.indices[population.offsets[2] : population.offsets[3]]] = 99
+    x.task.objectives["train"] = replace(honest, loss=loss)
+    algorithm = ALGORITHMS["scaffold"].build(config.options(x.config, "algorithm"), x.task, x.config.cohort)
+    data = {**population.data, "y": y}
+    done = Experiment(x.config, task=x.task, algorithm=algorithm, population=replace(population, data=data)).run(
+        tmp_path / "run"
+    )
+    (dropped,) = [e for e in events(done) if e["event"] == "client_dropped"]
+    assert (dropped["client"], dropped["why"]) == (2, "not done after 3 s")
+    assert done.summary["bit_exact"] is False
+    fates = done.table("fates")
+    assert fates.client[fates.fate == "failed"].tolist() == [2]
+    assert done.rounds.heard.tolist() == [3]
+
+
 @pytest.mark.parametrize("task", ["classification", "auc"])
 def test_what_is_kept_upsets_nothing(tmp_path, task):
     given = {
@@ -146,12 +182,22 @@ def test_one_of_several_runs_that_fails_is_told_without_its_traceback(tmp_path, 
     assert str(e.value) == "2 of 2 runs: seed-0: round 0: client 7: no luck"
 
 
+def test_a_timeout_needs_workers_that_can_be_stopped():
+    with pytest.raises(ConfigError) as e:
+        Experiment(config.load(BASE, {"faults.client_timeout_s": 2}))
+    assert str(e.value) == (
+        "faults.client_timeout_s=2: with executor.kind=local clients run in this process, which cannot be stopped: set "
+        "executor.kind=ray, or leave it out"
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ({"on_client_error": "drop"}, "faults.on_client_error='drop': input should be 'fail' or 'drop_client'"),
         ({"on_client_error": "keep"}, "faults.on_client_error='keep': input should be 'fail' or 'drop_client'"),
         ({"non_finite": "ignore"}, "faults.non_finite='ignore': input should be 'fail', 'drop_client' or 'keep'"),
+        ({"client_timeout_s": 0}, "faults.client_timeout_s=0: input should be greater than 0"),
         ({"nonfinite": "keep"}, "faults.nonfinite='keep': unknown key; did you mean faults.non_finite?"),
     ],
 )
