@@ -259,12 +259,15 @@ def test_an_error_ends_with_the_original_traceback(name):
 
 
 @pytest.mark.parametrize("selection", [Oort(explore=0.3), PowerOfChoice()])
-def test_infinite_losses_do_not_upset_a_selection(selection):
+def test_infinite_losses_do_not_upset_a_selection(memories, selection):
     world = bowl(1.0, 2.0, 3.0, 1e200, 5.0, 6.0)  # (w - 1e200)^2 overflows, its gradient does not
     found = list(records(fedavg(world, 4), world, 6, selection=selection))
     assert any(p.train_loss == torch.inf for p in phases(found))
     assert all(len(p.clients.unique()) == 4 for p in phases(found))
     assert bool(torch.isfinite(flat(found[-1].state.z)).all())
+    known = memories[0].selection
+    known = known if isinstance(selection, PowerOfChoice) else known[0]
+    assert all(bool(torch.isfinite(column).all()) for column in known.columns.values())
 
 
 @pytest.mark.parametrize("selection", [Oort(explore=0.3), PowerOfChoice()])
