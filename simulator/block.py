@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -16,8 +16,9 @@ from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.batches import Schedule, schedule
 from fedfleet.simulator.client import ClientInputs, ClientProgram
 from fedfleet.simulator.combination import multiplied_out
-from fedfleet.simulator.errors import ClientError
+from fedfleet.simulator.errors import ClientError, one_line, traced
 from fedfleet.simulator.factored import Notes
+from fedfleet.simulator.faults import AtFault, Dropped, Faults, NotFinite, Watch, finite, not_finite
 from fedfleet.simulator.population import LocalData, Population, gather
 from fedfleet.simulator.reduction import Rows, merge
 from fedfleet.simulator.rng import Key
@@ -68,7 +69,7 @@ class BlockTask(NamedTuple):
     """The unit of dispatch: clients (C,) int64 with their copy numbers (C,), and what belongs to them alone.
 
     ``limit`` (C,) int64 is the local steps after which each of them stops, if they may not finish; ``discount`` what they
-    weigh beside others, ``feedback`` whether each client's loss is wanted.
+    weigh beside others, ``feedback`` whether each client's loss is wanted, ``faults`` what is done about clients at fault.
     """
 
     phase: str
@@ -81,6 +82,13 @@ class BlockTask(NamedTuple):
     inbox: Tree = None
     discount: float = 1.0
     feedback: bool = False
+    faults: Faults = Faults()
+
+    def part(self, rows: Tensor | slice) -> BlockTask:
+        """Return the task of some of the clients, given by their positions."""
+        mine = (self.limit, self.own, self.inbox)
+        limit, own, inbox = (None if t is None else T.index(t, rows) for t in mine)
+        return self._replace(clients=self.clients[rows], copies=self.copies[rows], limit=limit, own=own, inbox=inbox)
 
 
 class BlockResult(NamedTuple):
@@ -90,6 +98,9 @@ class BlockResult(NamedTuple):
     ``loss`` that of the mean loss of each of the ``measured`` clients that took a gradient, and ``floats_up`` and
     ``bytes_up`` those of all together. ``losses`` (C,) float64 are each client's, NaN for
     none, if asked for. ``splits`` counts how often the block was halved for want of memory.
+
+    The ``dropped`` clients, by row, are not among the C, and count for nothing. Where all were, partials are None and
+    ``config`` and ``own`` empty.
     """
 
     partials: dict[str, Any]
@@ -102,15 +113,23 @@ class BlockResult(NamedTuple):
     bytes_up: int
     losses: Tensor | None = None
     splits: int = 0
+    dropped: tuple[Dropped, ...] = ()
+
+    def kept(self, task: BlockTask) -> Tensor:
+        """Return which of the task's clients count, a mask."""
+        kept = torch.ones(len(task.clients), dtype=torch.bool)
+        kept[[d.row for d in self.dropped]] = False
+        return kept
 
 
 def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     """Run one block on this worker, in halves where the device's memory does not hold it.
 
-    Raises ClientError, naming client, phase and step, where client code raises or sends a value that is not finite.
+    Raises ClientError, naming client, phase and step, where client code raises or sends a value that is not finite, unless
+    such clients are to be dropped: then the others are run again, as a block of their own.
     """
     try:
-        return _run(setup, shared, task)
+        return _without_dropped(setup, shared, task)
     except torch.OutOfMemoryError as e:
         if len(task.clients) == 1:
             raise ClientError(
@@ -118,29 +137,45 @@ def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
                 f"client: lower algorithm.batch_size, or take a smaller model"
             ) from e
     torch.cuda.empty_cache()  # the error and what it kept alive are gone by now
-    first, second = (run_block(setup, shared, half) for half in _halves(task))
-    return _joined(setup.phases[task.phase], first, second)
-
-
-def _halves(task: BlockTask) -> tuple[BlockTask, BlockTask]:
     middle = len(task.clients) // 2
-
-    def part(rows: slice) -> BlockTask:
-        mine = (task.limit, task.own, task.inbox)
-        limit, own, inbox = (None if t is None else T.map(lambda v: v[rows], t) for t in mine)
-        return task._replace(clients=task.clients[rows], copies=task.copies[rows], limit=limit, own=own, inbox=inbox)
-
-    return part(slice(None, middle)), part(slice(middle, None))
+    first, second = (run_block(setup, shared, task.part(rows)) for rows in (slice(None, middle), slice(middle, None)))
+    return _joined(setup.phases[task.phase], first, second, middle)
 
 
-def _joined(phase: Phase, a: BlockResult, b: BlockResult) -> BlockResult:
+def _without_dropped(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
+    phase, rows, dropped = setup.phases[task.phase], torch.arange(len(task.clients)), []
+    while len(rows):
+        try:
+            return without(phase, task, rows, dropped, _run(setup, shared, task.part(rows) if dropped else task))
+        except AtFault as e:
+            found = e.dropped
+        dropped += [d._replace(row=int(rows[d.row])) for d in found]
+        rows = rows[~torch.isin(rows, torch.tensor([d.row for d in dropped]))]
+    return without(phase, task, rows, dropped)
+
+
+def without(
+    phase: Phase, task: BlockTask, rows: Tensor, dropped: Sequence[Dropped], result: BlockResult | None = None
+) -> BlockResult:
+    """Return what a block sends without those dropped, from what the others, its ``rows``, send; None where nobody is left."""
+    if result is None:
+        losses = torch.zeros(0, dtype=torch.float64) if task.feedback else None
+        result = BlockResult(dict.fromkeys(phase.reduce), {}, None, 0, 0.0, 0, 0, 0, losses)
+    others = [d._replace(row=int(rows[d.row])) for d in result.dropped]
+    return result._replace(dropped=tuple(sorted([*dropped, *others])))
+
+
+def _joined(phase: Phase, a: BlockResult, b: BlockResult, size: int) -> BlockResult:
+    """Join the results of two parts of a block, the first of ``size`` clients."""
+    config, own = [r.config for r in (a, b) if r.config], [r.own for r in (a, b) if r.own is not None]
     return BlockResult(
         partials={slot: merge(r, a.partials[slot], b.partials[slot]) for slot, r in phase.reduce.items()},
-        config=T.concat([a.config, b.config]),
-        own=None if phase.own is None else T.concat([a.own, b.own]),
+        config=T.concat(config) if config else {},
+        own=T.concat(own) if own else None,
         **{k: getattr(a, k) + getattr(b, k) for k in ("steps", "loss", "measured", "floats_up", "bytes_up")},
         losses=None if a.losses is None or b.losses is None else torch.cat([a.losses, b.losses]),
         splits=a.splits + b.splits + 1,
+        dropped=a.dropped + tuple(d._replace(row=d.row + size) for d in b.dropped),
     )
 
 
@@ -159,19 +194,18 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     )
     visible = {**T.to(dict(shared.send), device), **shared.config}
     always = [w.active.all(0).tolist() for w in walks]
-    before, versions = torch.get_rng_state(), _versions(visible)
+    pure = _Purity(task, visible, inputs)
     with torch.no_grad():
         program = ClientProgram(phase, inputs, visible, local.data, setup, always)
-        flat = _serial(program, task) if setup.inner == "serial" else _batched(program, task)
-        _refuse_draws(before, task)
-        if written := [path for path, version in _versions(visible).items() if version != versions[path]]:
-            raise ClientError(
-                f"phase {task.phase!r}: client code wrote in place into {written[0]!r}, which all clients share, so results "
-                f"would depend on the order of work: return new tensors instead"
-            )
+        try:
+            flat = _serial(program, task) if setup.inner == "serial" else _batched(program, task, pure)
+        except AtFault:
+            pure.check()  # for the others run again
+            raise
+        pure.check()
         if program.ledger is not None:
             setup.notes.worked(phase.name, program.ledger.flop, sum(w.weight[0].numel() for w in walks))
-        return _result(phase, task, local, sum(int(w.active.sum()) for w in walks), program.result(flat))
+        return _result(program, task, local, program.result(flat))
 
 
 def _walks(phase: Phase, task: BlockTask, local: LocalData, keys: Key) -> tuple[Schedule, ...]:
@@ -195,23 +229,42 @@ def _versions(shared: Mapping[str, Any]) -> dict[str, int]:
     return {path: leaf._version for path, leaf in T.named_leaves(shared) if isinstance(leaf, Tensor)}
 
 
-def _refuse_draws(before: Tensor, task: BlockTask) -> None:
-    if not torch.equal(before, torch.get_rng_state()):
-        raise ClientError(
-            f"phase {task.phase!r}: client code drew from torch's global generator, so results would depend on the order of "
-            f"work: draw from the step's key with fedfleet.simulator.rng instead"
-        )
+class _Purity:
+    """What client code must leave as it was: torch's generator, and the tensors it is given."""
+
+    def __init__(self, task: BlockTask, shared: Mapping[str, Any], inputs: ClientInputs):
+        self._phase, self._shared, self._given = task.phase, shared, {"own": inputs.own, "inbox": inputs.inbox}
+        self._generator, self._versions = torch.get_rng_state(), (_versions(shared), _versions(self._given))
+
+    def check(self) -> None:
+        """Raise ClientError where something has changed."""
+        if not torch.equal(self._generator, torch.get_rng_state()):
+            raise ClientError(
+                f"phase {self._phase!r}: client code drew from torch's global generator, so results would depend on the order of "
+                f"work: draw from the step's key with fedfleet.simulator.rng instead"
+            )
+        shared, given = self._versions
+        if written := [path for path, version in _versions(self._shared).items() if version != shared[path]]:
+            raise ClientError(
+                f"phase {self._phase!r}: client code wrote in place into {written[0]!r}, which all clients share, so results "
+                f"would depend on the order of work: return new tensors instead"
+            )
+        if written := [path for path, version in _versions(self._given).items() if version != given[path]]:
+            raise ClientError(
+                f"phase {self._phase!r}: client code wrote in place into {written[0]!r}, so the block could not be run a second "
+                f"time: return new tensors instead"
+            )
 
 
-def _batched(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
+def _batched(program: ClientProgram, task: BlockTask, pure: _Purity) -> tuple[Tensor, ...]:
     try:
         return torch.func.vmap(program, randomness="error")(*T.leaves(program.inputs))
     except torch.OutOfMemoryError:
         raise
     except Exception as e:
-        where, before = program.where, torch.get_rng_state()
-        _serial(program, task)  # names the client and the step, if the fault is the client code's own
-        _refuse_draws(before, task)
+        where = program.where
+        _serial(program, task)  # names the clients and the step, if the fault is the client code's own
+        pure.check()
         raise ClientError(
             f"phase {task.phase!r}, {where}: client code runs alone but not under vmap ({type(e).__name__}: {e}): "
             f"avoid data-dependent branches, .item() and in-place writes, or set executor.inner=serial"
@@ -219,22 +272,33 @@ def _batched(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
 
 
 def _serial(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
-    program.always = [[True] * len(mask) for mask in program.always]  # a client alone takes its own steps and no more
-    program.ledger = None
-    results = []
-    for i, client in enumerate(task.clients.tolist()):
-        mine: ClientInputs = T.index(program.inputs, i)
-        walks = tuple(T.map(lambda t, w=w: t[: int(w.active.sum())], w) for w in mine.walks)
+    results, dropped = [], []
+    for row, client in enumerate(task.clients.tolist()):
         try:
-            results.append(program(*T.leaves(mine._replace(walks=walks))))
+            results.append(_alone(program, row))
         except torch.OutOfMemoryError:
             raise
         except Exception as e:
-            raise ClientError.at(client, task.phase, program.where, e) from e
+            error = ClientError.at(client, task.phase, program.where, e)
+            if task.faults.on_client_error == "fail":
+                raise error from e
+            why = one_line(f"{program.where}: {type(e).__name__}: {e}")
+            dropped.append(Dropped(row, client, why, bit_exact=False, traceback=traced(e)))
+    if dropped:
+        raise AtFault(dropped)
     return tuple(torch.stack(leaf) for leaf in zip(*results, strict=True))
 
 
-def _result(phase: Phase, task: BlockTask, local: LocalData, steps: int, out: dict[str, Any]) -> BlockResult:
+def _alone(program: ClientProgram, row: int) -> tuple[Tensor, ...]:
+    """Run one client of the block; alone it takes its own steps and no more."""
+    mine: ClientInputs = T.index(program.inputs, row)
+    walks = tuple(T.map(lambda t, w=w: t[: int(w.active.sum())], w) for w in mine.walks)
+    program.always, program.ledger = [[True] * len(w.active) for w in walks], None
+    return program(*T.leaves(mine._replace(walks=walks)))
+
+
+def _result(program: ClientProgram, task: BlockTask, local: LocalData, out: dict[str, Any]) -> BlockResult:
+    phase, own = program.phase, multiplied_out(out["own"])
     size = len(task.clients)
     if phase.weight == "uniform":
         weight = torch.ones(size, dtype=torch.float64, device=local.counts.device)
@@ -244,15 +308,16 @@ def _result(phase: Phase, task: BlockTask, local: LocalData, steps: int, out: di
         weight = out["config"][phase.weight]
     rows = Rows(weight * task.discount, local.domain, torch.full_like(weight, task.discount))
     partials = {slot: reduction.block(out["send"][slot], rows) for slot, reduction in phase.reduce.items()}
-    if not _finite(partials) or not _finite(out["config"]):  # what is not finite in one upload is not finite in the sum
-        _name_culprit(out, task)
+    # What is not finite in one upload is not finite in the sum, so that uploads need not be looked at one by one.
+    if task.faults.non_finite != "keep" and not finite((partials, out["config"], own)):
+        _blame(program, task, out, own)
     loss = out["loss"].double()
     found = ~loss.isnan()
     return BlockResult(
         partials=T.to(partials, "cpu"),
         config=T.to(out["config"], "cpu"),
-        own=T.to(multiplied_out(out["own"]), "cpu"),
-        steps=steps,
+        own=T.to(own, "cpu"),
+        steps=sum(int(w.active.sum()) for w in program.inputs.walks),
         loss=float(loss[found].sum()),
         measured=int(found.sum()),
         floats_up=T.count(out["send"]),
@@ -261,23 +326,32 @@ def _result(phase: Phase, task: BlockTask, local: LocalData, steps: int, out: di
     )
 
 
-def _finite(values: Tree) -> bool:
-    """Say whether all values are finite. A finite sum says so at once; an infinite one may have overflowed."""
-    floats = [v for v in T.leaves(values) if v.is_floating_point()]
-    return all(math.isfinite(v.sum()) or bool(torch.isfinite(v).all()) for v in floats)
-
-
-def _name_culprit(out: dict[str, Any], task: BlockTask) -> None:
-    for slot, values in (*out["send"].items(), *out["config"].items()):
-        for client, *mine in zip(task.clients.tolist(), *T.leaves(multiplied_out(values)), strict=True):
-            if not _finite(tuple(mine)):
-                raise ClientError(
-                    f"client {client}, phase {task.phase!r}: it sends a value that is not finite in {slot!r}: training "
-                    f"diverged, so lower the learning rates, or clip gradients"
-                )
+def _blame(program: ClientProgram, task: BlockTask, out: dict[str, Any], own: Tree) -> NoReturn:
+    """Name the clients whose values are not finite. Raises ClientError, or AtFault where they are to be dropped."""
+    dropped = []
+    for row, what in sorted(not_finite({**out["send"], **out["config"]}, own).items()):
+        client, why = int(task.clients[row]), what + _first_seen(program, row)
+        if task.faults.non_finite == "fail":
+            raise ClientError(
+                f"client {client}, phase {task.phase!r}: {why}: training diverged, so lower the learning rates, or clip gradients"
+            )
+        dropped.append(Dropped(row, client, why, bit_exact=True))
+    if dropped:
+        raise AtFault(dropped)
     raise ClientError(
         f"phase {task.phase!r}: the sum of what clients send overflows, though each is finite: lower the learning rates"
     )
+
+
+def _first_seen(program: ClientProgram, row: int) -> str:
+    """Run a client again, alone, to say after which step its values are no longer finite; say nothing if they always are."""
+    program.watch = Watch()
+    with contextlib.suppress(Exception):
+        try:
+            _alone(program, row)
+        except NotFinite:
+            return f", first seen after {program.where}"
+    return ""
 
 
 class Chunk(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import NamedTuple
 
 import torch
@@ -30,6 +30,7 @@ class Server(NamedTuple):
         max_staleness: older answers are thrown away; None keeps all.
         tries, retry_s: how often to wait so many seconds where nobody can be reached, and how many times as many invitations
             as there are places to let go by without an answer.
+        dropped: numbers of flights from which no answer comes, since the client is at fault.
 
     """
 
@@ -42,6 +43,7 @@ class Server(NamedTuple):
     max_staleness: int | None
     tries: int
     retry_s: float
+    dropped: Set[int] = frozenset()
 
 
 class Ended(NamedTuple):
@@ -70,7 +72,7 @@ def fill(server: Server, flights: Flights, size: int, started_s: float) -> Ended
         flight = flights.next()
         clock_s = max(clock_s, flight.ends_s)
         staleness = server.version - flight.version
-        if flight.fails:
+        if flight.fails or flight.number in server.dropped:
             fate = Fate.FAILED
         elif server.max_staleness is not None and staleness > server.max_staleness:
             fate = Fate.LATE

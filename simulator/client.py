@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +42,7 @@ class ClientProgram:
     """One client's phase, callable on the leaves of its slice of ``ClientInputs``, alone or under ``vmap``.
 
     After a call, ``result`` makes ``{"send", "config", "own", "loss"}`` of what it returned, and ``where`` names the last step
-    it was in (for error messages).
+    it was in (for error messages). ``watch``, where given, is called with the values after each step of a client alone.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class ClientProgram:
         self.out: Tree = None
         self.combinations: list[Combination] = []
         self.where = "begin"
+        self.watch: Callable[[Tree], None] | None = None
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run begin, every step of every stage, finish."""
@@ -72,6 +73,9 @@ class ClientProgram:
                     self.ledger.walk(inputs)
         self.where = "begin"
         carry = work.begin(shared, own, inbox, key)
+        watch = self.watch if lanes.level() is None else None
+        if watch is not None:
+            watch(carry)
         losses: list[Tensor] = []
         measured: list[Tensor] = []
         for s, (stage, walk) in enumerate(zip(work.stages, walks, strict=True)):
@@ -81,6 +85,8 @@ class ClientProgram:
                 data = gather(self.data, step.rows) if found is None else {n: v[k] for n, v in found.items()}
                 new, step_loss = self._step(stage, step, Batch(data, step.weight), k, carry, count)
                 carry = new if self.always[s][k] else T.where(step.active, new, carry)
+                if watch is not None:
+                    watch(carry)
                 if step_loss is not None:
                     losses.append(step_loss)
                     measured.append(step.active)

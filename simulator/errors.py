@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 
 class FedfleetError(Exception):
     """An error whose message is meant for the user, without a traceback of ours."""
@@ -19,6 +21,10 @@ class ClientError(FedfleetError):
         """Name where it happened; the original error is chained by the caller."""
         return cls(f"client {client}, phase {phase!r}, {step}: {type(error).__name__}: {error}")
 
+    def told(self) -> str:
+        """Return the message, followed by the traceback of the original error if there is one."""
+        return str(self) if self.__cause__ is None else f"{self}\n{traced(self.__cause__)}"
+
     def __reduce__(self) -> tuple[type[ClientError], tuple[str]]:
         """Travel between processes as the message alone."""
         return type(self), (str(self),)
@@ -26,6 +32,11 @@ class ClientError(FedfleetError):
 
 class ClientTimeout(ClientError):
     """Client code did not come to an end."""
+
+
+def traced(error: BaseException) -> str:
+    """Return an error's traceback as text."""
+    return "".join(traceback.format_exception(error)).rstrip()
 
 
 def one_line(text: object) -> str:

@@ -13,6 +13,7 @@ from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Task
 from fedfleet.simulator.block import BlockTask, Chunk, run_block, run_chunk
 from fedfleet.simulator.executors.base import Executor
+from fedfleet.simulator.faults import Faults
 from fedfleet.simulator.reduction import Store, merge
 from fedfleet.simulator.rng import Key
 from fedfleet.simulator.tree import Tree
@@ -64,10 +65,13 @@ def client_phase(metrics: tuple[str, ...]) -> Phase:
 
 
 def evaluate_clients(executor: Executor, z: Tree, clients: int) -> dict[str, Tensor]:
-    """Return each client's metrics (N,) at ``z``; the setup must hold ``client_phase``."""
+    """Return each client's metrics (N,) at ``z``, finite or not; the setup must hold ``client_phase``."""
     ids = torch.arange(clients)
     key = rng.key(0)  # nothing is drawn
-    tasks = [BlockTask("client_metrics", c, torch.zeros_like(c), key) for c in ids.split(CLIENTS_A_BLOCK)]
+    faults = Faults(non_finite="keep")
+    tasks = [
+        BlockTask("client_metrics", c, torch.zeros_like(c), key, faults=faults) for c in ids.split(CLIENTS_A_BLOCK)
+    ]
     stored = None
     for result in executor.map(run_block, Message(send={"z": z}), tasks):
         stored = merge(Store(), stored, result.partials["metrics"])

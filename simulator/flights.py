@@ -39,6 +39,14 @@ class Flights:
         self._now: list[Flight] = []
         self.launched = 0
 
+    def under_way(self) -> list[Flight]:
+        """Return the flights, a heap of the caller's own."""
+        return self._now.copy()
+
+    def replace(self, flights: list[Flight], launched: int) -> None:
+        """Enter how things stand: a heap, and the invitations so far."""
+        self._now, self.launched = flights, launched
+
     def add(self, flight: Flight) -> None:
         """Take off."""
         heapq.heappush(self._now, flight)

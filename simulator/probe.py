@@ -10,6 +10,7 @@ from fedfleet.simulator.algorithm import Algorithm, Buffered, Cohort, Problem
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.factored import Notes
+from fedfleet.simulator.faults import Faults
 from fedfleet.simulator.memory import Memory
 from fedfleet.simulator.round import Conditions, EngineRound
 from fedfleet.simulator.tree import Tree
@@ -26,7 +27,7 @@ def probe(algorithm: Algorithm, z: Tree, problem: Problem, setup: Setup) -> Note
     notes = Notes()
     executor = LocalExecutor(threads=None)
     executor.start(replace(setup, inner="factored", device="cpu", notes=notes))
-    conditions = Conditions(seed=0, block_size=CLIENTS)
+    conditions = Conditions(seed=0, block_size=CLIENTS, faults=Faults(non_finite="keep"))
     memory = Memory(conditions.selection)
     state = algorithm.init(z, rng.fold(rng.key(0), "init"), problem)
     for index in range(ROUNDS):

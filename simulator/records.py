@@ -22,8 +22,8 @@ class PhaseRecord:
     """A row of ``phases.parquet`` and its fates.
 
     ``counts`` has a key a fate, "invited", "merged_stale" (late updates of earlier rounds used in this phase),
-    "client_steps", and floats and bytes each way; ``bytes_down_each`` is one client's. ``events`` are what happened that depends
-    on the machine, one a line of ``events.jsonl``; such a run is not reproducible to the bit.
+    "client_steps", and floats and bytes each way; ``bytes_down_each`` is one client's. ``events`` are what happened that should
+    not have, one a line of ``events.jsonl``; with one that says ``bit_exact: false`` the run is not reproducible to the bit.
     """
 
     phase: str
@@ -38,15 +38,23 @@ class PhaseRecord:
 
     def invited(self, shared: Message, inbox: Tree = None, online: int | None = None) -> None:
         """Count the fates and what was sent to those online: the shared message and their rows of the inbox."""
-        fate, size = self.responses.fate, len(self.clients)
-        online = int((fate != Fate.OFFLINE).sum()) if online is None else online
+        size = len(self.clients)
+        online = int((self.responses.fate != Fate.OFFLINE).sum()) if online is None else online
         floats, self.bytes_down_each = message_size(shared, inbox, size)
-        self.counts = {f.name.lower(): int((fate == f).sum()) for f in Fate} | {
+        self.counts = self._fates() | {
             "invited": size,
             **dict.fromkeys(("merged_stale", "client_steps", "floats_up", "bytes_up"), 0),
             "floats_down": online * floats,
             "bytes_down": online * self.bytes_down_each,
         }
+
+    def _fates(self) -> dict[str, int]:
+        return {f.name.lower(): int((self.responses.fate == f).sum()) for f in Fate}
+
+    def befell(self, rows: Tensor, fate: Fate) -> None:
+        """Change the fate of some of the invited clients, given by their positions."""
+        self.responses.fate[rows] = int(fate)
+        self.counts |= self._fates()
 
     def received(self, results: Sequence[BlockResult]) -> None:
         """Count what came back, and average the training loss."""
@@ -57,7 +65,8 @@ class PhaseRecord:
         self.train_loss = sum(r.loss for r in results) / measured if measured else None
         for r in results:
             if r.splits:
-                self.events.append({"event": "out_of_memory", "splits": r.splits})
+                self.events.append({"event": "out_of_memory", "splits": r.splits, "bit_exact": False})
+            self.events += [d.event() for d in r.dropped]
 
 
 def message_size(shared: Message, inbox: Tree, size: int) -> tuple[int, int]:

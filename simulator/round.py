@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedfleet.simulator import rng
 from fedfleet.simulator.algorithm import Buffered, Cohort, Problem, Reduced
+from fedfleet.simulator.answers import Answers, Group, listed, merged
 from fedfleet.simulator.batches import work
-from fedfleet.simulator.block import BlockResult, BlockTask, run_block
+from fedfleet.simulator.block import BlockTask, run_block
 from fedfleet.simulator.buffer import Server, fill
 from fedfleet.simulator.devices import Load
 from fedfleet.simulator.errors import ClientError, FedfleetError
 from fedfleet.simulator.executors.base import Executor
+from fedfleet.simulator.faults import Dropped, Faults
 from fedfleet.simulator.flights import Flight
 from fedfleet.simulator.late import Assignment
 from fedfleet.simulator.memory import Memory
 from fedfleet.simulator.policies import rounded_up
 from fedfleet.simulator.records import PhaseRecord, message_size
-from fedfleet.simulator.reduction import merge
 from fedfleet.simulator.responses import Fate, Federation, respond
 from fedfleet.simulator.rng import Key
 from fedfleet.simulator.selection import Heard, Selection, Uniform
+from fedfleet.simulator.timeouts import Run, limit_s
 from fedfleet.simulator.tree import Tree
 from fedfleet.simulator.work import Message, Phase
 
@@ -47,6 +48,7 @@ class Conditions:
             weight a round of delay; None ignores them.
         train_all: let late clients work too, and throw away what they send: a model that must not change for it.
         block_size: clients a block, at most.
+        faults: what is done about clients at fault.
         bytes_up: phase -> bytes that a client sends, as devices are told before any has sent them.
         flop: phase -> floating-point operations an example.
 
@@ -63,19 +65,13 @@ class Conditions:
     stale_discount: float | None = None
     train_all: bool = False
     block_size: int = 32
+    faults: Faults = field(default_factory=Faults)
     bytes_up: Mapping[str, float] = field(default_factory=dict)
     flop: Mapping[str, float] = field(default_factory=dict)
 
 
 class TooFewResponses(FedfleetError):
     """A phase was answered by fewer clients than ``min_responses``."""
-
-
-class Group(NamedTuple):
-    """Clients that start from one message, in the order of the blocks, and the blocks."""
-
-    asked: Assignment
-    tasks: list[BlockTask]
 
 
 class EngineRound:
@@ -145,27 +141,36 @@ class EngineRound:
         self.records.append(record)
         self.clock_s += responses.duration_s
         heard, late = responses.heard, (responses.fate == Fate.LATE).nonzero().flatten()
-        enough = len(heard) >= c.min_responses
         keeps = c.stale_discount is not None and phase.own is None  # a client's state has moved on by then
-        if enough and keeps:
-            responses.fate[late] = int(Fate.STALE)
-            self._memory.late.add(asked.take(late))
         record.invited(shared, inbox)
-        if not enough:
-            raise TooFewResponses(
-                f"round {self.index}, phase {phase.name!r}: {len(heard)} of {len(cohort)} invited answered"
-            )
+        self._enough(record, len(heard))
         groups = [self._group(phase, asked.take(heard))]
         for old in self._memory.late.arrived(phase.name, self.index, self.clock_s):
             assert c.stale_discount is not None
-            record.counts["merged_stale"] += len(old.clients)
             groups.append(self._group(phase, old, c.stale_discount ** (self.index - old.round)))
-        (found,) = self._reduce(phase, record, [groups])
+        (answers,) = self._answers(phase, record, [groups])
+        kept, *stale = answers.kept
+        record.befell(heard[groups[0].order[~kept]], Fate.FAILED)
+        record.counts["merged_stale"] = sum(int(k.sum()) for k in stale)
+        self._enough(record, int(kept.sum()), answers.dropped)
+        if keeps:
+            record.befell(late, Fate.STALE)
+            self._memory.late.add(asked.take(late))
+        found = self._reduced(phase, groups, answers)
+        self._learn(groups[0].asked.take(kept.nonzero().flatten()), answers)
         if c.train_all and not keeps and len(late):
             wasted = self._group(phase, asked.take(late))
-            for _ in self._executor.map(run_block, shared, wasted.tasks):
-                pass
+            merged(phase, [wasted], [self._start(wasted)(wasted.tasks)], self._start)
         return found
+
+    def _enough(self, record: PhaseRecord, answers: int, dropped: Sequence[Dropped] = ()) -> None:
+        """Raise TooFewResponses where there are not enough answers."""
+        if answers >= self._conditions.min_responses:
+            return
+        why = f", and {listed(dropped)}" if dropped else ""
+        raise TooFewResponses(
+            f"round {self.index}, phase {record.phase!r}: {answers} of {len(record.clients)} invited answered{why}"
+        )
 
     def buffered(
         self,
@@ -176,8 +181,11 @@ class EngineRound:
         concurrency: int,
         max_staleness: int | None = None,
     ) -> list[Buffered]:
-        """Fill a buffer with answers of clients at work all the time. Raises FedfleetError, ClientError."""
-        c, started = self._conditions, self.clock_s
+        """Fill a buffer with answers of clients at work all the time. Raises FedfleetError, ClientError.
+
+        Where one of them is dropped, all goes as if it had failed on its way: time goes on until the buffer is full.
+        """
+        c, flights, started = self._conditions, self._memory.flights, self.clock_s
         server = Server(
             federation=c.federation.during(phase),
             clients=self.problem.clients,
@@ -189,21 +197,35 @@ class EngineRound:
             tries=c.attempts,
             retry_s=c.retry_s,
         )
-        ended = fill(server, self._memory.flights, size, started)
-        self.clock_s += ended.responses.duration_s
-        record = PhaseRecord(phase.name, self.attempt, ended.clients, ended.responses, started)
-        record.invited(messages[self.index], online=ended.launched)
-        record.counts["merged_stale"] = sum(f.version != self.index for f in ended.used)
+        before, launched, events, dropped = flights.under_way(), flights.launched, [], {}
+        while True:
+            ended = fill(server._replace(dropped=dropped.keys()), flights, size, started)
+            self.clock_s = started + ended.responses.duration_s
+            record = PhaseRecord(phase.name, self.attempt, ended.clients, ended.responses, started, events=events)
+            record.invited(messages[self.index], online=ended.launched)
+            record.counts["merged_stale"] = sum(f.version != self.index for f in ended.used)
+            if len(ended.used) < size:
+                why = f" ({listed(list(dropped.values()))})" if dropped else ""
+                raise FedfleetError(
+                    f"round {self.index}, phase {phase.name!r}: {len(ended.used)} of {size} answers came in, and then none, "
+                    f"however many clients were invited{why}: raise the rate of availability or cohort.retry_s, or lower "
+                    f"devices.failures_per_hour"
+                )
+            versions = sorted({f.version for f in ended.used}, reverse=True)
+            groups = [[self._flown(phase, messages[v], v, [f for f in ended.used if f.version == v])] for v in versions]
+            answers = self._answers(phase, record, groups)
+            found = {
+                number: who
+                for ((group,), a) in zip(groups, answers, strict=True)
+                for number, who in zip(group.asked.copies[~a.kept[0]].tolist(), a.dropped, strict=True)
+            }
+            if not found:
+                break
+            dropped |= found
+            flights.replace(before.copy(), launched)
         self.records.append(record)
-        if len(ended.used) < size:
-            raise FedfleetError(
-                f"round {self.index}, phase {phase.name!r}: {len(ended.used)} of {size} answers came in, and then none, however "
-                f"many clients were invited: raise the rate of availability or cohort.retry_s, or lower devices.failures_per_hour"
-            )
-        versions = sorted({f.version for f in ended.used}, reverse=True)
-        groups = [[self._flown(phase, messages[v], v, [f for f in ended.used if f.version == v])] for v in versions]
-        found = self._reduce(phase, record, groups)
-        return [Buffered(self.index - v, reduced) for v, reduced in zip(versions, found, strict=True)]
+        reduced = [self._reduced(phase, *pair) for pair in zip(groups, answers, strict=True)]
+        return [Buffered(self.index - v, r) for v, r in zip(versions, reduced, strict=True)]
 
     def versions(self) -> set[int]:
         """Return the rounds whose messages clients are still at work on."""
@@ -247,7 +269,8 @@ class EngineRound:
 
     def _group(self, phase: Phase, asked: Assignment, discount: float = 1.0) -> Group:
         """Cut work into blocks, most examples first, so that the clients of a block are alike and no long one comes last."""
-        asked = asked.take(asked.num_examples.argsort(descending=True, stable=True))
+        order = asked.num_examples.argsort(descending=True, stable=True)
+        asked = asked.take(order)
         tasks = [
             BlockTask(
                 phase=phase.name,
@@ -260,51 +283,45 @@ class EngineRound:
                 inbox=mine.inbox,
                 discount=discount,
                 feedback=self._conditions.selection.feedback,
+                faults=self._conditions.faults,
             )
             for mine in map(asked.take, _blocks(torch.arange(len(asked.clients)), self._conditions.block_size))
         ]
-        return Group(asked, tasks)
+        return Group(asked, order, tasks)
 
     def _own(self, phase: Phase, shared: Message, clients: Tensor) -> Tree:
         fresh = phase.own
         assert fresh is not None
         return self._memory.store.get(clients, lambda: fresh(shared.merged()))
 
-    def _reduce(self, phase: Phase, record: PhaseRecord, sets: list[list[Group]]) -> list[Reduced]:
-        """Run all groups side by side, and reduce each set of them to one result; the first group is this round's."""
-        started = [[self._executor.map(run_block, g.asked.shared, g.tasks) for g in groups] for groups in sets]
+    def _start(self, group: Group) -> Run:
+        """Return what starts blocks of a group on the executor."""
+        return lambda tasks: self._executor.map(run_block, group.asked.shared, tasks, timeout_s=limit_s(tasks))
+
+    def _answers(self, phase: Phase, record: PhaseRecord, sets: list[list[Group]]) -> list[Answers]:
+        """Run all groups side by side, and merge what each set of them sends."""
+        started = [[self._start(g)(g.tasks) for g in groups] for groups in sets]
         try:
-            found = [self._merged(phase, *pair) for pair in zip(sets, started, strict=True)]
+            found = [merged(phase, *pair, self._start) for pair in zip(sets, started, strict=True)]
         except ClientError as e:
-            raise ClientError(f"round {self.index}: {e}") from e.__cause__
-        record.received([r for _, results in found for r in results])
-        self._learn(sets[0][0], found[0][1])
-        return [reduced for reduced, _ in found]
+            raise type(e)(f"round {self.index}: {e.told()}") from e.__cause__
+        record.received([r for answers in found for r in answers.results])
+        return found
 
-    def _merged(
-        self, phase: Phase, groups: list[Group], started: list[Iterator[BlockResult]]
-    ) -> tuple[Reduced, list[BlockResult]]:
-        """Merge what groups send, block by block; of the blocks' results only the account is kept."""
-        partials: dict[str, Any] = dict.fromkeys(phase.reduce)
-        results: list[BlockResult] = []
-        for group, running in zip(groups, started, strict=True):
-            for task, result in zip(group.tasks, running, strict=True):
-                for slot, reduction in phase.reduce.items():
-                    partials[slot] = merge(reduction, partials[slot], result.partials[slot])
-                if phase.own is not None:
-                    self._memory.store.stage(task.clients, result.own)
-                results.append(result._replace(partials={}, own=None))
-        clients = torch.cat([g.asked.clients for g in groups])
-        config = {k: torch.cat([r.config[k] for r in results]) for k in results[0].config}
-        return Reduced({s: r.final(partials[s]) for s, r in phase.reduce.items()}, clients, config), results
+    def _reduced(self, phase: Phase, groups: list[Group], answers: Answers) -> Reduced:
+        """Stage the clients' states, and end the reductions."""
+        for clients, own in answers.own if phase.own is not None else ():
+            self._memory.store.stage(clients, own)
+        clients = torch.cat([g.asked.clients[kept] for g, kept in zip(groups, answers.kept, strict=True)])
+        return Reduced({s: r.final(answers.partials[s]) for s, r in phase.reduce.items()}, clients, answers.config)
 
-    def _learn(self, fresh: Group, results: list[BlockResult]) -> None:
-        """Tell the selection what the server has learnt of the clients of this round."""
-        c, memory, asked = self._conditions, self._memory, fresh.asked
+    def _learn(self, asked: Assignment, answers: Answers) -> None:
+        """Tell the selection what the server has learnt of the clients of this round; nothing of those whose loss is no number."""
+        c, memory = self._conditions, self._memory
         if not c.selection.feedback:
             return
-        loss = torch.cat([r.losses for r in results if r.losses is not None])[: len(asked.clients)]
-        seen = (~loss.isnan()).nonzero().flatten()
+        loss = torch.cat([r.losses for r in answers.results if r.losses is not None])[: len(asked.clients)]
+        seen = loss.isfinite().nonzero().flatten()
         mine = asked.take(seen)
         heard = Heard(self.index, mine.clients, loss[seen], mine.seconds, mine.num_examples)
         memory.selection = c.selection.observe(memory.selection, heard)

@@ -283,7 +283,7 @@ class RayExecutor:
         self._pool.replace(run.slot)
         limit = run.batch.timeout_s
         run.batch.done[run.number] = ClientTimeout(
-            f"{describe(run.task)}: not done after {limit:g} s: look for a loop without end, or raise client_timeout_s"
+            f"{describe(run.task)}: not done after {limit:g} s: look for a loop without end, or raise faults.client_timeout_s"
         )
 
     def close(self) -> None:

@@ -158,9 +158,10 @@ def _in_processes(plan: list[Trial], out: Path, progress: Progress, jobs: int) -
             progress.say(f"started: {trial.place}")
             lines = process.communicate()[0].strip().splitlines() or ["no output"]
             under_way.remove(process)
-        progress.say(f"{trial.place}: {lines[-1]}")
+        said = next((line for line in lines if line.startswith("failed: ")), lines[-1])  # a traceback may follow
+        progress.say(f"{trial.place}: {said}")
         if process.returncode:
-            return FedfleetError(f"{trial.place}: {lines[-1].removeprefix('failed: ')}")
+            return FedfleetError(f"{trial.place}: {said.removeprefix('failed: ')}")
         return Run(folder, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
 
     with ThreadPoolExecutor(jobs) as pool:

@@ -75,6 +75,17 @@ class Executor(Options):
     """Address of a running Ray cluster; a private one is started on loopback if not given."""
 
 
+class FaultOptions(Options):
+    """What is done about clients at fault: fail ends the run, drop_client goes on without them."""
+
+    on_client_error: Literal["fail", "drop_client"] = "fail"
+    """Where client code raises."""
+    non_finite: Literal["fail", "drop_client", "keep"] = "fail"
+    """Where what a client sends, or its own state, is NaN or infinite; keep takes it as it is."""
+    client_timeout_s: float | None = Field(default=None, gt=0)
+    """Seconds of the machine's clock after which a client is taken to have raised; on Ray only, where its actor is stopped."""
+
+
 class Evaluation(Options):
     """What is measured on the server's side, and when."""
 
@@ -115,6 +126,7 @@ class Config(Options):
     devices: dict[str, Any] = Field(default={"kind": "alike"})
     selection: dict[str, Any] = Field(default={"kind": "uniform"})
     executor: Executor = Executor()
+    faults: FaultOptions = FaultOptions()
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     warm_start: str | None = None

@@ -32,6 +32,7 @@ from fedfleet.simulator.evaluation import client_phase
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.factored import Notes
+from fedfleet.simulator.faults import Faults
 from fedfleet.simulator.population import Population, gather
 from fedfleet.simulator.probe import probe
 from fedfleet.simulator.round import Conditions
@@ -145,6 +146,7 @@ class Experiment:
             train_all=self.config.executor.train_all,
             over_select=c.over_select,
             block_size=int(self.config.executor.block_size),
+            faults=Faults(**self.config.faults.model_dump()),
             bytes_up=self.costs.bytes_up,
             flop=self.costs.flop,
         )

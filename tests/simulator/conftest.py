@@ -9,6 +9,7 @@ import torch
 
 from fedfleet.simulator import rng
 from fedfleet.simulator.block import BlockResult, BlockTask, Setup, run_block
+from fedfleet.simulator.faults import Faults
 from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.simulator.reduction import Store
 from fedfleet.simulator.tree import Tree
@@ -53,8 +54,13 @@ class Federation:
         finish: Callable[..., tuple[Message, Tree]] | None = None,
         reduce: Mapping[str, Any] | None = None,
         weight: str = "uniform",
+        own: Tree = None,
+        faults: Faults | None = None,
     ) -> BlockResult:
-        """Run the phase "train"; by default it takes the plan's steps with rate 0.1 and stores every final point."""
+        """Run the phase "train"; by default it takes the plan's steps with rate 0.1 and stores every final point.
+
+        ``own`` holds the states of the clients (C, ...).
+        """
 
         def sgd_step(ops: Any, shared: Any, z: Tree, batch: Any, at: Any, key: Any) -> Tree:
             return ops.step("train", z, 0.1, ops.grad("train", z, batch, key)[0])
@@ -78,7 +84,10 @@ class Federation:
         )
         ids = torch.tensor(clients)
         z = {"x": {"w": torch.zeros(self.population.data["x"].shape[1])}}
-        return run_block(setup, Message(send={"z": z}), BlockTask("train", ids, torch.zeros_like(ids), rng.key(7)))
+        task = BlockTask(
+            "train", ids, torch.zeros_like(ids), rng.key(7), own=own, feedback=True, faults=faults or Faults()
+        )
+        return run_block(setup, Message(send={"z": z}), task)
 
 
 @pytest.fixture(scope="session")
