@@ -100,12 +100,22 @@ def _upwards(seconds: float) -> str:
     return f"{math.ceil(seconds / unit) * unit:.3g}"
 
 
-def typical(devices: Machines, algorithm: Algorithm, problem: Problem, known: Costs) -> str:
-    """Say what a round takes where each number of the device, and the client's examples, are in the middle."""
+def typical(devices: Machines, algorithm: Algorithm, problem: Problem, known: Costs) -> tuple[float, str]:
+    """Return what a round takes where each number of the device, and the client's examples, are in the middle, and of what.
+
+    An asynchronous server has no rounds: that is then the time of one answer.
+    """
     device = devices.fleet.of(torch.arange(min(problem.clients, SAMPLE))).median()
     loads = [known.load(p, torch.tensor([max(1, round(problem.mean_examples))])) for p in algorithm.phases]
     total = lambda of: sum(float(of(load)) for load in loads)  # noqa: E731
     latency = 2 * len(loads) * float(device.latency_s)
     parts = {"download": device.download_s, "compute": device.compute_s, "upload": device.upload_s}
     seconds = {**{name: total(of) for name, of in parts.items()}, "latency": latency}
-    return f"{sum(seconds.values()):.3g} s: " + ", ".join(f"{name} {s:.3g} s" for name, s in seconds.items())
+    return sum(seconds.values()), ", ".join(f"{name} {s:.3g} s" for name, s in seconds.items())
+
+
+def between_steps(seconds: float, buffer: int, concurrency: int, clients: int) -> str:
+    """Say how often an asynchronous server steps where an answer takes ``seconds``: ``concurrency`` come in in that time."""
+    at_work = min(concurrency, clients)
+    every = seconds * buffer / at_work
+    return f"{every:.3g} s: {buffer} answers of {at_work} clients at work, an answer in {seconds:.3g} s"

@@ -153,6 +153,30 @@ def test_refused_at_plan_time(command, tmp_path, trace, verb, given, says):
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("cohort", "says"),
+    [
+        ({"respond": 31, "invite": 40}, "cohort.respond=31: only 30 clients have intervals in availability.path="),
+        ({"min_responses": 31, "invite": 40}, "cohort.min_responses=31: only 30 clients have"),
+        ({"over_select": 1.25, "invite": 32}, "cohort.invite=32: only 30 clients have"),
+        (
+            {"respond": "siwer", "response_low": 0.8, "invite": 40},
+            "cohort.respond='siwer', at least 33 answers: only 30 clients have",
+        ),
+    ],
+)
+def test_more_answers_than_clients_that_are_ever_online_are_refused(trace, cohort, says):
+    given = {"availability": {"kind": "trace", "path": str(trace), "map": "direct"}}
+    enough = {k: 30 if v in (31, 32) else 0.6 if k == "response_low" else v for k, v in cohort.items()}
+    Experiment(load({**QUICK, **given, "cohort": enough}))
+    with pytest.raises(fedfleet.ConfigError) as caught:
+        Experiment(load({**QUICK, **given, "cohort": cohort}))
+    text = str(caught.value)
+    assert text.startswith(says)
+    assert text.endswith("and no other is ever online: lower it, or use availability.map=seeded")
+    Experiment(load({**QUICK, "availability": {**given["availability"], "map": "seeded"}, "cohort": cohort}))
+
+
 def test_a_trace_of_fedscale_from_the_command_line(command, tmp_path):
     source, out = tmp_path / "trace.json", tmp_path / "trace.parquet"
     source.write_text(json.dumps({"4": {"active": [0, 5], "inactive": [3, 5], "finish_time": 10, "model": "M"}}))
