@@ -55,8 +55,8 @@ class Selection(Protocol):
 def _refuse_replacement(kind: str, replace: bool) -> None:
     if replace:
         raise ConfigError(
-            f"selection.kind={kind!r}: the algorithm invites with replacement, and this selection never invites a client twice: use "
-            f"uniform or examples"
+            f"selection.kind={kind!r}: the algorithm invites with replacement, and this selection never invites a client twice: "
+            f"use uniform or examples"
         )
 
 

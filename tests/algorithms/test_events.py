@@ -100,7 +100,8 @@ def engine(algorithm, world, r: Rules, rounds):
         ):
             found.append(record)
     except FedfleetError as e:
-        assert f"in {r.attempts} cohorts in a row" in str(e) or "answers came in, and then none" in str(e)
+        if f"in {r.attempts} cohorts in a row" not in str(e) and "answers came in, and then none" not in str(e):
+            raise
         return found, False
     return found, True
 
@@ -215,8 +216,6 @@ def test_an_asynchronous_server_goes_as_its_events_do_and_so_does_the_model(r):
         assert phase.counts["floats_up"] == len(used) == r.buffer
         assert phase.counts["merged_stale"] == sum(f.version < t for f in used)
         assert server.most_at_work <= min(r.concurrency, CLIENTS)
-        change = sum(
-            (1 + t - f.version) ** -0.5 * LR * (MINIMA[f.client] - points[f.version]) for f in used
-        )
+        change = sum((1 + t - f.version) ** -0.5 * LR * (MINIMA[f.client] - points[f.version]) for f in used)
         points.append(points[t] + 0.8 * change / r.buffer)
         assert float(found[t].state.z["x"]["w"]) == pytest.approx(points[-1])

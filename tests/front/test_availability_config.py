@@ -129,7 +129,10 @@ def test_a_dropout_study_compares_rates_that_are_equal():
         ("diurnal, zones: []", "availability.zones=[]: list should have at least 1 item"),
         ("diurnal, zones: [30]", "availability.zones.0=30: input should be less than or equal to 24"),
         ("label_correlated, rate: 0", "availability.rate=0: input should be greater than 0"),
-        ("label_correlated, classes: [3, 10]", "availability.classes=[3, 10]: no client holds class 10: leave it out (class numbers go up to 9)"),
+        (
+            "label_correlated, classes: [3, 10]",
+            "availability.classes=[3, 10]: no client holds class 10: leave it out (class numbers go up to 9)",
+        ),
         ("size_correlated, classes: [3]", "availability.classes=[3]: unknown key"),
         ("size_correlated, strength: 99", "availability.strength=99: input should be less than or equal to 50"),
         ("trace", "availability.path: missing: give it"),

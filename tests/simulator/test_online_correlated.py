@@ -167,7 +167,10 @@ def test_the_answer_depends_on_no_company():
 
 
 def test_what_cannot_be_followed_is_refused():
-    with pytest.raises(ConfigError, match=r"^availability.classes=\[2, 12\]: no client holds class 12: leave it out \(class numbers go up to 9\)$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^availability.classes=\[2, 12\]: no client holds class 12: leave it out \(class numbers go up to 9\)$",
+    ):
         build("label_correlated", population(MIXED), classes=[2, 12])
     with pytest.raises(ConfigError, match="all examples are of class 0"):
         build("label_correlated", population([[0], [0, 0]]))
@@ -177,7 +180,9 @@ def test_what_cannot_be_followed_is_refused():
 
 
 def test_a_class_that_nobody_holds_is_refused_also_between_others():
-    with pytest.raises(ConfigError, match=r"^availability.classes=\[9, 6\]: no client holds class 6: leave it out \(class"):
+    with pytest.raises(
+        ConfigError, match=r"^availability.classes=\[9, 6\]: no client holds class 6: leave it out \(class"
+    ):
         build("label_correlated", population(MIXED), classes=[9, 6])
 
 
