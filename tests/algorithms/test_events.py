@@ -7,7 +7,7 @@ import pytest
 import torch
 from events import LIMIT, Async, Rules, Sync, Work
 from harness import TOY, Bowl, Game, World, build, flat, records, rows
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedfleet.algorithms.options import CohortOptions
@@ -128,14 +128,18 @@ def agree(record, played, clock_s, floats, cuts):
     assert record.virtual_s >= before
 
 
+LONG_LATE = Rules(3, CLIENTS, Always(), Alike(0.7, 1.2), wait=1, invite=6, discount=0.5)  # by several rounds
+
+
 @settings(deadline=None, max_examples=100)
+@example(r=LONG_LATE)
 @given(r=sync)
 def test_rounds_go_as_their_events_do_and_so_does_the_model(r):
     algorithm = build("fedavg", BOWL.task, CohortOptions(invite=6), steps=STEPS, batch_size=3, lr=LR, weight="uniform")
     found, all_of_them = engine(algorithm, BOWL, r, 4)
     work = Work("train", STEPS, divisible=True)
     server = Sync(r, [work], lambda _: Load(torch.tensor([STEPS]), torch.tensor([STEPS * 3])))
-    points = [1.0]
+    points, delays = [1.0], set()
     for t in range(4):
         outcome = server.round(t)
         if outcome is None:
@@ -144,11 +148,13 @@ def test_rounds_go_as_their_events_do_and_so_does_the_model(r):
             return
         played, (heard,) = outcome
         agree(found[t], played, server.clock_s, 1, {"train"})
+        delays |= {t - a.round for a in heard}
         weights = [(r.discount or 1.0) ** (t - a.round) for a in heard]
         ends = [MINIMA[a.client] + (1 - LR) ** a.steps * (points[a.round] - MINIMA[a.client]) for a in heard]
         points.append(sum(w * e for w, e in zip(weights, ends, strict=True)) / sum(weights))
         assert float(found[t].state.z["x"]["w"]) == pytest.approx(points[-1])
     assert all_of_them
+    assert r is not LONG_LATE or max(delays) > 1
 
 
 @settings(deadline=None, max_examples=50)
