@@ -25,7 +25,7 @@ from torch import Tensor
 from fedfleet.datasets.examples import Examples, FederatedDataset, fixed_draw
 from fedfleet.datasets.files import DataError
 from fedfleet.simulator.errors import one_line
-from fedfleet.simulator.population import LocalData, Summary, padded_rows
+from fedfleet.simulator.population import LocalData, Summary, joined_rows, padded_rows
 
 TOTALS, CLIENTS, EXAMPLES = "population.json", "clients.arrow", "examples.arrow"
 
@@ -107,14 +107,18 @@ class DiskPopulation:
     def local_data(self, ids: Tensor) -> LocalData:
         """Read the rows of these clients, and no others."""
         start, counts, domain = (self._column(name, ids) for name in ("start", "count", "domain"))
-        first = counts.cumsum(0) - counts
-        rows = (start - first).repeat_interleave(counts) + torch.arange(int(counts.sum()))
+        rows = joined_rows(start, counts)
         data = {name: self.read(name, rows) for name in ("x", "y")}
-        local = LocalData(data, padded_rows(first, counts), counts, domain)
+        local = LocalData(data, padded_rows(counts.cumsum(0) - counts, counts), counts, domain)
         if self.device == "cpu":
             return local
         moved = {name: v.to(self.device) for name, v in data.items()}
         return LocalData(moved, *(v.to(self.device) for v in local[1:]))
+
+    def labels(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the labels of clients (C,), one client after another, and how many each has, (C,)."""
+        counts = self._column("count", ids)
+        return self.read("y", joined_rows(self._column("start", ids), counts)), counts
 
     def read(self, name: str, rows: Tensor) -> Tensor:
         """Return rows (n,) of the column "x" or "y" of the examples, in memory."""

@@ -23,7 +23,7 @@ class Availability(Protocol):
     def online(self, key: Key, clients: Tensor, seconds: Tensor) -> Tensor:
         """Return bool (S,) for clients (S,) int64 at moments (S,) float64, in virtual seconds since the run began.
 
-        ``key`` is the phase's.
+        ``key`` is the phase's, or (S,): that of the moment at which an asynchronous server invited each.
         """
         ...
 

@@ -1,8 +1,18 @@
-"""Fill an asynchronous server's buffer: let time pass until enough answers are in."""
+"""Fill an asynchronous server's buffer: let time pass until enough answers are in.
+
+Events follow one another, each depending on the last: whoever ends makes room for another, invited at that moment. Models of
+devices and availability answer for many clients at once in the time they take for one, so a stretch of events is played as
+far as is known how those invited fare, the others taken to work for ever; then all that was missing is asked for together, and
+the stretch is played again. What is kept was played with nothing missing, hence is what one event after the other gives.
+"""
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Callable, Set
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -11,10 +21,13 @@ from torch import Tensor
 from fedfleet.simulator import rng
 from fedfleet.simulator.devices import Load
 from fedfleet.simulator.flights import Flight, Flights
+from fedfleet.simulator.idle import Idle
 from fedfleet.simulator.responses import Fate, Federation, Responses, outcomes
 from fedfleet.simulator.rng import Key
 
-TRIES = 10  # cohorts invited at one moment before places stay empty until the next answer
+TRIES = 10  # times as many invitations as empty places at one moment, before places stay empty until the next answer
+LONG = 8  # times as many invitations as events end a stretch early: what is played again should be short
+STRETCH = 32  # one in so many clients at work ends in a stretch, so that hardly one of those invited meanwhile does
 
 
 class Server(NamedTuple):
@@ -55,57 +68,158 @@ class Ended(NamedTuple):
     launched: int
 
 
+class Asked(NamedTuple):
+    """An invitation: the moment's number, the client, the virtual time."""
+
+    moment: int
+    client: int
+    at_s: float
+
+
+class Answer(NamedTuple):
+    """How it goes: online, failed on the way, seconds until the end, steps taken."""
+
+    online: bool
+    failed: bool
+    seconds: float
+    steps: int
+
+
+UNKNOWN = Answer(online=True, failed=False, seconds=math.inf, steps=0)
+
+
 def fill(server: Server, flights: Flights, size: int, started_s: float) -> Ended:
     """Let clients work until ``size`` answers are in, or too many tries brought none.
 
-    Whenever one ends, another is invited, uniformly among those not at work.
+    Whenever one ends, another is invited, uniformly among those not at work; those offline are noted, and others invited in
+    their place, nobody twice at one moment.
     """
-    ended: list[tuple[int, Fate, float, int]] = []
-    used: list[Flight] = []
-    before, clock_s, waits, barren = flights.launched, started_s, 0, 0
-    while len(used) < size and waits < server.tries and barren < server.tries * max(server.concurrency, size):
-        _launch(server, flights, clock_s, ended)
-        if not len(flights):
-            waits, clock_s = waits + 1, clock_s + server.retry_s
-            continue
-        barren += 1
-        flight = flights.next()
-        clock_s = max(clock_s, flight.ends_s)
-        staleness = server.version - flight.version
-        if flight.fails or flight.number in server.dropped:
+    places = min(server.concurrency, server.clients)
+    idle = Idle(rng.fold(server.root, "launch"), server.clients, places, flights.clients())
+    now = _Play(server, size, places, idle, flights.under_way(), flights.launched, started_s)
+    stretch = max(1, places // STRETCH)
+    while not now.over:
+        known, soon = dict[Asked, Answer](), heapq.nsmallest(stretch, now.queue)
+        idle.prepare([f.number for f in soon])
+        ahead = 1
+        while missing := (trial := now.copy()).play(stretch, known, ahead):
+            known |= _ask(server, missing)
+            ahead *= 2
+        now = trial
+        idle.forget()
+    flights.replace(now.queue, now.launched)
+    clients, fates, ends, steps = zip(*now.ended, strict=True) if now.ended else ((), (), (), ())
+    seconds = torch.tensor(ends, dtype=torch.float64) - started_s
+    responses = Responses(
+        torch.tensor([int(f) for f in fates], dtype=torch.int8), seconds, now.clock_s - started_s, torch.tensor(steps)
+    )
+    return Ended(responses, torch.tensor(clients, dtype=torch.int64), now.used, now.taken_up)
+
+
+def _ask(server: Server, asked: list[Asked]) -> dict[Asked, Answer]:
+    """Return how invitations go, from draws that depend on the moment's number and the client."""
+    moments, clients = (torch.tensor(column) for column in list(zip(*asked, strict=True))[:2])
+    at_s = torch.tensor([a.at_s for a in asked], dtype=torch.float64)
+    key = rng.fold(server.root, "launch", moments)
+    found = outcomes(server.federation, clients, torch.zeros_like(clients), server.load(clients), at_s, key)
+    return dict(zip(asked, map(Answer, *(v.tolist() for v in found)), strict=True))
+
+
+@dataclass
+class _Play:
+    """The server at a moment; ``play`` lets time pass."""
+
+    server: Server
+    size: int
+    places: int
+    idle: Idle
+    queue: list[Flight]
+    launched: int
+    clock_s: float
+    opened: int | None = None  # number of the flight whose end is the present moment
+    invited: bool = False  # whether the invitations of the present moment are out
+    ended: list[tuple[int, Fate, float, int]] = field(default_factory=list)
+    used: list[Flight] = field(default_factory=list)
+    taken_up: int = 0
+    waits: int = 0
+    barren: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the buffer is full, or too many tries brought nothing."""
+        s = self.server
+        limit = s.tries * max(s.concurrency, self.size)
+        return len(self.used) >= self.size or self.waits >= s.tries or self.barren >= limit
+
+    def copy(self) -> _Play:
+        """Return a copy that goes its own way."""
+        return replace(
+            self, idle=self.idle.copy(), queue=self.queue.copy(), ended=self.ended.copy(), used=self.used.copy()
+        )
+
+    def play(self, events: int, known: dict[Asked, Answer], ahead: int) -> list[Asked]:
+        """Go on for some events, and return the invitations of which it is not known how they go.
+
+        ``ahead`` times as many are listed as are needed if all of them are taken up.
+        """
+        missing: list[Asked] = []
+        before = self.launched
+        for _ in range(events):
+            if self.over:
+                break
+            if not self.invited:
+                self._launch(known, missing, ahead)
+                self.invited = True
+            if self.launched - before > LONG * events:
+                break
+            if not self.queue:
+                self.waits, self.clock_s, self.opened = self.waits + 1, self.clock_s + self.server.retry_s, None
+                self.invited = False
+            elif math.isinf(self.queue[0].ends_s):
+                break
+            else:
+                self._end(heapq.heappop(self.queue))
+        return missing
+
+    def _end(self, flight: Flight) -> None:
+        self.idle.stop(flight.client)
+        self.clock_s, self.opened, self.invited = max(self.clock_s, flight.ends_s), flight.number, False
+        self.barren += 1
+        staleness, bound = self.server.version - flight.version, self.server.max_staleness
+        if flight.fails or flight.number in self.server.dropped:
             fate = Fate.FAILED
-        elif server.max_staleness is not None and staleness > server.max_staleness:
+        elif bound is not None and staleness > bound:
             fate = Fate.LATE
         else:
             fate = Fate.STALE if staleness else Fate.HEARD
-            used.append(flight)
-            waits = barren = 0
-        ended.append((flight.client, fate, flight.ends_s, flight.steps))
-    clients, fates, ends, steps = zip(*ended, strict=True) if ended else ((), (), (), ())
-    seconds = torch.tensor(ends, dtype=torch.float64) - started_s
-    responses = Responses(
-        torch.tensor([int(f) for f in fates], dtype=torch.int8), seconds, clock_s - started_s, torch.tensor(steps)
-    )
-    online = flights.launched - before - sum(f == Fate.OFFLINE for f in fates)
-    return Ended(responses, torch.tensor(clients, dtype=torch.int64), used, online)
+            self.used.append(flight)
+            self.waits = self.barren = 0
+        self.ended.append((flight.client, fate, flight.ends_s, flight.steps))
 
-
-def _launch(server: Server, flights: Flights, clock_s: float, ended: list[tuple[int, Fate, float, int]]) -> None:
-    """Invite clients until as many as should be are at work; those offline are noted, and others invited in their place."""
-    for _ in range(TRIES):
-        busy = torch.tensor(sorted(flights.clients()), dtype=torch.int64)
-        wanted = min(server.concurrency - len(flights), server.clients - len(flights))
-        if wanted <= 0:
+    def _launch(self, known: dict[Asked, Answer], missing: list[Asked], ahead: int) -> None:
+        """Invite clients until as many as should be are at work, or enough have been tried."""
+        vacant = self.places - len(self.queue)
+        if not vacant:
             return
-        key = rng.fold(server.root, "launch", flights.launched)
-        drawn = rng.sample(rng.fold(key, "invite"), server.clients, min(server.clients, wanted + len(busy)))
-        clients = drawn[~torch.isin(drawn, busy)][:wanted]
-        numbers = flights.launched + torch.arange(len(clients))
-        flights.launched += len(clients)
-        found = outcomes(server.federation, clients, numbers, server.load(clients), clock_s, key)
-        rows = zip(*(v.tolist() for v in (clients, numbers, *found)), strict=True)
-        for client, number, online, failed, seconds, steps in rows:
-            if online:
-                flights.add(Flight(clock_s + seconds, number, client, server.version, steps, failed))
+        moment = -1 - self.launched if self.opened is None else self.opened
+        drawn = islice(self.idle.draw(moment), TRIES * vacant)
+        unknown = 0
+        for client in drawn:
+            asked = Asked(moment, client, self.clock_s)
+            found = known.get(asked, UNKNOWN)
+            if found is UNKNOWN:
+                unknown += 1
+                missing.append(asked)
+            if found.online:
+                ends_s = self.clock_s + found.seconds
+                flight = Flight(ends_s, self.launched, client, self.server.version, found.steps, found.failed)
+                heapq.heappush(self.queue, flight)
+                self.idle.start(client)
+                self.taken_up += 1
+                vacant -= 1
             else:
-                ended.append((client, Fate.OFFLINE, clock_s, 0))
+                self.ended.append((client, Fate.OFFLINE, self.clock_s, 0))
+            self.launched += 1
+            if not vacant:
+                break
+        missing += [Asked(moment, client, self.clock_s) for client in islice(drawn, unknown * (ahead - 1))]

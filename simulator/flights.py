@@ -6,7 +6,6 @@ used, from the version of the model that the client was sent (Nguyen et al. 2022
 
 from __future__ import annotations
 
-import heapq
 from typing import NamedTuple
 
 
@@ -15,7 +14,7 @@ class Flight(NamedTuple):
 
     Attributes:
         ends_s: when it answers or fails, on the virtual clock.
-        number: counts invitations over the run; also the copy number of the client's draws.
+        number: counts invitations over the run, also those not taken up; the copy number of the draws of the client's work.
         client: who.
         version: the round in which it was invited, hence the model it works on.
         steps: local steps it takes.
@@ -44,16 +43,8 @@ class Flights:
         return self._now.copy()
 
     def replace(self, flights: list[Flight], launched: int) -> None:
-        """Enter how things stand: a heap, and the invitations so far."""
+        """Enter how things stand at the end of the round: a heap, and the invitations so far."""
         self._now, self.launched = flights, launched
-
-    def add(self, flight: Flight) -> None:
-        """Take off."""
-        heapq.heappush(self._now, flight)
-
-    def next(self) -> Flight:
-        """Take out the flight that ends first."""
-        return heapq.heappop(self._now)
 
     def clients(self) -> set[int]:
         """Return who is at work."""

@@ -97,10 +97,23 @@ class InMemoryPopulation:
         counts = self.num_examples(ids)
         return LocalData(self.data, self.indices[padded_rows(self.offsets[ids], counts)], counts, self.domain[ids])
 
+    def labels(self, ids: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the labels of clients (C,), one client after another, and how many each has, (C,); None without labels."""
+        if "y" not in self.data:
+            return None
+        counts = self.num_examples(ids)
+        return self.data["y"][self.indices[joined_rows(self.offsets[ids], counts)]], counts
+
     def to(self, device: torch.device) -> InMemoryPopulation:
         """Return the population with its tensors on a device."""
         data = {k: v.to(device) for k, v in self.data.items()}
         return InMemoryPopulation(data, self.indices.to(device), self.offsets.to(device), self.domain.to(device))
+
+
+def joined_rows(first: Tensor, counts: Tensor) -> Tensor:
+    """Return the rows of clients that hold ``counts`` (C,) rows from ``first`` (C,) on, one client after another."""
+    start = first - (counts.cumsum(0) - counts)
+    return start.repeat_interleave(counts) + torch.arange(int(counts.sum()), device=counts.device)
 
 
 def padded_rows(first: Tensor, counts: Tensor) -> Tensor:

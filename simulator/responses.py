@@ -82,10 +82,15 @@ class Outcome(NamedTuple):
     steps: Tensor
 
 
-def outcomes(federation: Federation, clients: Tensor, copies: Tensor, load: Load, at_s: float, key: Key) -> Outcome:
-    """Return how invited clients fare. A client must be online when invited, not fail, and be online again when it answers."""
+def outcomes(
+    federation: Federation, clients: Tensor, copies: Tensor, load: Load, at_s: float | Tensor, key: Key
+) -> Outcome:
+    """Return how invited clients fare. A client must be online when invited, not fail, and be online again when it answers.
+
+    ``at_s`` and ``key``, of the moment of the invitation, are of all clients, or (S,), of each.
+    """
     f, own = federation, rng.fold(key, copies)
-    invited = torch.full((len(clients),), at_s, dtype=torch.float64)
+    invited = torch.as_tensor(at_s, dtype=torch.float64).expand(len(clients))
     online = f.availability.online(key, clients, invited)
     times = f.devices.times(own, clients, load)
     steps = load.steps

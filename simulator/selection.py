@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedfleet.simulator import rng
 from fedfleet.simulator.algorithm import Problem
+from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.rng import Key
 
 
@@ -43,12 +44,20 @@ class Selection(Protocol):
         ...
 
     def invite(self, state: Any, key: Key, size: int, problem: Problem, *, replace: bool) -> tuple[Tensor, Any]:
-        """Return the invited clients (S,) int64 and the new state."""
+        """Return the invited clients (S,) int64 and the new state. Raises ConfigError where it cannot draw with replacement."""
         ...
 
     def observe(self, state: Any, heard: Heard) -> Any:
         """Return the state after a phase."""
         ...
+
+
+def _refuse_replacement(kind: str, replace: bool) -> None:
+    if replace:
+        raise ConfigError(
+            f"selection.kind={kind!r}: the algorithm invites with replacement, and this selection never invites a client twice: "
+            f"use uniform or examples"
+        )
 
 
 class _Memoryless:
@@ -93,7 +102,8 @@ class RoundRobin:
         return torch.zeros((), dtype=torch.int64)
 
     def invite(self, state: Tensor, key: Key, size: int, problem: Problem, *, replace: bool) -> tuple[Tensor, Tensor]:
-        """Take the next ones."""
+        """Take the next ones. Raises ConfigError where one may be invited twice."""
+        _refuse_replacement("round_robin", replace)
         return _order(self.seed, problem.clients)[(state + torch.arange(size)) % problem.clients], state + size
 
     def observe(self, state: Tensor, heard: Heard) -> Tensor:
@@ -150,7 +160,8 @@ class PowerOfChoice:
         return Known.nothing("loss")
 
     def invite(self, state: Known, key: Key, size: int, problem: Problem, *, replace: bool) -> tuple[Tensor, Known]:
-        """Draw candidates and take those of the largest loss."""
+        """Draw candidates and take those of the largest loss. Raises ConfigError where one may be invited twice."""
+        _refuse_replacement("power_of_choice", replace)
         candidates, _ = ByExamples().invite(
             None, key, min(problem.clients, math.ceil(self.factor * size)), problem, replace=False
         )
@@ -188,7 +199,8 @@ class Oort:
     def invite(
         self, state: tuple[Known, int], key: Key, size: int, problem: Problem, *, replace: bool
     ) -> tuple[Tensor, tuple[Known, int]]:
-        """Exploit what is known, and explore."""
+        """Exploit what is known, and explore. Raises ConfigError where one may be invited twice."""
+        _refuse_replacement("oort", replace)
         known, t = state
         unknown = problem.clients - len(known.clients)
         wanted = math.floor(max(self.explore_least, self.explore * self.decay ** (t - 1)) * size)

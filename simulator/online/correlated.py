@@ -24,6 +24,9 @@ CALIBRATED_ON = 20_000
 """Clients over which the mean of p_c is taken: all, or a fixed draw of so many where there are more."""
 ROWS = 1 << 22  # of a population's padded rows, looked at together
 
+LEARNT = 1 << 24
+"""Examples of a population up to which all clients are looked at before the run, if labels are at hand."""
+
 Propensity = Callable[[Tensor], Tensor]
 """Clients (S,) int64 -> s (S,) float64 in [-1, 1]."""
 
@@ -95,27 +98,37 @@ def by_label(population: Population, clients: Tensor, classes: Sequence[int] | N
     """
     chosen = None if classes is None else torch.tensor(sorted(set(classes)))
 
-    def statistic(ids: Tensor) -> tuple[Tensor, int]:
-        """Return mean class numbers, or shares of the classes, (C,) float64, and the largest class number."""
-        y, counts = _labels(population, ids)
-        value = y.clamp(min=0) if chosen is None else torch.isin(y, chosen)
-        return value.sum(1).to(torch.float64) / counts.clamp(min=1), int(y.max())
+    def statistic(y: Tensor, counts: Tensor) -> Tensor:
+        """Return mean class numbers, or shares of the classes, (C,) float64."""
+        upto = (y if chosen is None else torch.isin(y, chosen)).cumsum(0)
+        ends = counts.cumsum(0)
+        sums = torch.cat([torch.zeros(1, dtype=torch.int64), upto])[torch.stack([ends - counts, ends])].diff(dim=0)[0]
+        return sums.to(torch.float64) / counts.clamp(min=1)
 
-    found = [statistic(ids) for ids in _portions(population, clients)]
-    largest = max(most for _, most in found)
+    def ask(ids: Tensor) -> Tensor:
+        return torch.cat([statistic(*_labels(population, part)) for part in _portions(population, ids)])
+
+    found, largest, held = [], 0, set[int]()
+    for part in _portions(population, clients):
+        y, counts = _labels(population, part)
+        found.append(statistic(y, counts))
+        largest = max(largest, int(y.max()))
+        held |= set() if chosen is None else set(chosen[torch.isin(chosen, y)].tolist())
     if largest == 0 and classes is None:
         raise ConfigError(
             "availability.kind='label_correlated': all examples are of class 0: there is nothing to follow"
         )
-    if (unknown := max(classes or [0])) > largest:
+    if missing := sorted(set(classes or ()) - held):
+        who = "no client" if len(clients) == population.size else f"none of the {len(clients):,} clients looked at"
         raise ConfigError(
-            f"availability.classes={list(classes or ())}: no client holds class {unknown}: use 0 to {largest}"
+            f"availability.classes={list(classes or ())}: {who} holds class {missing[0]}: leave it out (class numbers go up to "
+            f"{largest})"
         )
-    known = Remembering(
-        lambda ids: torch.cat([statistic(part)[0] for part in _portions(population, ids)]),
-        clients,
-        torch.cat([value for value, _ in found]),
-    )
+    values, everybody = torch.cat(found), population.size * population.summary().mean_examples <= LEARNT
+    if len(clients) < population.size and everybody and hasattr(population, "labels"):
+        clients = torch.arange(population.size)
+        values = ask(clients)
+    known = Remembering(ask, clients, values)
     return lambda ids: (2 * known(ids) / largest - 1 if classes is None else 1 - 2 * known(ids)).clamp(-1, 1)
 
 
@@ -155,12 +168,17 @@ def _portions(population: Population, ids: Tensor) -> Sequence[Tensor]:
 
 
 def _labels(population: Population, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return class numbers (C, n) int64, -1 for padding, and the counts (C,). Raises ConfigError."""
-    local = population.local_data(ids)
-    y = local.data.get("y")
+    """Return class numbers (n,) int64 of clients, one after another, and the counts (C,). Raises ConfigError."""
+    alone = getattr(population, "labels", None)  # where a label is at hand without the example it belongs to
+    if alone is not None and (found := alone(ids)) is not None:
+        y, counts = found
+    else:
+        local = population.local_data(ids)
+        y, counts = local.data.get("y"), local.counts
+        if y is not None:
+            y = y[local.rows[torch.arange(local.rows.shape[1]) < counts[:, None]]]
     if y is None or y.dim() != 1 or y.dtype.is_floating_point:
         raise ConfigError(
             "availability.kind='label_correlated': the examples of this population have no class numbers y: choose another kind"
         )
-    padding = torch.arange(local.rows.shape[1]) >= local.counts[:, None]
-    return y[local.rows].to(torch.int64).masked_fill(padding, -1), local.counts
+    return y.to(torch.int64), counts

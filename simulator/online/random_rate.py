@@ -22,9 +22,9 @@ class RandomRate:
     low: float = 0.5
     high: float = 1.0
 
-    def rate(self, key: Key) -> float:
-        """Return p_t of the phase with this key."""
-        u = float(rng.uniform(rng.fold(key, "online rate"), (), torch.float64))
+    def rate(self, key: Key) -> Tensor:
+        """Return p_t, float64, of the phases with these keys."""
+        u = rng.uniform(rng.fold(key, "online rate"), (), torch.float64)
         return self.high - (self.high - self.low) * u
 
     def online(self, key: Key, clients: Tensor, seconds: Tensor) -> Tensor:

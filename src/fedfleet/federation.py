@@ -6,9 +6,12 @@ from fedfleet import availability, devices
 from fedfleet import config as C
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config import Config
+from fedfleet.reading import show
 from fedfleet.selection import SCANNED, SELECTIONS
 from fedfleet.simulator import rng
+from fedfleet.simulator.availability import Availability
 from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.online.trace import Trace
 from fedfleet.simulator.policies import Deadline, First, ResponsePolicy, Siwer, WaitAll
 from fedfleet.simulator.population import Population
 from fedfleet.simulator.responses import Federation
@@ -18,18 +21,40 @@ from fedfleet.simulator.selection import Selection
 def federation(config: Config, population: Population) -> Federation:
     """Return how clients and their devices behave, and whom the server waits for. Raises ConfigError."""
     root = rng.key(config.seed)
-    online = availability.AVAILABILITY[C.named(config, "availability")]
+    online = availability.AVAILABILITY[C.named(config, "availability")].build(
+        C.options(config, "availability"), availability.Context(rng.fold(root, "availability"), population)
+    )
+    check_answers(config, online)
     device = devices.DEVICES[C.named(config, "devices")]
     given = C.options(config, "devices")
     return Federation(
-        availability=online.build(
-            C.options(config, "availability"), availability.Context(rng.fold(root, "availability"), population)
-        ),
+        availability=online,
         devices=device.build(given, devices.Context(rng.fold(root, "devices"), population)),
         policy=policy(config.cohort),
         hazard=given.failures_per_hour / 3600,
         partial_work=config.cohort.partial_work,
     )
+
+
+def check_answers(config: Config, online: Availability) -> None:
+    """Refuse to wait for more answers than there are clients that are ever online. Raises ConfigError."""
+    if not isinstance(online, Trace) or online.numbers is None:
+        return  # under all others, any client can be online
+    c, reachable = config.cohort, len(online.numbers)
+    wanted = {"min_responses": c.min_responses}
+    if c.over_select > 1:
+        wanted["invite"] = c.invite
+    elif c.respond == "siwer":
+        wanted["respond"] = Siwer(c.response_low, c.response_high).least(c.invite)
+    elif isinstance(c.respond, int):
+        wanted["respond"] = c.respond
+    for name, answers in wanted.items():
+        if answers > reachable:
+            least = f", at least {answers} answers" if getattr(c, name) == "siwer" else ""
+            raise ConfigError(
+                f"cohort.{name}={show(getattr(c, name))}{least}: only {reachable} clients have intervals in availability.path="
+                f"{C.options(config, 'availability').path!r}, and no other is ever online: lower it, or use availability.map=seeded"
+            )
 
 
 def policy(cohort: CohortOptions) -> ResponsePolicy:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedfleet import resolve, rules, timing
-from fedfleet.config import named
+from fedfleet.config import named, options
 from fedfleet.experiment import Experiment
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.hardware import Machines
@@ -41,7 +41,15 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     models = invite * model_bytes * len(x.algorithm.phases)
     yield "traffic a round", f"about {models / 1e6:.1f} MB up, at least as much down, if all answer"
     if isinstance(x.federation.devices, Machines):
-        yield "round, median device", timing.typical(x.federation.devices, x.algorithm, x.problem, x.costs)
+        seconds, parts = timing.typical(x.federation.devices, x.algorithm, x.problem, x.costs)
+        if x.algorithm.asynchronous:
+            given = options(x.config, "algorithm")
+            yield (
+                "server step, median device",
+                f"{timing.between_steps(seconds, given.buffer, given.concurrency, x.problem.clients)}: {parts}",
+            )
+        else:
+            yield "round, median device", f"{seconds:.3g} s: {parts}"
 
 
 def _factored(x: Experiment) -> str:

@@ -32,6 +32,7 @@ from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 DECIDES = ("inner", "block_size", "threads_per_actor", "device")
 """Keys of ``executor`` that decide the result: a finished trial is the same trial whatever the others are."""
 RETRIES = 2  # of a trial whose process died
+GRACE_S = 10.0  # for trials to write down that they were interrupted, before their processes are ended
 
 
 @dataclass(frozen=True)
@@ -151,12 +152,15 @@ def finished(prepared: Prepared, out: Path) -> list[bool]:
 
 def _finished(run: Path, wanted: Mapping[str, Any]) -> bool:
     try:
-        status = json.loads((run / "summary.json").read_text(encoding="utf-8")).get("status")
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        status = summary.get("status")
         found = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return False
     if status not in DONE:
         return False
+    if _cut(summary, found) and found.get("max_seconds") != wanted.get("max_seconds"):
+        return False  # it had another time to run than it has now
     old, new = (dict(_leaves(_deciding(c))) for c in (found, wanted))
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
@@ -165,6 +169,15 @@ def _finished(run: Path, wanted: Mapping[str, Any]) -> bool:
                 f"that folder"
             )
     return True
+
+
+def _cut(summary: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Say whether a run that was stopped ran out of ``max_seconds``, rather than reach what ``until`` says."""
+    if summary["status"] != "stopped" or not config.get("until"):
+        return summary["status"] == "stopped"
+    metric, at_least, value = resolve.parse_until(config["until"])
+    found = {**summary.get("initial", {}), **summary.get("final", {})}.get(metric)
+    return found is None or not (found >= value if at_least else found <= value)
 
 
 def run(prepared: Prepared, out: Path, progress: Progress, jobs: int | None = None) -> Tables:
@@ -239,11 +252,11 @@ def _in_tasks(prepared: Prepared, waiting: Sequence[Trial], out: Path, jobs: int
     from fedfleet.simulator.executors.ray import ray, share_tensors, start_ray  # importing Ray takes a second
 
     started = start_ray(prepared.study.config.executor.address, jobs)
+    under_way: dict[Any, Trial] = {}
     try:
         share_tensors()
         data = {key: ray.put(found) for key, found in prepared.data.items()}
         task = ray.remote(_trial_task)
-        under_way: dict[Any, Trial] = {}
         line = iter(waiting)
         while True:
             while len(under_way) < jobs and (trial := next(line, None)) is not None:
@@ -262,8 +275,22 @@ def _in_tasks(prepared: Prepared, waiting: Sequence[Trial], out: Path, jobs: int
                 error = f"its process died ({one_line(e)}): if memory ran out, lower --jobs"
             yield trial, error
     finally:
-        if started:
-            ray.shutdown()
+        try:
+            _cancel(list(under_way))
+        finally:
+            if started:
+                ray.shutdown()
+
+
+def _cancel(references: list[Any]) -> None:
+    """Interrupt trials under way, which on a cluster of others would go on; end those that do not stop."""
+    from fedfleet.simulator.executors.ray import ray
+
+    for force in (False, True):
+        for reference in references:
+            ray.cancel(reference, force=force)
+        if references:
+            _, references = ray.wait(references, num_returns=len(references), timeout=GRACE_S)
 
 
 def _trial_task(config: Config, out: Path, data: list[Any]) -> str | None:
@@ -305,7 +332,7 @@ def _keys(trial: Trial) -> dict[str, Any]:
 def _deciding(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a resolved configuration that decides the result."""
     executor = {k: v for k, v in config.get("executor", {}).items() if k in DECIDES}
-    return {**config, "executor": executor}
+    return {**config, "executor": executor, "max_seconds": None}
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

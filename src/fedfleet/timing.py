@@ -70,16 +70,16 @@ def check_deadline(
         return
     for phase in algorithm.phases:
         here = federation.during(phase)
-        least = _fastest_s(here, phase, population, known)
+        wanted = config.cohort.min_responses
+        least = _fastest_s(here, phase, population, known, wanted)
         if least > deadline_s:
+            who = "fastest client needs" if wanted == 1 else f"cohort.min_responses={wanted} fastest clients need"
             what = f"{'a local step in ' if here.partial_work else ''}phase {phase.name!r}"
-            raise ConfigError(
-                f"cohort.deadline_s={deadline_s:g}: the fastest client needs {_upwards(least)} s for {what}: raise it"
-            )
+            raise ConfigError(f"cohort.deadline_s={deadline_s:g}: the {who} {_upwards(least)} s for {what}: raise it")
 
 
-def _fastest_s(federation: Federation, phase: Phase, population: Population, known: Costs) -> float:
-    """Return seconds before which no client can answer; 0 where that cannot be said."""
+def _fastest_s(federation: Federation, phase: Phase, population: Population, known: Costs, wanted: int) -> float:
+    """Return seconds before which no so many clients can answer; 0 where that cannot be said."""
     devices = federation.devices
     if not isinstance(devices, Alike | Machines) or (devices.sigma if isinstance(devices, Alike) else devices.jitter):
         return 0.0
@@ -87,7 +87,7 @@ def _fastest_s(federation: Federation, phase: Phase, population: Population, kno
         clients = torch.arange(population.size)
         load = known.load(phase, population.num_examples(clients))
         steps = load.steps.clamp(max=1) if federation.partial_work else load.steps
-        return float(devices.times(rng.key(0), clients, load).after(steps).min())
+        return float(devices.times(rng.key(0), clients, load).after(steps).sort().values[min(wanted, len(steps)) - 1])
     if isinstance(devices, Machines) and isinstance(devices.fleet, Drawn):
         one = torch.ones(1, dtype=torch.int64)
         return float(devices.fleet.devices.times(known.load(phase, one)).fixed.min())
@@ -100,12 +100,22 @@ def _upwards(seconds: float) -> str:
     return f"{math.ceil(seconds / unit) * unit:.3g}"
 
 
-def typical(devices: Machines, algorithm: Algorithm, problem: Problem, known: Costs) -> str:
-    """Say what a round takes where each number of the device, and the client's examples, are in the middle."""
+def typical(devices: Machines, algorithm: Algorithm, problem: Problem, known: Costs) -> tuple[float, str]:
+    """Return what a round takes where each number of the device, and the client's examples, are in the middle, and of what.
+
+    An asynchronous server has no rounds: that is then the time of one answer.
+    """
     device = devices.fleet.of(torch.arange(min(problem.clients, SAMPLE))).median()
     loads = [known.load(p, torch.tensor([max(1, round(problem.mean_examples))])) for p in algorithm.phases]
     total = lambda of: sum(float(of(load)) for load in loads)  # noqa: E731
     latency = 2 * len(loads) * float(device.latency_s)
     parts = {"download": device.download_s, "compute": device.compute_s, "upload": device.upload_s}
     seconds = {**{name: total(of) for name, of in parts.items()}, "latency": latency}
-    return f"{sum(seconds.values()):.3g} s: " + ", ".join(f"{name} {s:.3g} s" for name, s in seconds.items())
+    return sum(seconds.values()), ", ".join(f"{name} {s:.3g} s" for name, s in seconds.items())
+
+
+def between_steps(seconds: float, buffer: int, concurrency: int, clients: int) -> str:
+    """Say how often an asynchronous server steps where an answer takes ``seconds``: ``concurrency`` come in in that time."""
+    at_work = min(concurrency, clients)
+    every = seconds * buffer / at_work
+    return f"{every:.3g} s: {buffer} answers of {at_work} clients at work, an answer in {seconds:.3g} s"

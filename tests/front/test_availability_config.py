@@ -129,7 +129,10 @@ def test_a_dropout_study_compares_rates_that_are_equal():
         ("diurnal, zones: []", "availability.zones=[]: list should have at least 1 item"),
         ("diurnal, zones: [30]", "availability.zones.0=30: input should be less than or equal to 24"),
         ("label_correlated, rate: 0", "availability.rate=0: input should be greater than 0"),
-        ("label_correlated, classes: [3, 10]", "availability.classes=[3, 10]: no client holds class 10: use 0 to 9"),
+        (
+            "label_correlated, classes: [3, 10]",
+            "availability.classes=[3, 10]: no client holds class 10: leave it out (class numbers go up to 9)",
+        ),
         ("size_correlated, classes: [3]", "availability.classes=[3]: unknown key"),
         ("size_correlated, strength: 99", "availability.strength=99: input should be less than or equal to 50"),
         ("trace", "availability.path: missing: give it"),
@@ -151,6 +154,30 @@ def test_refused_at_plan_time(command, tmp_path, trace, verb, given, says):
     assert (status, error.count("\n")) == (2, 1), error
     assert error.startswith(f"error: {says.replace('{trace}', str(trace))}")
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("cohort", "says"),
+    [
+        ({"respond": 31, "invite": 40}, "cohort.respond=31: only 30 clients have intervals in availability.path="),
+        ({"min_responses": 31, "invite": 40}, "cohort.min_responses=31: only 30 clients have"),
+        ({"over_select": 1.25, "invite": 32}, "cohort.invite=32: only 30 clients have"),
+        (
+            {"respond": "siwer", "response_low": 0.8, "invite": 40},
+            "cohort.respond='siwer', at least 33 answers: only 30 clients have",
+        ),
+    ],
+)
+def test_more_answers_than_clients_that_are_ever_online_are_refused(trace, cohort, says):
+    given = {"availability": {"kind": "trace", "path": str(trace), "map": "direct"}}
+    enough = {k: 30 if v in (31, 32) else 0.6 if k == "response_low" else v for k, v in cohort.items()}
+    Experiment(load({**QUICK, **given, "cohort": enough}))
+    with pytest.raises(fedfleet.ConfigError) as caught:
+        Experiment(load({**QUICK, **given, "cohort": cohort}))
+    text = str(caught.value)
+    assert text.startswith(says)
+    assert text.endswith("and no other is ever online: lower it, or use availability.map=seeded")
+    Experiment(load({**QUICK, "availability": {**given["availability"], "map": "seeded"}, "cohort": cohort}))
 
 
 def test_a_trace_of_fedscale_from_the_command_line(command, tmp_path):

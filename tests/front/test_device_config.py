@@ -140,6 +140,34 @@ def test_a_plan_speaks_of_times_where_devices_have_them():
     assert all(word in line for word in ("download", "compute", "upload", "latency"))
 
 
+def test_a_deadline_that_too_few_can_meet_is_refused():
+    tiers = [{**BOTH[0], "share": 0.999}, {**BOTH[0], "share": 0.001, "latency_s": 0.001}]
+    given = {"devices": {"kind": "tiers", "tiers": tiers}, "seed": 0, "population.clients": 100}
+    make(**given, **{"cohort.deadline_s": 0.15})
+    with pytest.raises(
+        ConfigError, match=r"^cohort.deadline_s=0.01: the cohort.min_responses=3 fastest clients need 0.\d+ s for"
+    ):
+        make(**given, **{"cohort.deadline_s": 0.01, "cohort.min_responses": 3})
+
+
+def test_a_plan_of_an_asynchronous_server_says_how_often_it_steps():
+    one = {"gflops": 0.002, "down_mbps": 0.5, "up_mbps": 0.1, "latency_s": 0.25, "share": 1}
+    devices = {"kind": "tiers", "tiers": [one]}
+    sync = dict(describe(make(devices=devices)))["round, median device"]
+    answer = float(sync.split(" s:")[0])
+    for concurrency, at_work in ((4, 4), (1000, make().problem.clients)):
+        fedbuff = {"name": "fedbuff", "steps": 3, "batch_size": 7, "buffer": 6, "concurrency": concurrency}
+        x = make(devices=devices, algorithm=fedbuff, cohort={})
+        lines = dict(describe(x))
+        assert "round, median device" not in lines
+        found = lines["server step, median device"]
+        every = float(found.split(" s:")[0])
+        assert f"s: 6 answers of {at_work} clients at work, an answer in {answer:.3g} s: download " in found
+        assert every == pytest.approx(answer * 6 / at_work, rel=0.01)
+    rest = rounds(x, 30)[1:]
+    assert sum(r.virtual_s - r.started_s for r in rest) / len(rest) == pytest.approx(every, rel=0.3)
+
+
 # Failures leave no trace
 
 

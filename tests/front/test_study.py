@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +178,60 @@ def test_an_interruption_leaves_what_is_finished(tmp_path, monkeypatch):
         run(tmp_path / "study")
     run(tmp_path / "study")
     assert len(ran) == 3 + 8 - 2
+
+
+@pytest.mark.ray
+def test_an_interruption_on_a_cluster_of_others_ends_the_trials(tmp_path, monkeypatch):
+    from fedfleet.simulator.executors.ray import ray, start_ray
+
+    assert start_ray(None, 2)
+    try:
+        address = ray.get_runtime_context().gcs_address
+        wait = ray.wait
+
+        def interrupted(references, **given):
+            folders = tmp_path / "study" / "trials"
+            while len(list(folders.glob("*/*/config.yaml"))) < 2:
+                time.sleep(0.1)
+            monkeypatch.setattr(ray, "wait", wait)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(ray, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "study", jobs=2, overrides={"rounds": 1_000_000, "executor.address": address})
+        assert ray.is_initialized(), "it is not the study's to stop"
+        summaries = [json.loads(p.read_text()) for p in (tmp_path / "study" / "trials").glob("*/*/summary.json")]
+        assert [s["status"] for s in summaries] == ["interrupted"] * 2
+        until = time.monotonic() + 20
+        while (free := ray.available_resources().get("CPU", 0)) < 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        assert free == 2
+    finally:
+        ray.shutdown()
+
+
+def test_a_trial_cut_by_max_seconds_is_finished_for_that_time_alone(done, tmp_path):
+    out = tmp_path / "study"
+    run(out, vary=["availability.rate=1.0"], seeds=1, overrides={"rounds": 10_000, "max_seconds": 0.01})
+    rows = pd.read_parquet(out / "study.parquet")
+    assert rows["status"].tolist() == ["stopped"] * 2
+    assert (rows["rounds_done"] < 10_000).all()
+
+    def there(folder, **given):
+        prepared = study.prepare(study.plan(load(TINY, given), ["availability.rate=1.0"], 1), SILENT)
+        return study.finished(prepared, folder)
+
+    assert there(out, rounds=10_000, max_seconds=0.01) == [True] * 2
+    assert there(out, rounds=10_000, max_seconds=60) == [False] * 2
+    assert there(out, rounds=10_000) == [False] * 2
+    assert there(done, max_seconds=60) == [True] * 2, "a trial that came to its end needs no more time"
+
+
+def test_a_trial_that_reached_what_it_was_to_reach_needs_no_more_time(tmp_path):
+    given = {"until": "eval/auc=0.01", "max_seconds": 60}
+    run(tmp_path / "study", vary=["availability.rate=1.0"], seeds=1, target=None, overrides=given)
+    prepared = study.prepare(study.plan(load(TINY, {**given, "max_seconds": 1}), ["availability.rate=1.0"], 1), SILENT)
+    assert study.finished(prepared, tmp_path / "study") == [True] * 2
 
 
 def test_a_finished_trial_of_another_configuration_is_not_thrown_away(done):

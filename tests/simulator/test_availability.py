@@ -45,6 +45,39 @@ def test_siwer_waits_for_each_number_above_half_alike(invited, least, p_value):
         assert p_value(found, DRAWS * torch.tensor([1, 2, 2, 2, 2]).numpy() / 9) > 1e-3
 
 
+@pytest.mark.parametrize(("invited", "mean"), [(8, 6.5), (16, 12.5)])
+def test_siwer_hears_half_to_all_and_on_average_what_the_paper_says(invited, mean):
+    """CDMA's law, of the number of clients heard in a phase: uniform on invited / 2 + 1 .. invited."""
+    clients = torch.arange(invited)
+    heard = torch.tensor([len(answer(i, clients, policy=Siwer()).heard) for i in range(DRAWS)])
+    support = range(invited // 2 + 1, invited + 1)
+    assert heard.unique().tolist() == list(support)
+    variance = (len(support) ** 2 - 1) / 12
+    assert abs(float(heard.double().mean()) - mean) < 4 * math.sqrt(variance / DRAWS)
+    assert float(heard.double().var()) == pytest.approx(variance, rel=0.1)
+
+
+def test_the_two_phases_draw_numbers_of_their_own(p_value):
+    clients = torch.arange(8)
+    pairs = torch.zeros(4, 4)
+    for i in range(DRAWS):
+        root = rng.fold(rng.key(9), i)
+        one, two = (
+            len(respond(Federation(policy=Siwer()), clients, clients * 0, load(clients), 0.0, k, k).heard)
+            for k in (rng.fold(root, 0), rng.fold(root, 1))
+        )
+        pairs[one - 5, two - 5] += 1
+    assert p_value(pairs.flatten().numpy()) > 1e-3
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.5, 1.0), (0.2, 0.6), (0.0, 0.01), (1.0, 1.0), (0.3, 0.3)])
+def test_siwer_never_waits_for_fewer_than_its_least(low, high):
+    policy = Siwer(low, high)
+    for invited in (1, 7, 10):
+        drawn = {policy.wanted(invited, rng.fold(rng.key(2), i)) for i in range(500)}
+        assert min(drawn) == policy.least(invited)
+
+
 def test_siwer_with_limits_of_its_own(p_value):
     policy = Siwer(low=0.2, high=0.6)
     counts = torch.tensor([policy.wanted(10, rng.fold(rng.key(2), i)) for i in range(DRAWS)]).bincount(minlength=11)

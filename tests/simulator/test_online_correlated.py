@@ -167,10 +167,37 @@ def test_the_answer_depends_on_no_company():
 
 
 def test_what_cannot_be_followed_is_refused():
-    with pytest.raises(ConfigError, match=r"^availability.classes=\[2, 12\]: no client holds class 12: use 0 to 9$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^availability.classes=\[2, 12\]: no client holds class 12: leave it out \(class numbers go up to 9\)$",
+    ):
         build("label_correlated", population(MIXED), classes=[2, 12])
     with pytest.raises(ConfigError, match="all examples are of class 0"):
         build("label_correlated", population([[0], [0, 0]]))
     numbers = population(MIXED)
     with pytest.raises(ConfigError, match="no class numbers y"):
         build("label_correlated", replace(numbers, data={"x": numbers.data["x"], "y": numbers.data["y"].double()}))
+
+
+def test_a_class_that_nobody_holds_is_refused_also_between_others():
+    with pytest.raises(
+        ConfigError, match=r"^availability.classes=\[9, 6\]: no client holds class 6: leave it out \(class"
+    ):
+        build("label_correlated", population(MIXED), classes=[9, 6])
+
+
+def test_where_labels_are_at_hand_no_cohort_is_looked_at_for_the_first_time_in_a_run(monkeypatch):
+    monkeypatch.setattr(correlated, "CALIBRATED_ON", 3)
+    clients = population(MIXED)
+    model, plain = build("label_correlated", clients), by_label(clients, torch.arange(7))(torch.arange(7))
+    looked = []
+    for name in ("labels", "local_data"):
+        monkeypatch.setattr(InMemoryPopulation, name, lambda self, ids: looked.append(ids))
+    assert torch.equal(model.propensity(torch.arange(7)), plain)
+    assert looked == []
+
+
+def test_labels_alone_say_what_labels_beside_examples_do(monkeypatch):
+    alone = build("label_correlated", population(MIXED), classes=[9, 1]).propensity(torch.arange(7))
+    monkeypatch.delattr(InMemoryPopulation, "labels")
+    assert torch.equal(build("label_correlated", population(MIXED), classes=[9, 1]).propensity(torch.arange(7)), alone)

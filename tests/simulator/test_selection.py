@@ -7,6 +7,7 @@ import torch
 
 from fedfleet.simulator import rng
 from fedfleet.simulator.algorithm import Problem
+from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.selection import ByExamples, Heard, Known, Oort, PowerOfChoice, RoundRobin, Uniform
 
 SIZES = torch.tensor([1, 1, 2, 4, 8, 16])
@@ -34,6 +35,18 @@ def test_cohorts_hold_so_many_different_clients_and_depend_on_the_key_alone(sele
         assert 0 <= int(clients.min()) <= int(clients.max()) < 1000
         loss = rng.uniform(key, 20)
         state = selection.observe(new, Heard(t, clients[:20], loss, 1.0 + clients[:20] % 3, torch.ones(20)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "selection"), [("round_robin", RoundRobin()), ("power_of_choice", PowerOfChoice()), ("oort", Oort())]
+)
+def test_a_selection_that_cannot_draw_with_replacement_says_so(kind, selection):
+    text = (
+        f"selection.kind='{kind}': the algorithm invites with replacement, and this selection never invites a client twice: use "
+        f"uniform or examples"
+    )
+    with pytest.raises(ConfigError, match=f"^{text}$"):
+        selection.invite(selection.init(), rng.key(1), 3, PROBLEM, replace=True)
 
 
 def test_by_examples_draws_the_first_client_in_proportion(p_value):
