@@ -342,4 +342,7 @@ def test_another_environment_is_on_record(tmp_path, undisturbed):
     done = fedfleet.resume(out, ["rounds=10"])
     assert not done.summary["bit_exact"]
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    assert events == [{"round": 9, "event": "resumed"}, {"round": 9, "event": "environment_changed", "of": ["python"], "bit_exact": False}]
+    assert events == [
+        {"round": 9, "event": "resumed"},
+        {"round": 9, "event": "environment_changed", "of": ["python"], "bit_exact": False},
+    ]
