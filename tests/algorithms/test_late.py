@@ -66,10 +66,10 @@ class Counting(LocalExecutor):
 
     clients = 0
 
-    def map(self, job, shared, tasks, *, background=False):
+    def map(self, job, shared, tasks, **how):
         tasks = list(tasks)
         self.clients += sum(len(t.clients) for t in tasks)
-        return super().map(job, shared, tasks, background=background)
+        return super().map(job, shared, tasks, **how)
 
 
 @pytest.mark.parametrize("name", ["scaffold", "cdma_ada"])
