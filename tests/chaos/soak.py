@@ -1,0 +1,205 @@
+"""Runs while something is killed, stopped or damaged every few seconds; the result must be that of an undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import yaml
+
+import fedfleet
+from fedfleet.checkpoint import newest
+
+BASE: dict[str, Any] = {
+    "rounds": 200,
+    "population": {"clients": 60, "partition": {"kind": "dirichlet", "alpha": 0.3, "min_size": 8}},
+    "task": {"name": "classification", "model": "mlp", "hidden": [64]},
+    "availability": {"kind": "bernoulli", "rate": 0.8},
+    "devices": "lognormal",
+    "executor": {"kind": "ray", "actors": 2, "cpus_per_actor": 0.5, "block_size": 3},
+    "evaluation": {"every": 10},
+    "checkpoint": {"every_s": 1},
+}
+COHORT = {"invite": 12, "respond": "siwer", "attempts": 50}
+CASES: dict[str, dict[str, Any]] = {
+    "stateless": {
+        "algorithm": {"name": "fedavg", "steps": 5},
+        "cohort": COHORT | {"late": "keep"},
+        "selection": "oort",
+    },
+    "two phases": {
+        "task": {"name": "auc", "model": "mlp", "hidden": [64]},
+        "algorithm": {"name": "cdma_ada", "steps": 5, "batch_size": 5},
+        "cohort": COHORT,
+    },
+    "client state": {"algorithm": {"name": "scaffold", "steps": 5}, "cohort": COHORT},
+    "asynchronous": {"algorithm": {"name": "fedbuff", "steps": 5, "buffer": 8, "concurrency": 20}},
+}
+TABLES = ("rounds", "phases", "fates")
+START_S = 120.0  # for a process to come up, on a machine with other work
+
+
+class Report(NamedTuple):
+    """What was done to a run, and what came of it."""
+
+    case: str
+    rounds: int
+    faults: dict[str, int]
+    seconds: float
+    lost: list[str]
+    """Files whose contents are not those of the undisturbed run."""
+
+
+def soak(
+    case: str, folder: Path, draw: random.Random, *, rounds: int, faults: int, every_s: tuple[float, float]
+) -> Report:
+    """Disturb a run so many times, at moments ``every_s`` apart (least, most), and compare it with one in peace."""
+    started = time.monotonic()
+    config = fedfleet.load(BASE, CASES[case] | {"rounds": rounds})
+    peace = fedfleet.Experiment(fedfleet.config.with_overrides(config, {"executor.kind": "local"})).run(
+        folder / "peace"
+    )
+    path, out, done = folder / "config.yaml", folder / "run", Counter[str]()
+    path.write_text(yaml.safe_dump(fedfleet.config.complete(config)), encoding="utf-8")
+    plan = _plan(draw, faults)
+    pause = 0.0
+    while True:
+        before = newest(out / "checkpoints")[0]
+        if before is None:
+            shutil.rmtree(out, ignore_errors=True)
+        process = _start(["run", path, "--out", out] if before is None else ["resume", out], folder / "log.txt")
+        until = time.monotonic() + START_S
+        while process.poll() is None and _rounds(out) <= (0 if before is None else before.rounds):
+            if time.monotonic() > until:
+                process.kill()
+                raise AssertionError(f"no checkpoint within {START_S} s: see {folder / 'log.txt'}")
+            time.sleep(0.05)
+        while process.poll() is None:
+            pause = pause or draw.uniform(*every_s)
+            time.sleep(min(pause, 0.1))
+            pause = max(0.0, pause - 0.1)
+            if (
+                pause == 0.0
+                and (fault := next(plan, None)) is not None
+                and process.poll() is None
+                and FAULTS[fault](process, out)
+            ):
+                done[fault] += 1
+        if process.returncode == 0:
+            break
+    lost = [name for name in ("model.safetensors", *TABLES) if not _equal(peace.folder, out, name)]
+    return Report(case, rounds, dict(done), time.monotonic() - started, lost)
+
+
+def _plan(draw: random.Random, faults: int) -> Iterator[str]:
+    """Yield faults, every kind as often as the others, in random order."""
+    kinds: list[str] = []
+    for _ in range(faults):
+        kinds = kinds or draw.sample(list(FAULTS), len(FAULTS))
+        yield kinds.pop()
+
+
+def _start(command: list[Any], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as file:
+        program = [sys.executable, "-m", "fedfleet", *map(str, command), "--no-report"]
+        return subprocess.Popen(program, stdout=file, stderr=file)
+
+
+def _rounds(out: Path) -> int:
+    found = newest(out / "checkpoints")[0]
+    return 0 if found is None else found.rounds
+
+
+def _kill_worker(process: subprocess.Popen[bytes], out: Path) -> bool:
+    """Kill an actor, which may be in the middle of a block."""
+    actors = [pid for pid in _descendants(process.pid) if _name(pid).startswith("ray::ClientActor")]
+    if not actors:
+        return False
+    os.kill(actors[0], signal.SIGKILL)
+    return True
+
+
+def _kill_driver(process: subprocess.Popen[bytes], out: Path) -> bool:
+    """Kill the process that holds everything."""
+    process.kill()
+    return process.wait() == -signal.SIGKILL
+
+
+def _terminate_driver(process: subprocess.Popen[bytes], out: Path) -> bool:
+    """Ask it to end, as a cluster's scheduler does."""
+    process.terminate()
+    return process.wait() == 143
+
+
+def _interrupt_driver(process: subprocess.Popen[bytes], out: Path) -> bool:
+    """Press Ctrl-C."""
+    process.send_signal(signal.SIGINT)
+    return process.wait() == 130
+
+
+def _damage(process: subprocess.Popen[bytes], out: Path) -> bool:
+    """Kill the driver, and cut its newest checkpoint short."""
+    if len(list((out / "checkpoints").glob("round-*.safetensors"))) < 2 or not _kill_driver(process, out):
+        return False
+    path = max((out / "checkpoints").glob("round-*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-100])
+    return True
+
+
+FAULTS: dict[str, Callable[[subprocess.Popen[bytes], Path], bool]] = {
+    "worker killed": _kill_worker,
+    "driver killed": _kill_driver,
+    "driver terminated": _terminate_driver,
+    "driver interrupted": _interrupt_driver,
+    "driver killed, newest checkpoint cut short": _damage,
+}
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the processes below a process, from /proc."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, waiting = [], [pid]
+    while waiting:
+        below = parents.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def _name(pid: int) -> str:
+    try:
+        return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _equal(a: Path, b: Path, name: str) -> bool:
+    if name not in TABLES:
+        return (a / name).read_bytes() == (b / name).read_bytes()
+    tables = [pd.read_parquet(f / f"{name}.parquet").drop(columns="seconds", errors="ignore") for f in (a, b)]
+    return tables[0].equals(tables[1])
+
+
+def events(out: Path) -> Counter[str]:
+    """Return how often a run says what happened to it."""
+    path = out / "events.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return Counter(json.loads(line)["event"] for line in lines)
