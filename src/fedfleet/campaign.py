@@ -23,9 +23,12 @@ from fedfleet.population import Data, data_key, load_data
 from fedfleet.progress import Progress
 from fedfleet.reading import show
 from fedfleet.report import write_report
+from fedfleet.resume import at_its_end, changed, run_or_go_on
+from fedfleet.resume import resume as go_on
 from fedfleet.runfolder import check_free, claim
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 
+CAMPAIGN = "campaign.yaml"
 OWN_KEYS = {
     "label": "the name of the entry is the label",
     "seed": "set seed or seeds at the top",
@@ -121,14 +124,38 @@ def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report:
         progress.say(f"checking {len(plan)} runs")
         for trial in distinct(plan):
             prepare(trial, loaded)
-        claim(out)
+        text = yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True), sort_keys=False)
+        (claim(out) / CAMPAIGN).write_text(text, encoding="utf-8")
         done = _in_processes(plan, out, progress, jobs) if jobs > 1 else _in_turn(plan, out, progress, loaded)
-        runs = [found for found in done if isinstance(found, Run)]
-        failures = [found for found in done if isinstance(found, FedfleetError)]
+        runs, failures = _parted(done)
+    return _reported(runs, failures, out, progress, report=report)
+
+
+def resume(out: Path, overrides: list[str] | None, progress: Progress, *, report: bool = True) -> list[Run]:
+    """Go on with the run, or one after the other with the runs, in a folder; those at their end are left as they are.
+
+    Raises as ``run`` does, and ConfigError where there is nothing to go on from.
+    """
+    if not (out / CAMPAIGN).exists():
+        return _reported([go_on(out, overrides, progress)], [], out, progress, report=report)
+    plan = trials(changed(out / CAMPAIGN, overrides))
+    left = [trial for trial in plan if at_its_end(out / trial.place, trial.config) is None]
+    progress.say(f"{len(plan) - len(left)} of {len(plan)} runs are at their end")
+    runs, failures = _parted(_in_turn(left, out, progress, {}))
+    return _reported(runs, failures, out, progress, report=report)
+
+
+def _parted(done: list[Run | FedfleetError]) -> tuple[list[Run], list[FedfleetError]]:
+    return [r for r in done if isinstance(r, Run)], [e for e in done if isinstance(e, FedfleetError)]
+
+
+def _reported(
+    runs: list[Run], failures: list[FedfleetError], out: Path, progress: Progress, *, report: bool
+) -> list[Run]:
     if report:
         progress.say(f"report: {write_report([out], out)}")
     if failures:
-        raise FedfleetError(f"{len(failures)} of {len(plan)} runs: {failures[0]}")
+        raise FedfleetError(f"{len(failures)} of {len(runs) + len(failures)} runs: {failures[0]}")
     return runs
 
 
@@ -137,7 +164,7 @@ def _in_turn(plan: list[Trial], out: Path, progress: Progress, loaded: dict[str,
     for i, trial in enumerate(plan):
         progress.say(f"run {i + 1}/{len(plan)}: {trial.place}")
         try:
-            done.append(prepare(trial, loaded).run(out / trial.place, progress))
+            done.append(run_or_go_on(prepare(trial, loaded), out / trial.place, progress))
         except FedfleetError as e:
             done.append(FedfleetError(f"{trial.place}: {e}"))
             progress.say(f"failed: {done[-1]}")

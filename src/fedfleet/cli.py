@@ -30,7 +30,7 @@ OverridesArg = Annotated[
 
 
 class Interrupted(Exception):
-    """A run was interrupted; the argument is the exit status."""
+    """A run was interrupted; the arguments are how to go on, and the exit status."""
 
 
 @app.command()
@@ -53,27 +53,24 @@ def run(
     given = {"until": until, "max_seconds": max_seconds, "warm_start": warm_start}
     chosen = load(config, overrides)
     chosen = with_overrides(chosen, {k: v for k, v in given.items() if v is not None})
-    with _interruptible():
-        campaign.run(chosen, out or _new_folder(config), _progress(), jobs, report=report)
+    out = out or _new_folder(config)
+    with _interruptible(f"go on with `fedfleet resume {out}`"):
+        campaign.run(chosen, out, _progress(), jobs, report=report)
 
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="What was given as --out.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What is to change, such as rounds=200.")
     ] = None,
     report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
 ) -> None:
-    """Go on with a run from its last checkpoint; the result is that of a run that was never interrupted."""
-    from fedfleet.report import write_report
-    from fedfleet.resume import resume as go_on
+    """Go on with a run, or several in one folder, from the last checkpoint; the result is that of one never interrupted."""
+    from fedfleet import campaign
 
-    progress = _progress()
-    with _interruptible():
-        go_on(folder, overrides, progress)
-        if report:
-            progress.say(f"report: {write_report([folder], folder)}")
+    with _interruptible(f"go on with `fedfleet resume {folder}`"):
+        campaign.resume(folder, overrides, _progress(), report=report)
 
 
 @app.command()
@@ -128,7 +125,7 @@ def study(
         for line in studying.describe(prepared, out):
             typer.echo(line)
         return
-    with _interruptible():
+    with _interruptible("the same command goes on"):
         tables = studying.run(prepared, out, progress, jobs)
     typer.echo(f"{out}: {len(tables.study)} trials")
 
@@ -258,15 +255,15 @@ def _progress(*, stderr: bool = False) -> Any:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let SIGTERM end what is under way as Ctrl-C does."""
+def _interruptible(mend: str) -> Iterator[None]:
+    """Let SIGTERM end what is under way as Ctrl-C does, and say how to go on."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(INTERRUPTED) from None
+        raise Interrupted(mend, INTERRUPTED) from None
     except SystemExit:  # raised by our handler of SIGTERM, or by Ray's, which replaces it
-        raise Interrupted(TERMINATED) from None
+        raise Interrupted(mend, TERMINATED) from None
 
 
 @contextmanager
@@ -311,7 +308,8 @@ def main() -> None:
     except FedfleetError as e:
         _end(f"failed: {e}", FAILED)
     except Interrupted as e:
-        _end("interrupted: what was done is in the run folder", e.args[0])
+        mend, status = e.args
+        _end(f"interrupted: {mend}", status)
     except KeyboardInterrupt:
         _end("interrupted", INTERRUPTED)
     except Exception as e:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fedfleet.checkpoint import newest
-from fedfleet.config import Config, load
+from fedfleet.config import Config, complete, load
 from fedfleet.experiment import Experiment
 from fedfleet.progress import Progress
 from fedfleet.reading import override, show
@@ -22,6 +25,8 @@ MAY_CHANGE = (
     "population.data_dir",
 )
 """Keys, or sections, that may be another when a run goes on: none of them decides what a round computes."""
+DECIDES = ("inner", "block_size", "threads_per_actor", "device")
+"""Keys of ``executor`` that do."""
 
 
 def resume(
@@ -41,7 +46,10 @@ def resume(
 
     """
     progress = progress or Progress.silent()
-    config = _config(folder, overrides)
+    config = changed(folder / "config.yaml", overrides)
+    found, _ = newest(folder / CHECKPOINTS)
+    if found is not None and config.rounds < found.rounds:
+        raise ConfigError(f"rounds={config.rounds}: the run has done {found.rounds} already: give more")
     if (done := at_its_end(folder, config)) is not None:
         progress.say(f"{folder}: {_ended(done, config)}")
         return Run(folder, done)
@@ -51,6 +59,25 @@ def resume(
         update={"warm_start": warm_start}
     )  # for the record: it has started
     return experiment.resume(folder, progress)
+
+
+def run_or_go_on(x: Experiment, out: Path, progress: Progress | None = None) -> Run:
+    """Go on from the last checkpoint of the same run in ``out``; where there is none, run it, over whatever is there."""
+    try:
+        before = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
+        same = deciding(before) == deciding(complete(x.config))
+    except (OSError, ValueError, yaml.YAMLError, AttributeError):
+        same = False
+    if same and newest(out / CHECKPOINTS)[0] is not None:
+        return x.resume(out, progress)
+    shutil.rmtree(out, ignore_errors=True)
+    return x.run(out, progress)
+
+
+def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a resolved configuration that decides what a round computes, and how many there are."""
+    executor = {k: v for k, v in config.get("executor", {}).items() if k in DECIDES}
+    return {**config, "executor": executor, "max_seconds": None, "checkpoint": None}
 
 
 def at_its_end(folder: Path, config: Config) -> dict[str, Any] | None:
@@ -72,22 +99,18 @@ def _ended(summary: Mapping[str, Any], config: Config) -> str:
     return f"stopped after {summary['rounds']} rounds by {' or '.join(why)}: give another to go on"
 
 
-def _config(folder: Path, overrides: list[str] | Mapping[str, Any] | None) -> Config:
-    """Return the configuration of a run with what is to be changed. Raises ConfigError."""
-    path = folder / "config.yaml"
+def changed(path: Path, overrides: list[str] | Mapping[str, Any] | None) -> Config:
+    """Return the configuration of a run, or of several, with what is to be changed. Raises ConfigError."""
     if not path.exists():
-        raise ConfigError(f"{folder}: no config.yaml there: give the folder of a run")
-    given = (
-        overrides if isinstance(overrides, Mapping) else {k: v for o in overrides or [] for k, v in override(o).items()}
-    )
+        raise ConfigError(f"{path.parent}: no {path.name} there: give the folder of a run")
+    if isinstance(overrides, Mapping):
+        given = dict(overrides)
+    else:
+        given = {key: value for text in overrides or [] for key, value in override(text).items()}
     for key, value in given.items():
         if not any(key == may or key.startswith(f"{may}.") for may in MAY_CHANGE):
             raise ConfigError(
                 f"{key}={show(value)}: a run goes on as it began: start a new one (with --warm-start, if from this model); what "
                 f"may change: {', '.join(MAY_CHANGE)}"
             )
-    config = load(path, given)
-    found, _ = newest(folder / CHECKPOINTS)
-    if found is not None and config.rounds < found.rounds:
-        raise ConfigError(f"rounds={config.rounds}: the run has done {found.rounds} already: give more")
-    return config
+    return load(path, given)

@@ -7,7 +7,6 @@ finished is kept: the same command goes on where it was interrupted.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,11 +25,10 @@ from fedfleet.progress import Progress
 from fedfleet.reading import override, show
 from fedfleet.report.study_page import write_study_report
 from fedfleet.report.study_tables import DONE, MARK, Entry, Tables, Target, collect
+from fedfleet.resume import deciding, run_or_go_on
 from fedfleet.runfolder import check_free, claim
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 
-DECIDES = ("inner", "block_size", "threads_per_actor", "device")
-"""Keys of ``executor`` that decide the result: a finished trial is the same trial whatever the others are."""
 RETRIES = 2  # of a trial whose process died
 GRACE_S = 10.0  # for trials to write down that they were interrupted, before their processes are ended
 
@@ -161,7 +159,7 @@ def _finished(run: Path, wanted: Mapping[str, Any]) -> bool:
         return False
     if _cut(summary, found) and found.get("max_seconds") != wanted.get("max_seconds"):
         return False  # it had another time to run than it has now
-    old, new = (dict(_leaves(_deciding(c))) for c in (found, wanted))
+    old, new = (dict(_leaves(deciding(c))) for c in (found, wanted))
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
             raise ConfigError(
@@ -236,10 +234,12 @@ def _run_all(prepared: Prepared, waiting: Sequence[Trial], out: Path, jobs: int)
 
 
 def run_trial(config: Config, out: Path, data: Data) -> str | None:
-    """Run a trial afresh and return its error, None if it ended well. An interruption is raised."""
-    shutil.rmtree(out, ignore_errors=True)
+    """Run a trial, from its last checkpoint if there is one, and return its error, None if it ended well.
+
+    An interruption is raised.
+    """
     try:
-        Experiment(config, data=data).run(out)
+        run_or_go_on(Experiment(config, data=data), out)
     except FedfleetError as e:
         return one_line(e)
     except Exception as e:
@@ -327,12 +327,6 @@ def _keys(trial: Trial) -> dict[str, Any]:
         **trial.point,
         "seed": trial.config.seed,
     }
-
-
-def _deciding(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a resolved configuration that decides the result."""
-    executor = {k: v for k, v in config.get("executor", {}).items() if k in DECIDES}
-    return {**config, "executor": executor, "max_seconds": None}
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

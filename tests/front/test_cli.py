@@ -126,7 +126,7 @@ def test_signals_leave_what_was_done(
     monkeypatch.setattr(Progress, "round", round)
     run = tiny.parent / "run"
     found, _, error = command("run", tiny, "rounds=1000", "--out", run)
-    assert (found, error) == (status, "interrupted: what was done is in the run folder\n")
+    assert (found, error) == (status, f"interrupted: go on with `fedfleet resume {run}`\n")
     assert summary(run)["status"] == "interrupted"
     assert summary(run)["rounds"] == len(pd.read_parquet(run / "rounds.parquet")) == len(shown)
     assert (run / "model.safetensors").is_file()

@@ -346,3 +346,28 @@ def test_another_environment_is_on_record(tmp_path, undisturbed):
         {"round": 9, "event": "resumed"},
         {"round": 9, "event": "environment_changed", "of": ["python"], "bit_exact": False},
     ]
+
+
+def test_several_runs_go_on_one_after_the_other(tmp_path, command):
+    path, out = tmp_path / "config.yaml", tmp_path / "out"
+    several = {"rounds": 4, "seeds": [0, 1], "compare": {"a": {}, "b": {"algorithm.lr": 0.05}}}
+    path.write_text(yaml.safe_dump({**BASE, **CASES["stateless"], **several}))
+    assert command("run", path, "--out", tmp_path / "peace", "--no-report")[0] == 0
+    shutil.copytree(tmp_path / "peace", out)
+    finished = out / "a" / "seed-0" / "summary.json"
+    times = finished.stat().st_mtime_ns
+    shutil.rmtree(out / "b" / "seed-1")  # never begun
+    (out / "b" / "seed-0" / "config.yaml").unlink()  # killed before its first checkpoint
+    cut = out / "a" / "seed-1"
+    (cut / "summary.json").unlink()
+    max((cut / "checkpoints").glob("round-*")).unlink()
+    status, said, _ = command("resume", out)
+    assert status == 0
+    assert "1 of 4 runs are at their end" in said
+    assert "going on after 3 rounds" in said
+    assert (out / "report.html").is_file()
+    assert finished.stat().st_mtime_ns == times
+    for place in ("a/seed-0", "a/seed-1", "b/seed-0", "b/seed-1"):
+        check_equal(out / place, tmp_path / "peace" / place)
+    assert command("resume", out, "rounds=6", "--no-report")[0] == 0
+    assert all(json.loads(p.read_text())["rounds"] == 6 for p in out.glob("*/*/summary.json"))

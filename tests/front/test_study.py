@@ -146,8 +146,12 @@ def test_finished_trials_are_kept_and_the_rest_is_run(done, tmp_path, monkeypatc
     (cut / "summary.json").unlink()
     stopped = out / "trials" / "ONE-rate-0.2" / "seed-0" / "summary.json"
     stopped.write_text(json.dumps({**json.loads(stopped.read_text()), "status": "interrupted"}))
-    ran, original = [], Experiment.run
-    monkeypatch.setattr(Experiment, "run", lambda self, out, *more: ran.append(out) or original(self, out, *more))
+    ran = []
+    for verb in ("run", "resume"):
+        original = getattr(Experiment, verb)
+        monkeypatch.setattr(
+            Experiment, verb, lambda self, out, *more, how=original: ran.append(out) or how(self, out, *more)
+        )
     times = kept.stat().st_mtime_ns
     run(out)
     assert {"/".join(p.parts[-2:]) for p in ran} == {
