@@ -104,6 +104,8 @@ class Checkpoint(Options):
     """Seconds between checkpoints; 0: after every round; null: only at the end."""
     keep: Count = 2
     """Checkpoints kept, the newest."""
+    best: str | None = "auto"
+    """Keep the model with the best value of this metric as ``best.safetensors``; auto: the first that is measured; null: none."""
 
 
 class Config(Options):

@@ -76,8 +76,7 @@ class Experiment:
         if config.warm_start is not None:
             self.z = load_model(Path(config.warm_start), self.z)
         self.evaluation = evaluation_data(config, data)
-        if config.until is not None:
-            resolve.check_until(config, self.metric_names())
+        resolve.check_metrics(config, self.metric_names)
         self.config = config
         self.config = resolve.resolved(config, self._inner(), self._block_size())
         self.federation = federation(self.config, self.population)

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -233,7 +233,9 @@ def parse_until(text: str, key: str = "until") -> tuple[str, bool, float]:
     raise ConfigError(f"{key}={show(text)}: write a metric and a number, such as eval/auc=0.95")
 
 
-def check_until(config: Config, metrics: Iterable[str]) -> None:
-    """Refuse to wait for a metric that is never measured. Raises ConfigError."""
-    if config.until is not None and (metric := parse_until(config.until)[0]) not in metrics:
-        raise ConfigError(unknown("until", metric, metrics))
+def check_metrics(config: Config, metrics: Callable[[], Iterable[str]]) -> None:
+    """Refuse to look for a metric that is never measured. Raises ConfigError."""
+    wanted = {"until": config.until and parse_until(config.until)[0], "checkpoint.best": config.checkpoint.best}
+    for key, metric in wanted.items():
+        if metric not in (None, "auto") and metric not in (known := list(metrics())):
+            raise ConfigError(unknown(key, metric, known))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +17,7 @@ from fedfleet import resolve
 from fedfleet.checkpoint import Checkpoint
 from fedfleet.config import named
 from fedfleet.progress import Progress
-from fedfleet.runfolder import RunFolder
+from fedfleet.runfolder import RunFolder, save_model
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.evaluation import Measurement, evaluate_clients
@@ -114,9 +114,10 @@ class Runner:
     def _rounds(self, executor: Executor) -> str:
         x = self.x
         if self.initial is None:
-            initial = self._measure(executor).result()
-            self.initial = {f"eval/{name}": value for name, value in initial.items()}
-            self.folder.tables.metrics = tuple(self.initial)
+            initial = {f"eval/{name}": value for name, value in self._measure(executor).result().items()}
+            self._keep_best(initial, self.at.state)
+            self.initial = initial
+            self.folder.tables.metrics = tuple(initial)
         self.progress.initial(self.initial, self.at.index)
         if self.unevaluated:
             self._evaluate_again(executor)
@@ -154,6 +155,7 @@ class Runner:
         """Evaluate the round of the checkpoint, whose evaluation was under way."""
         metrics = {f"eval/{name}": value for name, value in self._measure(executor).result().items()}
         self._evaluate_clients(executor)
+        self._keep_best(metrics, self.at.state)
         self.folder.tables.measured(metrics)
         self.unevaluated = False
 
@@ -170,8 +172,20 @@ class Runner:
             return {}
         record, measurement = self.held
         metrics = {f"eval/{name}": value for name, value in measurement.result().items()}
+        self._keep_best(metrics, record.state)
         self._enter(record, metrics)
         return metrics
+
+    def _keep_best(self, metrics: Mapping[str, float], state: Any) -> None:
+        """Write the model down if no evaluation before this one was as good."""
+        name = self.x.config.checkpoint.best
+        name = next(iter(metrics), None) if name == "auto" else name
+        if name is None or not math.isfinite(metrics[name]):
+            return
+        before, value = self._best().get(name), metrics[name]
+        if before is None or _better(name)(value, before) != before:
+            with self.folder.writing():
+                save_model(self.folder.folder / "best.safetensors", self.x.algorithm.views["global"].params(state))
 
     def _enter(self, record: RoundRecord, metrics: Mapping[str, float]) -> None:
         with put_off():
@@ -226,7 +240,7 @@ class Runner:
         for metrics in [self.initial or {}, *self.folder.tables.evaluations()]:
             for name, value in metrics.items():
                 if math.isfinite(value):
-                    best[name] = (min if "loss" in name else max)(best.get(name, value), value)
+                    best[name] = _better(name)(best.get(name, value), value)
         return best
 
     def _summary(self, status: str, error: str | None) -> dict[str, Any]:
@@ -246,6 +260,10 @@ class Runner:
             "bit_exact": self.folder.bit_exact,
             **{name: rounds[name].sum().item() for name in totals},
         }
+
+
+def _better(metric: str) -> Callable[[float, float], float]:
+    return min if "loss" in metric else max
 
 
 def describe(x: Experiment) -> str:
