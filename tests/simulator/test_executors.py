@@ -1,18 +1,62 @@
 """Ray actors, however many, give the bits of this process."""
 
 import json
+import sys
 
 import pandas as pd
 import pytest
 import ray
 
 import fedfleet
+from fedfleet.algorithms.local import Local, local_training
+from fedfleet.simulator import tree as T
+from fedfleet.simulator.algorithm import Algorithm, View
+from fedfleet.simulator.reduction import Mean, Store
+from fedfleet.simulator.work import BatchPlan, LocalWork, Message, Phase
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
 
 CASES = {
     "stateless": {"task": "classification", "algorithm": {"name": "fedavg", "epochs": 1}},
     "stateful": {"task": "classification", "algorithm": {"name": "scaffold", "epochs": 1}},
     "two phases": {"task": "auc", "algorithm": {"name": "cdma_ada", "steps": 3, "alpha": 0.5}},
+    "asynchronous": {
+        "task": "classification",
+        "algorithm": {"name": "fedbuff", "steps": 3, "buffer": 7, "concurrency": 15},
+    },
+    "personalised": {"task": "classification"},
+    "stored": {"task": "classification"},
 }
+TRAINING = local_training(BatchPlan(size=4, steps=3))
+
+
+def one_phase(phase, server):
+    def round_(z, rnd):
+        message = Message(send={"z": z}, config={"lr": dict.fromkeys(z, 0.1)})
+        return server(rnd.map_reduce(phase, shared=message, cohort=rnd.invite(12))["z"]), {}
+
+    return Algorithm(lambda z, key, problem: z, round_, (phase,), {"global": View(lambda z: z)})
+
+
+def personalised():
+    """Clients start half way between the server's model and their own last one."""
+
+    def begin(shared, own, inbox, key):
+        return Local(T.axpy(0.5, T.sub(own, shared["z"]), shared["z"]), None, own)
+
+    def finish(shared, own, inbox, local):
+        return Message(send={"z": local.z}), local.z
+
+    work = LocalWork(begin=begin, stages=TRAINING.stages, finish=finish)
+    return one_phase(Phase(name="train", work=work, reduce={"z": Mean()}, own=lambda shared: shared["z"]), lambda z: z)
+
+
+def stored():
+    """The server takes the median of the uploads."""
+    return one_phase(Phase(name="train", work=TRAINING, reduce={"z": Store()}), lambda uploads: uploads.median())
+
+
+OWN = {"personalised": personalised, "stored": stored}
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +68,7 @@ def cluster():
     ray.shutdown()
 
 
-def run(out, case, **executor):
+def run(out, name, **executor):
     config = {
         "rounds": 4,
         "population": {"clients": 40, "partition": {"kind": "dirichlet", "alpha": 0.3, "min_size": 10}},
@@ -32,9 +76,11 @@ def run(out, case, **executor):
         "availability": {"kind": "bernoulli", "rate": 0.8},
         "executor": {"block_size": 3, **executor},
         "evaluation": {"every": 2, "per_client": True},
-        **case,
+        **CASES[name],
     }
-    done = fedfleet.run(config, out=out)
+    if name == "asynchronous":
+        del config["cohort"]
+    done = fedfleet.run(config, out=out, algorithm=OWN[name]() if name in OWN else None)
     tables = {
         t: done.table(t).drop(columns="seconds", errors="ignore") for t in ("rounds", "phases", "fates", "clients")
     }
@@ -45,10 +91,10 @@ def run(out, case, **executor):
 @pytest.mark.parametrize("inner", ["batched", "factored"])
 @pytest.mark.parametrize("name", CASES)
 def test_any_number_of_actors_gives_equal_bytes(tmp_path, cluster, name, inner):
-    model, tables = run(tmp_path / "local", CASES[name], kind="local", inner=inner)
-    for actors in (1, 2, 3) if name == "two phases" else (2,):
-        on = {"kind": "ray", "actors": actors, "cpus_per_actor": 0.5, "inner": inner}
-        found, same = run(tmp_path / f"ray{actors}", CASES[name], **on)
+    model, tables = run(tmp_path / "local", name, kind="local", inner=inner)
+    for actors in (1, 2, 3, 4) if name == "two phases" and inner == "batched" else (3,):
+        on = {"kind": "ray", "actors": actors, "cpus_per_actor": 0.25, "inner": inner}
+        found, same = run(tmp_path / f"ray{actors}", name, **on)
         assert found == model
         for table, frame in tables.items():
             pd.testing.assert_frame_equal(frame, same[table], check_exact=True)
