@@ -38,6 +38,9 @@ TIMEOUT = 5.0
 class DataError(ValueError):
     """A data file or data set that cannot be used; one line that names it, what is wrong and the mend."""
 
+    def __init__(self, message: str):
+        super().__init__("".join(c if c.isprintable() else "?" for c in message))  # a damaged file may hold anything
+
 
 def data_dir(override: str | None = None) -> Path:
     """Return the data directory: `override`, else $FEDFLEET_DATA, else `fedfleet` in the user's cache.

@@ -202,8 +202,10 @@ def _paths(path: Path) -> list[Path]:
 
 def _opened(file: Path) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
-    except (OSError, pa.ArrowException) as e:
+        found = pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
+        _ = found.schema_arrow.names  # names that are no text in UTF-8 are found when they are looked at
+        return found
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as e:
         _fail(f"{file}: not a Parquet file ({one_line(e)})", "write it with pandas, Arrow, Spark or DuckDB")
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.trace import client_numbers, read_trace
@@ -143,3 +145,44 @@ def test_unknown_clients(tmp_path, clients):
         client_numbers(read_trace(path)[1], 10)
     with pytest.raises(DataError, match=r"column 'client' is text, and availability\.map is direct"):
         client_numbers(read_trace(write(path, client=list("abcd")))[1], 10)
+
+
+def check_read_or_refused(path: Path) -> None:
+    try:
+        found, _ = read_trace(path)
+    except (DataError, ConfigError) as e:
+        message = str(e)
+    else:
+        message = ""
+        assert (found.start < found.end).all()
+        assert (found.start >= 0).all()
+    assert message.isprintable()
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_damaged_file_is_a_trace_or_one_line(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("damaged")
+    whole = bytearray(write(folder / "whole.parquet", period_s=[50.0, 6.0, 50.0, 6.0]).read_bytes())
+    if data.draw(st.booleans()):
+        whole = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    else:
+        for _ in range(data.draw(st.integers(1, 3))):
+            whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    (folder / "t.parquet").write_bytes(whole)
+    check_read_or_refused(folder / "t.parquet")
+
+
+cells = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=3), st.booleans())
+
+
+@settings(max_examples=150, deadline=None)
+@given(columns=st.fixed_dictionaries({name: st.lists(cells, min_size=3, max_size=3) for name in GOOD}))
+def test_any_columns_are_a_trace_or_one_line(tmp_path_factory, columns):
+    try:
+        table = pa.table(columns)
+    except (pa.ArrowException, UnicodeEncodeError):
+        return  # a column of several types
+    path = tmp_path_factory.mktemp("any") / "t.parquet"
+    pq.write_table(table, path)
+    check_read_or_refused(path)

@@ -62,7 +62,7 @@ def test_nothing_depends_on_how_far_it_is_played_ahead(monkeypatch, clients, mod
             flights.commit()
             clock += ended.responses.duration_s
             found.append((ended.clients.tolist(), ended.responses.fate.tolist(), ended.used, ended.launched, clock))
-        return found, flights._committed
+        return found, flights.committed
 
     one = run()
     for stretch, long in ((64, 1), (1, 8), (1, 0.02)):
