@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5.0, help="begin no further run after so many minutes")
     parser.add_argument("--rounds", type=int, default=200, help="rounds of a run")
     parser.add_argument(
-        "--every", type=float, nargs=2, default=(2.0, 6.0), metavar=("LEAST", "MOST"), help="seconds between faults"
+        "--every", type=float, nargs=2, default=(1.0, 3.0), metavar=("LEAST", "MOST"), help="seconds between faults"
     )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -24,7 +24,7 @@ from fedfleet.checkpoint import newest
 BASE: dict[str, Any] = {
     "rounds": 200,
     "population": {"clients": 60, "partition": {"kind": "dirichlet", "alpha": 0.3, "min_size": 8}},
-    "task": {"name": "classification", "model": "mlp", "hidden": [64]},
+    "task": {"name": "classification", "model": "mlp", "hidden": [200]},
     "availability": {"kind": "bernoulli", "rate": 0.8},
     "devices": "lognormal",
     "executor": {"kind": "ray", "actors": 2, "cpus_per_actor": 0.5, "block_size": 3},
@@ -34,17 +34,17 @@ BASE: dict[str, Any] = {
 COHORT = {"invite": 12, "respond": "siwer", "attempts": 50}
 CASES: dict[str, dict[str, Any]] = {
     "stateless": {
-        "algorithm": {"name": "fedavg", "steps": 5},
+        "algorithm": {"name": "fedavg", "steps": 20},
         "cohort": COHORT | {"late": "keep"},
         "selection": "oort",
     },
     "two phases": {
-        "task": {"name": "auc", "model": "mlp", "hidden": [64]},
-        "algorithm": {"name": "cdma_ada", "steps": 5, "batch_size": 5},
+        "task": {"name": "auc", "model": "mlp", "hidden": [200]},
+        "algorithm": {"name": "cdma_ada", "steps": 20, "batch_size": 5},
         "cohort": COHORT,
     },
-    "client state": {"algorithm": {"name": "scaffold", "steps": 5}, "cohort": COHORT},
-    "asynchronous": {"algorithm": {"name": "fedbuff", "steps": 5, "buffer": 8, "concurrency": 20}},
+    "client state": {"algorithm": {"name": "scaffold", "steps": 20}, "cohort": COHORT},
+    "asynchronous": {"algorithm": {"name": "fedbuff", "steps": 20, "buffer": 8, "concurrency": 20}},
 }
 TABLES = ("rounds", "phases", "fates")
 START_S = 120.0  # for a process to come up, on a machine with other work
