@@ -40,7 +40,7 @@ def encode(value: Any) -> tuple[Any, dict[str, Tensor]]:
             case tuple() if hasattr(node, "_fields"):
                 return {"type": _name(type(node)), "fields": _each(node, type(node)._fields, path)}  # pyright: ignore
             case tuple() | list():
-                return {type(node).__name__: _each(node, range(len(node)), path)}
+                return {"tuple" if isinstance(node, tuple) else "list": _each(node, range(len(node)), path)}
             case Mapping():
                 if not all(isinstance(k, str | int) for k in node):
                     raise CodecError(f"{path}: a mapping whose keys are neither text nor whole numbers cannot be kept")
@@ -100,6 +100,6 @@ def _type(name: str, size: int) -> type:
 def _found(name: str) -> type | None:
     """Return a NamedTuple of an imported module. One with bases of its own could run code when it is made."""
     module, _, qualname = name.partition(":")
-    kind = getattr(sys.modules.get(module), qualname, None)
+    kind = vars(sys.modules[module]).get(qualname) if module in sys.modules else None
     plain = isinstance(kind, type) and kind.__bases__ == (tuple,) and hasattr(kind, "_fields")
     return kind if plain else None

@@ -24,4 +24,10 @@ def put_off() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         for number in came:
-            signal.raise_signal(number)
+            handler = before[signal.Signals(number)]
+            if callable(
+                handler
+            ):  # asked itself: where the signal is masked, as in a Ray worker, it would not come again
+                handler(number, None)
+            else:
+                signal.raise_signal(number)

@@ -1,7 +1,8 @@
 """What clients keep between rounds, keyed by client: in a file, so that memory does not grow with the clients seen.
 
-The file has slots of one state each. A state that changes is written where it is, or, where a checkpoint needs what is there,
-to a free slot. So a checkpoint is the list of its slots, and nothing it refers to is written over while it is kept.
+The file has slots of one state each. A state that changes goes to a free slot, and the slot it leaves is free once no
+checkpoint needs it. So a checkpoint is the list of its slots, nothing it refers to is written over while it is kept, and a
+commit that fails half way, on a full disk, changes nothing.
 """
 
 from __future__ import annotations
@@ -75,14 +76,16 @@ class ClientStore:
 
     def commit(self) -> None:
         """Accept the round."""
+        placed: dict[int, tuple[int, int]] = {}
         for client, row in self._staged.items():
-            slot, _ = self._at.get(client, (None, 0))
-            if slot is None or slot in self._kept:
-                slot = self._free.pop() if self._free else self._size
-                self._size = max(self._size, slot + 1)
+            slot = self._free.pop() if self._free else self._size
+            self._size = max(self._size, slot + 1)
             data = row.numpy().data
             _write(self._opened(), data, slot * len(data))
-            self._at[client] = slot, zlib.crc32(data)
+            placed[client] = slot, zlib.crc32(data)
+        left = (self._at[client][0] for client in placed if client in self._at)
+        self._free += [slot for slot in left if slot not in self._kept]
+        self._at |= placed
         self._staged = {}
 
     def discard(self) -> None:

@@ -124,8 +124,7 @@ def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report:
         progress.say(f"checking {len(plan)} runs")
         for trial in distinct(plan):
             prepare(trial, loaded)
-        text = yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True), sort_keys=False)
-        (claim(out) / CAMPAIGN).write_text(text, encoding="utf-8")
+        _note(config, claim(out))
         done = _in_processes(plan, out, progress, jobs) if jobs > 1 else _in_turn(plan, out, progress, loaded)
         runs, failures = _parted(done)
     return _reported(runs, failures, out, progress, report=report)
@@ -138,11 +137,21 @@ def resume(out: Path, overrides: list[str] | None, progress: Progress, *, report
     """
     if not (out / CAMPAIGN).exists():
         return _reported([go_on(out, overrides, progress)], [], out, progress, report=report)
-    plan = trials(changed(out / CAMPAIGN, overrides))
+    config = changed(out / CAMPAIGN, overrides)
+    plan = trials(config)
+    _note(config, out)
     left = [trial for trial in plan if at_its_end(out / trial.place, trial.config) is None]
     progress.say(f"{len(plan) - len(left)} of {len(plan)} runs are at their end")
     runs, failures = _parted(_in_turn(left, out, progress, {}))
     return _reported(runs, failures, out, progress, report=report)
+
+
+def _note(config: Config, out: Path) -> None:
+    """Write down what the runs in a folder are, for ``resume``."""
+    text = yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True), sort_keys=False)
+    scratch = (out / CAMPAIGN).with_suffix(".tmp")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(out / CAMPAIGN)
 
 
 def _parted(done: list[Run | FedfleetError]) -> tuple[list[Run], list[FedfleetError]]:
@@ -180,7 +189,9 @@ def _in_processes(plan: list[Trial], out: Path, progress: Progress, jobs: int) -
             path = Path(scratch) / "config.yaml"
             path.write_text(yaml.safe_dump(trial.config.model_dump(mode="json", exclude_unset=True)), encoding="utf-8")
             command = [sys.executable, "-m", "fedfleet", "run", str(path), "--out", str(folder), "--no-report"]
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            )
             under_way.add(process)
             progress.say(f"started: {trial.place}")
             lines = process.communicate()[0].strip().splitlines() or ["no output"]

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import IO
 
 import torch
 
@@ -21,7 +22,7 @@ from fedfleet.config import Config
 from fedfleet.federation import federation, selection
 from fedfleet.population import Data, check_clients, evaluation_data, load_data, make_population
 from fedfleet.progress import Progress
-from fedfleet.runfolder import CHECKPOINTS, RunFolder, check_free, claim, load_model
+from fedfleet.runfolder import CHECKPOINTS, RunFolder, check_free, claim, load_model, locked
 from fedfleet.runner import Run, Runner
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
@@ -180,8 +181,13 @@ class Experiment:
 
         Raises ConfigError where there is no checkpoint to go on from, or where it is of another run.
         """
-        found, faults = newest(folder / CHECKPOINTS)
         progress = progress or Progress.silent()
+        with closing(locked(folder)) as lock:
+            return self._run(folder, self._last(folder, progress), progress, lock)
+
+    def _last(self, folder: Path, progress: Progress) -> Checkpoint:
+        """Return the checkpoint to go on from. Raises ConfigError."""
+        found, faults = newest(folder / CHECKPOINTS)
         if found is None:
             raise ConfigError(f"{folder}: {faults[0] if faults else 'no checkpoint to go on from'}: start the run anew")
         for fault in faults:
@@ -196,7 +202,7 @@ class Experiment:
             raise ConfigError(
                 f"{folder}: its clients or test data were others: give the data of the run, or start a new run"
             )
-        return self._run(folder, found, progress)
+        return found
 
     @cached_property
     def fingerprint(self) -> str:
@@ -207,11 +213,11 @@ class Experiment:
             found.update(raw(values))
         return found.hexdigest()
 
-    def _run(self, out: Path, found: Checkpoint | None, progress: Progress | None) -> Run:
+    def _run(self, out: Path, found: Checkpoint | None, progress: Progress | None, lock: IO[str] | None = None) -> Run:
         with (
             torch.random.fork_rng(devices=[]),
             closing(self.executor()) as executor,
-            closing(RunFolder(out, C.complete(self.config))) as folder,
+            closing(RunFolder(out, C.complete(self.config), lock)) as folder,
         ):
             runner = Runner(self, folder, progress or Progress.silent())
             if found is not None:

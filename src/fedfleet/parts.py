@@ -33,19 +33,24 @@ class Parts:
         """Add rows."""
         self._waiting.append(frame)
         self._rows += len(frame)
-        if self._rows > ROWS:
-            self.flush()
+
+    @property
+    def full(self) -> bool:
+        """Whether so many rows wait that they should be written."""
+        return self._rows > ROWS
 
     def flush(self) -> None:
         """Write the rows that wait as a part."""
         if not self._rows:
             return
-        self._folder.mkdir(exist_ok=True)
         table = pa.Table.from_pandas(pd.concat(self._waiting, ignore_index=True), self._schema, preserve_index=False)
         path = self._folder / f"{self._last + 1:06}.parquet"
-        pq.write_table(table, path.with_suffix(".tmp"))
-        sync(path.with_suffix(".tmp"))
-        path.with_suffix(".tmp").replace(path)
+        scratch = self.path.with_suffix(".part.tmp")  # beside the parts, which are nothing but parts
+        pq.write_table(table, scratch)
+        sync(scratch)
+        self._folder.mkdir(exist_ok=True)
+        scratch.replace(path)
+        sync(self._folder)
         self._last += 1
         self._waiting, self._rows = [], 0
 

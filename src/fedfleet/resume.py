@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedfleet.config import Config, complete, load
 from fedfleet.experiment import Experiment
 from fedfleet.progress import Progress
 from fedfleet.reading import override, show
-from fedfleet.runfolder import CHECKPOINTS, SUMMARY
+from fedfleet.runfolder import CHECKPOINTS, SUMMARY, locked
 from fedfleet.runner import Run
 from fedfleet.simulator.errors import ConfigError
 
@@ -61,17 +62,30 @@ def resume(
     return experiment.resume(folder, progress)
 
 
-def run_or_go_on(x: Experiment, out: Path, progress: Progress | None = None) -> Run:
-    """Go on from the last checkpoint of the same run in ``out``; where there is none, run it, over whatever is there."""
-    try:
-        before = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
-        same = deciding(before) == deciding(complete(x.config))
-    except (OSError, ValueError, yaml.YAMLError, AttributeError):
-        same = False
-    if same and newest(out / CHECKPOINTS)[0] is not None:
-        return x.resume(out, progress)
-    shutil.rmtree(out, ignore_errors=True)
+def run_or_go_on(x: Experiment, out: Path, progress: Progress | None = None, *, replace: bool = False) -> Run:
+    """Go on from the last checkpoint of the same run in ``out``; where there is none, run it.
+
+    Raises ConfigError where ``out`` has a checkpoint of another run, unless that is to be replaced, and where a process is at
+    work in it.
+    """
+    found = newest(out / CHECKPOINTS)[0]
+    if found is not None:
+        path = out / "config.yaml"
+        before = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if _fixed(before) == _fixed(complete(x.config)) and found.rounds <= x.config.rounds:
+            return x.resume(out, progress)
+        if not replace:
+            raise ConfigError(f"{out}: a run of another configuration is there: choose another folder, or remove it")
+    if out.exists():
+        with closing(locked(out)):
+            shutil.rmtree(out)
     return x.run(out, progress)
+
+
+def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a resolved configuration that is the same as long as a run goes on."""
+    population = {**config.get("population", {}), "data_dir": None}
+    return {**deciding(config), "population": population, "rounds": None, "until": None, "label": None}
 
 
 def deciding(config: Mapping[str, Any]) -> dict[str, Any]:

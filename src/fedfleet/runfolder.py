@@ -59,17 +59,21 @@ def claim(folder: Path) -> Path:
 class RunFolder:
     """A run's files: tables and events as the run goes on, model and summary at the end. One process at a time has it."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]):
+    def __init__(self, folder: Path, config: Mapping[str, Any], lock: IO[str] | None = None):
         self.folder = folder
         self.bit_exact = True
-        self._lock = _locked(folder)
+        self._lock = lock or locked(folder)
         self._flushed = time.monotonic()
         with self.writing():
+            (folder / SUMMARY).unlink(missing_ok=True)  # it is not what it says any more
             (folder / CHECKPOINTS).mkdir(exist_ok=True)
             _write_text(folder / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
             if not (folder / ENVIRONMENT).exists():
                 _write_text(folder / ENVIRONMENT, json.dumps(environment(), indent=2))
-        self.tables = Tables(folder)
+        try:
+            self.tables = Tables(folder)
+        except (OSError, ValueError) as e:
+            raise FedfleetError(f"{folder}: its tables cannot be read ({one_line(e)}): start the run anew") from e
         self.checkpoints = Checkpoints(folder / CHECKPOINTS, config["checkpoint"]["keep"])
 
     @contextmanager
@@ -89,10 +93,9 @@ class RunFolder:
             self.tables.restore(rounds, every=every, evaluated=evaluated)
         except (OSError, ValueError, KeyError) as e:
             raise FedfleetError(f"{self.folder}: its tables cannot be read ({one_line(e)}): start the run anew") from e
-        (self.folder / SUMMARY).unlink(missing_ok=True)  # it is not what it says any more
         path = self.folder / EVENTS
         found = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        kept = [event for event in map(json.loads, found) if event["round"] < rounds]
+        kept = [event for event in map(_event, found) if event is not None and event["round"] < rounds]
         with self.writing():
             if len(kept) < len(found):
                 _write_text(path, "".join(json.dumps(event) + "\n" for event in kept))
@@ -120,7 +123,7 @@ class RunFolder:
         self._count(events)
         if events:
             with (self.folder / EVENTS).open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(event) + "\n" for event in events)
+                file.write("".join(json.dumps(event) + "\n" for event in events))
 
     def _count(self, events: list[dict[str, Any]]) -> None:
         self.bit_exact &= all(event.get("bit_exact", True) for event in events)
@@ -137,7 +140,15 @@ class RunFolder:
         self._lock.close()
 
 
-def _locked(folder: Path) -> IO[str]:
+def _event(line: str) -> dict[str, Any] | None:
+    """Return a line of the events, None for one that was being written when the process was killed."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def locked(folder: Path) -> IO[str]:
     """Lock a run folder for as long as the process lives. Raises ConfigError where another one has it."""
     try:
         file = (folder / LOCK).open("a", encoding="utf-8")

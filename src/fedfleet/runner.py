@@ -19,6 +19,7 @@ from fedfleet.config import named
 from fedfleet.progress import Progress
 from fedfleet.runfolder import RunFolder, save_model
 from fedfleet.simulator import tree as T
+from fedfleet.simulator.codec import encode
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.evaluation import Measurement, evaluate_clients
 from fedfleet.simulator.executors.base import Executor
@@ -66,6 +67,7 @@ class Runner:
         self.at = start(
             experiment.algorithm, experiment.z, experiment.problem, self.conditions, folder.checkpoints.states
         )
+        encode(self.at.state)  # what cannot be kept is said before the work
         self.initial: dict[str, float] | None = None
         self.held: _Held | None = None
         self.last: RoundRecord | None = None
@@ -82,7 +84,8 @@ class Runner:
         every, done = self.x.config.evaluation.every, found.rounds
         # A round that was evaluated only because it was the last is one of many now.
         early = bool(done % every) and done < self.x.config.rounds
-        self.unevaluated = found.account["unevaluated"] and not early
+        missing = 0 < done == self.x.config.rounds and not found.account["evaluated"]
+        self.unevaluated = (found.account["unevaluated"] and not early) or missing
         self.folder.restore(done, every=every, evaluated=not (early or self.unevaluated))
 
     def run(self, executor: Executor) -> Run:
@@ -106,9 +109,11 @@ class Runner:
             self.progress.close()
             self._watch(executor)
             self._enter_all()
-            self._save()
             summary = self._summary(status, error)
-            self.folder.finish(self._model(), summary)
+            try:
+                self._save()
+            finally:
+                self.folder.finish(self._model(), summary)
         return Run(self.folder.folder, summary)
 
     def _rounds(self, executor: Executor) -> str:
@@ -118,6 +123,7 @@ class Runner:
             self._keep_best(initial, self.at.state)
             self.initial = initial
             self.folder.tables.metrics = tuple(initial)
+            self._save()
         self.progress.initial(self.initial, self.at.index)
         if self.unevaluated:
             self._evaluate_again(executor)
@@ -204,6 +210,7 @@ class Runner:
             "initial": self.initial,
             "seconds": self._seconds(),
             "unevaluated": self.unevaluated,
+            "evaluated": self.folder.tables.evaluated,
             "own": self.x.own,
             "data": self.x.fingerprint,
         }

@@ -239,7 +239,7 @@ def run_trial(config: Config, out: Path, data: Data) -> str | None:
     An interruption is raised.
     """
     try:
-        run_or_go_on(Experiment(config, data=data), out)
+        run_or_go_on(Experiment(config, data=data), out, replace=True)
     except FedfleetError as e:
         return one_line(e)
     except Exception as e:

@@ -58,6 +58,8 @@ class Tables:
         self._rounds.append(row)
         if metrics:
             self._evaluated.append(len(self) - 1)
+        if self._fates.full:
+            self._fates.flush()
         return row
 
     def add_phases(self, index: int, phases: list[PhaseRecord]) -> list[dict[str, Any]]:
@@ -80,6 +82,8 @@ class Tables:
         if self._clients is None:
             self._clients = Parts(self.folder / "clients.parquet", frame.head(0))
         self._clients.add(frame)
+        if self._clients.full:
+            self._clients.flush()
 
     def measured(self, metrics: Mapping[str, float]) -> None:
         """Enter the evaluation of the last round."""
@@ -105,6 +109,11 @@ class Tables:
         for table in self._grown():
             table.finish()
 
+    @property
+    def evaluated(self) -> bool:
+        """Whether the last round was evaluated."""
+        return bool(self._evaluated) and self._evaluated[-1] == len(self) - 1
+
     def evaluations(self) -> list[dict[str, float]]:
         """Return the metrics of the rounds that were evaluated."""
         return [{k: self._rounds[i][k] for k in self.metrics} for i in self._evaluated]
@@ -121,8 +130,8 @@ class Tables:
         self._fates.finish(lambda table: table.filter(pc.less(table["round"], rounds)))  # pyright: ignore
         measured = rounds if evaluated else rounds - 1
         clients = self.folder / "clients.parquet"
-        if clients.exists() or clients.with_suffix("").exists():
-            self._clients = Parts(clients, _clients_like(clients))
+        if (like := _clients_like(clients)) is not None:
+            self._clients = Parts(clients, like)
             self._clients.finish(lambda table: table.filter(pc.less(table["round"], measured)))  # pyright: ignore
         if not evaluated and self._rounds:
             self._rounds[-1] |= dict.fromkeys(self.metrics)
@@ -137,12 +146,13 @@ class Tables:
         frame.to_parquet(path.with_suffix(".tmp"), index=False)
         sync(path.with_suffix(".tmp"))
         path.with_suffix(".tmp").replace(path)
+        sync(self.folder)
 
 
-def _clients_like(path: Path) -> pd.DataFrame:
-    """Return the clients' table without rows, from its file or a part of it."""
-    first = path if path.exists() else next(path.with_suffix("").glob("*.parquet"))
-    return pa.parquet.read_schema(first).empty_table().to_pandas()  # pyright: ignore
+def _clients_like(path: Path) -> pd.DataFrame | None:
+    """Return the clients' table without rows, from its file or a part of it; None where there is neither."""
+    first = path if path.exists() else next(path.with_suffix("").glob("*.parquet"), None)
+    return None if first is None else pa.parquet.read_schema(first).empty_table().to_pandas()  # pyright: ignore
 
 
 def _any(row: Mapping[str, float], names: tuple[str, ...]) -> bool:

@@ -98,6 +98,8 @@ def soak(
                 done[fault] += 1
         if process.returncode == 0:
             break
+        if process.returncode not in (130, 143, -signal.SIGKILL):
+            raise AssertionError(f"status {process.returncode}: {(folder / 'log.txt').read_text()[-2000:]}")
     lost = [name for name in ("model.safetensors", *TABLES) if not _equal(peace.folder, out, name)]
     return Report(case, rounds, dict(done), time.monotonic() - started, lost)
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import fedfleet
 from fedfleet.checkpoint import Damaged, load, newest
+from fedfleet.simulator import state
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 from fedfleet.simulator.executors.local import LocalExecutor
 
@@ -358,7 +359,8 @@ def test_several_runs_go_on_one_after_the_other(tmp_path, command):
     finished = out / "a" / "seed-0" / "summary.json"
     times = finished.stat().st_mtime_ns
     shutil.rmtree(out / "b" / "seed-1")  # never begun
-    (out / "b" / "seed-0" / "config.yaml").unlink()  # killed before its first checkpoint
+    shutil.rmtree(out / "b" / "seed-0" / "checkpoints")  # killed before its first checkpoint
+    (out / "b" / "seed-0" / "summary.json").unlink()
     cut = out / "a" / "seed-1"
     (cut / "summary.json").unlink()
     max((cut / "checkpoints").glob("round-*")).unlink()
@@ -370,7 +372,9 @@ def test_several_runs_go_on_one_after_the_other(tmp_path, command):
     assert finished.stat().st_mtime_ns == times
     for place in ("a/seed-0", "a/seed-1", "b/seed-0", "b/seed-1"):
         check_equal(out / place, tmp_path / "peace" / place)
-    assert command("resume", out, "rounds=6", "--no-report")[0] == 0
+    status, said, _ = command("resume", out, "rounds=6", "--no-report")
+    assert (status, said.count("going on after 4 rounds")) == (0, 4)
+    assert yaml.safe_load((out / "campaign.yaml").read_text())["rounds"] == 6
     assert all(json.loads(p.read_text())["rounds"] == 6 for p in out.glob("*/*/summary.json"))
 
 
@@ -392,3 +396,34 @@ def test_an_unknown_best_is_refused_and_none_is_kept_where_none_is_wanted(tmp_pa
         tmp_path / "run"
     )
     assert not (run.folder / "best.safetensors").exists()
+
+
+def test_a_process_killed_while_it_wrote(tmp_path, undisturbed):
+    """A part, a checkpoint and an event that were under way are nothing."""
+    given = {**CASES["stateless"], "rounds": 5}
+    out = fedfleet.Experiment(fedfleet.load(BASE, given)).run(tmp_path / "run").folder
+    (out / "fates.part.tmp").write_bytes(b"PAR1")
+    (out / "fates").mkdir()
+    (out / "checkpoints" / "round-00000009.tmp").write_bytes(b"half")
+    (out / "events.jsonl").write_text('{"round": 3, "event": "worker_died"}\n{"round": 4, "ev')
+    fedfleet.resume(out, ["rounds=9"])
+    check_equal(out, undisturbed("stateless"))
+    events = [json.loads(line)["event"] for line in (out / "events.jsonl").read_text().splitlines()]
+    assert events == ["worker_died", "resumed"]
+
+
+def test_a_disk_that_fails_in_the_middle_of_a_commit(tmp_path, undisturbed, monkeypatch):
+    out, write, calls = tmp_path / "run", state._write, []
+
+    def failing(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 30:
+            raise OSError(5, "Input/output error")
+        write(*args)
+
+    x = fedfleet.Experiment(config("client state"))
+    monkeypatch.setattr(state, "_write", failing)
+    with pytest.raises(FedfleetError, match="Input/output error"):
+        x.run(out)
+    assert fedfleet.resume(out).summary["rounds"] > 0
+    check_equal(out, undisturbed("client state"))

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedfleet.simulator import state
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.state import ClientStore, StateError
 
@@ -98,7 +99,10 @@ def test_states_are_in_the_file_and_not_in_memory(tmp_path):
     store.commit()
     assert tracemalloc.get_traced_memory()[0] < 300 * 1000  # a place and a checksum a client
     tracemalloc.stop()
-    assert (tmp_path / "states").stat().st_size == 10_000 * 12
+    for _ in range(3):
+        store.stage(c, {"h": torch.ones(1000, 2), "n": torch.ones(1000)})
+        store.commit()
+    assert (tmp_path / "states").stat().st_size == 11_000 * 12  # all, and one cohort's old ones
     assert read(store, 8999, 0, 9000) == [8999, 0, 1]
 
 
@@ -127,7 +131,7 @@ def test_a_checkpoint_is_never_written_over(tmp_path):
         store.stage(ids(1, 2, n + 4), states(10.0 + n, 20.0 + n, 0.0))
         store.commit()
     size = path.stat().st_size
-    assert size == (3 + 2 + 10) * 12  # each of two clients has moved once
+    assert size == (3 + 2 * 2 + 10) * 12  # two clients go to and fro between two slots each
     again = ClientStore(path)
     again.restore(kept[0])
     assert read(again, 1, 2, 3, 4) == [1, 2, 3, -1]
@@ -152,3 +156,25 @@ def test_damage_is_found(tmp_path):
     path.write_bytes(data[:20])
     with pytest.raises(StateError, match="cut short: 1 states, and the checkpoint needs 2"):
         ClientStore(path).restore(store.slots())
+
+
+@pytest.mark.parametrize("written", range(4))
+def test_a_commit_that_fails_changes_nothing(tmp_path, monkeypatch, written):
+    store = ClientStore(tmp_path / "states")
+    store.stage(ids(1, 2, 3), states(1.0, 2.0, 3.0))
+    store.commit()
+    write, calls = state._write, []
+
+    def full(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) > written:
+            raise OSError(28, "No space left on device")
+        write(*args)
+
+    store.stage(ids(1, 2, 3, 4), states(7.0, 8.0, 9.0, 10.0))
+    monkeypatch.setattr(state, "_write", full)
+    with pytest.raises(OSError, match="No space"):
+        store.commit()
+    again = ClientStore(tmp_path / "states")
+    again.restore(store.slots())
+    assert read(again, 1, 2, 3, 4) == [1, 2, 3, -1]
