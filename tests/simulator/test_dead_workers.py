@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,27 +77,30 @@ class Killing(RayExecutor):
 
 
 class LosingNode(RayExecutor):
-    """Actors, some of whose node goes down while a block runs."""
+    """Actors, some of whose node goes down while they run a block each."""
 
-    def __init__(self, *given, lose, **named):
+    def __init__(self, *given, node, lose, **named):
         super().__init__(*given, **named)
-        self.calls, self.lose = 0, lose
+        self.calls, self.node, self.lose = 0, node, lose
 
     def map(self, job, shared, tasks, **how):
-        results = super().map(Slow(job), shared, tasks, **how)
         self.calls += 1
+        results = super().map(Stuck(job, self.node) if self.calls >= 4 else job, shared, tasks, **how)
         if self.calls == 4:
-            time.sleep(0.05)
             self.lose()
         return results
 
 
 @dataclass(frozen=True)
-class Slow:
+class Stuck:
+    """A job that does not end on one node, whose workers outlive it for a while."""
+
     job: Any
+    node: str
 
     def __call__(self, setup, shared, task):
-        time.sleep(0.1)
+        if ray.get_runtime_context().get_node_id() == self.node:
+            time.sleep(1000)
         return self.job(setup, shared, task)
 
 
@@ -160,7 +164,8 @@ def test_a_node_that_goes_down_in_a_round_changes_no_byte(tmp_path, cluster, mon
     x = experiment("two phases")
     expected = outcome(x, tmp_path / "local")
     node = cluster.add_node(num_cpus=1)
-    executor = LosingNode(4, cpus_per_actor=0.5, lose=lambda: cluster.remove_node(node, allow_graceful=False))
+    lose = partial(cluster.remove_node, node, allow_graceful=False)
+    executor = LosingNode(4, cpus_per_actor=0.5, node=node.node_id, lose=lose)
     monkeypatch.setattr(x, "executor", lambda: executor)
     found = outcome(x, tmp_path / "ray")
     check_equal(found, expected)
