@@ -6,6 +6,7 @@ read back by name among the NamedTuples of modules that are already imported, so
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -75,8 +76,17 @@ def decode(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
     raise CodecError(f"not what a checkpoint holds: {str(plain)[:60]}")
 
 
-def raw(tensor: Tensor) -> memoryview:
-    """Return a tensor's bytes, those of its elements in order, whatever its strides."""
+def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of a text and of named tensors: their names, types, shapes and elements."""
+    found = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        found.update(_bytes(tensor))
+    return found.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor's elements in order, whatever its strides."""
     flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))
     return flat.view(torch.uint8).numpy().data
 

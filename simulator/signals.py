@@ -25,9 +25,7 @@ def put_off() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         for number in came:
             handler = before[signal.Signals(number)]
-            if callable(
-                handler
-            ):  # asked itself: where the signal is masked, as in a Ray worker, it would not come again
+            if callable(handler):  # where the signal is masked, as in a Ray worker, raising it would not reach it
                 handler(number, None)
             else:
                 signal.raise_signal(number)

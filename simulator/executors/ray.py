@@ -42,15 +42,7 @@ class ClientActor:
         try:
             return job(self._setup, shared, task), None
         except ClientError as e:
-            cause = e.__cause__
-            detail = "" if cause is None else "\n" + _traceback(cause)
-            return None, f"{e}{detail}"
-
-
-def _traceback(error: BaseException) -> str:
-    import traceback
-
-    return "".join(traceback.format_exception(error)).rstrip()
+            return None, e.told()
 
 
 class _Batch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import subprocess
 import sys
 import tempfile
@@ -19,13 +18,14 @@ import yaml
 from fedfleet.config import Config, named, with_overrides
 from fedfleet.datasets.files import DataError
 from fedfleet.experiment import Experiment, Run
+from fedfleet.files import write_text
 from fedfleet.population import Data, data_key, load_data
 from fedfleet.progress import Progress
 from fedfleet.reading import show
 from fedfleet.report import write_report
 from fedfleet.resume import at_its_end, changed, run_or_go_on
 from fedfleet.resume import resume as go_on
-from fedfleet.runfolder import check_free, claim
+from fedfleet.runfolder import check_free, claim, summary_of
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 
 CAMPAIGN = "campaign.yaml"
@@ -148,10 +148,11 @@ def resume(out: Path, overrides: list[str] | None, progress: Progress, *, report
 
 def _note(config: Config, out: Path) -> None:
     """Write down what the runs in a folder are, for ``resume``."""
-    text = yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True), sort_keys=False)
-    scratch = (out / CAMPAIGN).with_suffix(".tmp")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(out / CAMPAIGN)
+    write_text(out / CAMPAIGN, _plain(config))
+
+
+def _plain(config: Config) -> str:
+    return yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True), sort_keys=False)
 
 
 def _parted(done: list[Run | FedfleetError]) -> tuple[list[Run], list[FedfleetError]]:
@@ -187,7 +188,7 @@ def _in_processes(plan: list[Trial], out: Path, progress: Progress, jobs: int) -
         folder = out / trial.place
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "config.yaml"
-            path.write_text(yaml.safe_dump(trial.config.model_dump(mode="json", exclude_unset=True)), encoding="utf-8")
+            path.write_text(_plain(trial.config), encoding="utf-8")
             command = [sys.executable, "-m", "fedfleet", "run", str(path), "--out", str(folder), "--no-report"]
             process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -200,7 +201,7 @@ def _in_processes(plan: list[Trial], out: Path, progress: Progress, jobs: int) -
         progress.say(f"{trial.place}: {said}")
         if process.returncode:
             return FedfleetError(f"{trial.place}: {said.removeprefix('failed: ')}")
-        return Run(folder, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+        return Run(folder, summary_of(folder))
 
     with ThreadPoolExecutor(jobs) as pool:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
-from fedfleet.parts import sync
-from fedfleet.simulator.codec import CodecError, decode, encode, raw
+from fedfleet.files import whole
+from fedfleet.simulator.codec import CodecError, decode, digest, encode
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.memory import Remembered
 from fedfleet.simulator.simulate import Position
@@ -98,12 +96,9 @@ def save(path: Path, found: Checkpoint) -> None:
     plain, tensors = encode(tuple(found))
     body = json.dumps(plain)
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    metadata = {"format": FORMAT, "body": body, "sha256": _digest(body, tensors)}
-    scratch = path.with_suffix(".tmp")
-    save_file(tensors, scratch, metadata)
-    sync(scratch)
-    scratch.replace(path)
-    sync(path.parent)
+    metadata = {"format": FORMAT, "body": body, "sha256": digest(body, tensors)}
+    with whole(path) as scratch:
+        save_file(tensors, scratch, metadata)
 
 
 def load(path: Path) -> Checkpoint:
@@ -116,7 +111,7 @@ def load(path: Path) -> Checkpoint:
         raise Damaged(f"{path}: not a readable checkpoint ({one_line(e)})") from None
     if metadata.get("format") != FORMAT:
         raise Damaged(f"{path}: not a checkpoint of this version (format {metadata.get('format')!r})")
-    if metadata.get("sha256") != _digest(metadata.get("body", ""), tensors):
+    if metadata.get("sha256") != digest(metadata.get("body", ""), tensors):
         raise Damaged(f"{path}: damaged: its digest is not that of its contents")
     try:
         rounds, clock_s, state, remembered, account = decode(json.loads(metadata["body"]), tensors)
@@ -127,11 +122,3 @@ def load(path: Path) -> Checkpoint:
 
 def _newest_first(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-*.safetensors"), reverse=True)
-
-
-def _digest(body: str, tensors: Mapping[str, Tensor]) -> str:
-    found = hashlib.sha256(body.encode())
-    for name in sorted(tensors):
-        found.update(f"{name} {tensors[name].dtype} {list(tensors[name].shape)}".encode())
-        found.update(raw(tensors[name]))
-    return found.hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import warnings
 from collections.abc import Mapping
 from contextlib import closing
@@ -27,7 +26,7 @@ from fedfleet.runner import Run, Runner
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.block import Setup
-from fedfleet.simulator.codec import raw
+from fedfleet.simulator.codec import digest
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.evaluation import client_phase
 from fedfleet.simulator.executors.base import Executor
@@ -207,11 +206,7 @@ class Experiment:
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the population's numbers and the data it is tested on."""
-        found = hashlib.sha256(f"{self.problem.clients} {self.population.summary()}".encode())
-        for name, values in sorted(self.evaluation["test"].items()):
-            found.update(f"{name} {values.dtype} {list(values.shape)}".encode())
-            found.update(raw(values))
-        return found.hexdigest()
+        return digest(f"{self.problem.clients} {self.population.summary()}", self.evaluation["test"])
 
     def _run(self, out: Path, found: Checkpoint | None, progress: Progress | None, lock: IO[str] | None = None) -> Run:
         with (

@@ -6,13 +6,14 @@ there is no moment at which a killed process leaves a row twice or not at all.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from fedfleet.files import whole
 
 HELD = b"fedfleet.parts"
 ROWS = 1 << 18  # kept in memory until the next part, at most
@@ -45,12 +46,8 @@ class Parts:
             return
         table = pa.Table.from_pandas(pd.concat(self._waiting, ignore_index=True), self._schema, preserve_index=False)
         path = self._folder / f"{self._last + 1:06}.parquet"
-        scratch = self.path.with_suffix(".part.tmp")  # beside the parts, which are nothing but parts
-        pq.write_table(table, scratch)
-        sync(scratch)
-        self._folder.mkdir(exist_ok=True)
-        scratch.replace(path)
-        sync(self._folder)
+        with whole(path, beside=self.path) as scratch:  # the folder has nothing but parts
+            pq.write_table(table, scratch)
         self._last += 1
         self._waiting, self._rows = [], 0
 
@@ -64,12 +61,9 @@ class Parts:
         self.flush()
         held = {HELD: str(self._last).encode()}
         schema = self._schema.with_metadata({**(self._schema.metadata or {}), **held})
-        scratch = self.path.with_suffix(".tmp")
-        with pq.ParquetWriter(scratch, schema) as writer:
+        with whole(self.path) as scratch, pq.ParquetWriter(scratch, schema) as writer:
             for table in self._tables():
                 writer.write_table(wanted(table).replace_schema_metadata(schema.metadata))
-        sync(scratch)
-        scratch.replace(self.path)
         for _, part in self._parts():
             part.unlink()
         if self._folder.exists():
@@ -88,15 +82,6 @@ class Parts:
 
     def _parts(self) -> list[tuple[int, Path]]:
         return sorted((int(p.stem), p) for p in self._folder.glob("*.parquet"))
-
-
-def sync(path: Path) -> None:
-    """Have a file, or a folder's list of files, on the disk."""
-    where = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(where)
-    finally:
-        os.close(where)
 
 
 def _held(path: Path) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,17 @@ from fedfleet.config import Config, complete, load
 from fedfleet.experiment import Experiment
 from fedfleet.progress import Progress
 from fedfleet.reading import override, show
-from fedfleet.runfolder import CHECKPOINTS, SUMMARY, locked
+from fedfleet.runfolder import CHECKPOINTS, locked, summary_of
 from fedfleet.runner import Run
 from fedfleet.simulator.errors import ConfigError
 
-MAY_CHANGE = (
-    *("rounds", "until", "max_seconds", "label", "checkpoint"),
+WHERE = (
+    *("max_seconds", "checkpoint"),
     *(f"executor.{key}" for key in ("kind", "actors", "cpus_per_actor", "gpus_per_actor", "address")),
-    "population.data_dir",
 )
-"""Keys, or sections, that may be another when a run goes on: none of them decides what a round computes."""
-DECIDES = ("inner", "block_size", "threads_per_actor", "device")
-"""Keys of ``executor`` that do."""
+"""Keys, or sections, that decide nothing of what comes out, but where it is computed and for how long."""
+MAY_CHANGE = (*WHERE, "rounds", "until", "label", "population.data_dir")
+"""Those that may be another when a run goes on: none of them decides what a round computes."""
 
 
 def resume(
@@ -35,7 +33,7 @@ def resume(
 ) -> Run:
     """Go on with the run in ``folder`` from its last checkpoint, and return it finished.
 
-    A run that is at its end is returned as it is.
+    A run that is at its end is returned as it is, one that was stopped before its first checkpoint begins again.
 
     Args:
         folder: the run folder.
@@ -48,7 +46,11 @@ def resume(
     """
     progress = progress or Progress.silent()
     config = changed(folder / "config.yaml", overrides)
-    found, _ = newest(folder / CHECKPOINTS)
+    found, faults = newest(folder / CHECKPOINTS)
+    none_yet = found is None and not faults and not (folder / "rounds.parquet").exists()
+    if none_yet and (folder / CHECKPOINTS).is_dir():  # it is a run folder indeed
+        progress.say(f"{folder}: it was stopped before its first checkpoint, and begins again")
+        return run_or_go_on(Experiment(config, **own), folder, progress)
     if found is not None and config.rounds < found.rounds:
         raise ConfigError(f"rounds={config.rounds}: the run has done {found.rounds} already: give more")
     if (done := at_its_end(folder, config)) is not None:
@@ -56,9 +58,8 @@ def resume(
         return Run(folder, done)
     warm_start, config = config.warm_start, config.model_copy(update={"warm_start": None})
     experiment = Experiment(config, **own)
-    experiment.config = experiment.config.model_copy(
-        update={"warm_start": warm_start}
-    )  # for the record: it has started
+    # For the record: it has started.
+    experiment.config = experiment.config.model_copy(update={"warm_start": warm_start})
     return experiment.resume(folder, progress)
 
 
@@ -72,7 +73,8 @@ def run_or_go_on(x: Experiment, out: Path, progress: Progress | None = None, *, 
     if found is not None:
         path = out / "config.yaml"
         before = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
-        if _fixed(before) == _fixed(complete(x.config)) and found.rounds <= x.config.rounds:
+        same = without(before, MAY_CHANGE) == without(complete(x.config), MAY_CHANGE)
+        if same and found.rounds <= x.config.rounds:
             return x.resume(out, progress)
         if not replace:
             raise ConfigError(f"{out}: a run of another configuration is there: choose another folder, or remove it")
@@ -82,24 +84,18 @@ def run_or_go_on(x: Experiment, out: Path, progress: Progress | None = None, *, 
     return x.run(out, progress)
 
 
-def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a resolved configuration that is the same as long as a run goes on."""
-    population = {**config.get("population", {}), "data_dir": None}
-    return {**deciding(config), "population": population, "rounds": None, "until": None, "label": None}
-
-
-def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a resolved configuration that decides what a round computes, and how many there are."""
-    executor = {k: v for k, v in config.get("executor", {}).items() if k in DECIDES}
-    return {**config, "executor": executor, "max_seconds": None, "checkpoint": None}
+def without(config: Mapping[str, Any], keys: Iterable[str], at: str = "") -> dict[str, Any]:
+    """Return a resolved configuration without some dotted keys."""
+    found = {k: v for k, v in config.items() if f"{at}{k}" not in keys}
+    return {k: without(v, keys, f"{at}{k}.") if isinstance(v, Mapping) else v for k, v in found.items()}
 
 
 def at_its_end(folder: Path, config: Config) -> dict[str, Any] | None:
     """Return the summary of a run that has nothing left to do under this configuration."""
+    summary = summary_of(folder)
     try:
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         before = load(folder / "config.yaml")
-    except (OSError, ValueError):
+    except ConfigError:
         return None
     finished = summary.get("status") == "finished" and summary.get("rounds", 0) >= config.rounds
     same = all(getattr(before, key) == getattr(config, key) for key in ("rounds", "until", "max_seconds"))

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fedfleet.checkpoint import Checkpoints
+from fedfleet.files import whole, write_text
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.simulate import RoundRecord
@@ -28,7 +29,7 @@ from fedfleet.simulator.tree import Tree
 from fedfleet.tables import Tables
 
 FLUSH_EVERY_S = 30.0
-CHECKPOINTS, LOCK = "checkpoints", ".lock"
+CHECKPOINTS, LOCK, BEST = "checkpoints", ".lock", "best.safetensors"
 EVENTS, ENVIRONMENT, SUMMARY = "events.jsonl", "environment.json", "summary.json"
 
 
@@ -64,12 +65,13 @@ class RunFolder:
         self.bit_exact = True
         self._lock = lock or locked(folder)
         self._flushed = time.monotonic()
+        self._best, self._best_before = folder / BEST, folder / CHECKPOINTS / BEST
         with self.writing():
             (folder / SUMMARY).unlink(missing_ok=True)  # it is not what it says any more
             (folder / CHECKPOINTS).mkdir(exist_ok=True)
-            _write_text(folder / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
+            write_text(folder / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
             if not (folder / ENVIRONMENT).exists():
-                _write_text(folder / ENVIRONMENT, json.dumps(environment(), indent=2))
+                write_text(folder / ENVIRONMENT, json.dumps(environment(), indent=2))
         try:
             self.tables = Tables(folder)
         except (OSError, ValueError) as e:
@@ -98,7 +100,7 @@ class RunFolder:
         kept = [event for event in map(_event, found) if event is not None and event["round"] < rounds]
         with self.writing():
             if len(kept) < len(found):
-                _write_text(path, "".join(json.dumps(event) + "\n" for event in kept))
+                write_text(path, "".join(json.dumps(event) + "\n" for event in kept))
             self._count(kept)
             self.log([{"round": rounds, "event": "resumed"}])
             was, now = json.loads((self.folder / ENVIRONMENT).read_text(encoding="utf-8")), environment()
@@ -128,12 +130,25 @@ class RunFolder:
     def _count(self, events: list[dict[str, Any]]) -> None:
         self.bit_exact &= all(event.get("bit_exact", True) for event in events)
 
+    def keep_best(self, z: Tree, *, provisional: bool) -> None:
+        """Write the best model so far; after a ``provisional`` one, which a longer run has not, ``restore_best`` goes back."""
+        with self.writing():
+            if provisional and self._best.exists():
+                self._best.replace(self._best_before)
+            save_model(self._best, z)
+
+    def restore_best(self) -> None:
+        """Go back to the best model before the provisional one, if the last one was."""
+        with self.writing():
+            if self._best_before.exists():
+                self._best_before.replace(self._best)
+
     def finish(self, z: Tree, summary: Mapping[str, Any]) -> None:
         """Write the tables, the model and the summary."""
         with self.writing():
             self.tables.finish()
             save_model(self.folder / "model.safetensors", z)
-            _write_text(self.folder / SUMMARY, json.dumps(_finite(dict(summary)), indent=2))
+            write_text(self.folder / SUMMARY, json.dumps(_finite(dict(summary)), indent=2))
 
     def close(self) -> None:
         """Let another process have it."""
@@ -162,10 +177,19 @@ def locked(folder: Path) -> IO[str]:
     return file
 
 
+def summary_of(folder: Path) -> dict[str, Any]:
+    """Return the summary of a run; empty where there is none, or none that can be read."""
+    try:
+        found = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def save_model(path: Path, z: Tree) -> None:
     """Write a tree as safetensors, leaves named by their dotted paths."""
-    save_file({name: leaf.contiguous().clone() for name, leaf in T.named_leaves(z)}, path.with_suffix(".tmp"))
-    path.with_suffix(".tmp").replace(path)
+    with whole(path) as scratch:
+        save_file({name: leaf.contiguous().clone() for name, leaf in T.named_leaves(z)}, scratch)
 
 
 def load_model(path: Path, like: Tree) -> Tree:
@@ -220,8 +244,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: _finite(v) for k, v in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.with_suffix(".tmp").write_text(text, encoding="utf-8")
-    path.with_suffix(".tmp").replace(path)

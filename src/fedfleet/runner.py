@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +17,7 @@ from fedfleet import resolve
 from fedfleet.checkpoint import Checkpoint
 from fedfleet.config import named
 from fedfleet.progress import Progress
-from fedfleet.runfolder import RunFolder, save_model
+from fedfleet.runfolder import RunFolder
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.codec import encode
 from fedfleet.simulator.errors import FedfleetError
@@ -69,6 +69,7 @@ class Runner:
         )
         encode(self.at.state)  # what cannot be kept is said before the work
         self.initial: dict[str, float] | None = None
+        self.best: dict[str, float] = {}  # of every metric, the initial model's included
         self.held: _Held | None = None
         self.last: RoundRecord | None = None
         self.void: list[PhaseRecord] = []
@@ -87,6 +88,10 @@ class Runner:
         missing = 0 < done == self.x.config.rounds and not found.account["evaluated"]
         self.unevaluated = (found.account["unevaluated"] and not early) or missing
         self.folder.restore(done, every=every, evaluated=not (early or self.unevaluated))
+        if not (done % every and self.folder.tables.evaluated):
+            self.folder.restore_best()
+        for metrics in [self.initial or {}, *self.folder.tables.evaluations()]:
+            self.best |= _better(self.best, metrics)
 
     def run(self, executor: Executor) -> Run:
         """Run to the end, and whatever happens leave tables, model, summary and a checkpoint."""
@@ -119,10 +124,8 @@ class Runner:
     def _rounds(self, executor: Executor) -> str:
         x = self.x
         if self.initial is None:
-            initial = {f"eval/{name}": value for name, value in self._measure(executor).result().items()}
-            self._keep_best(initial, self.at.state)
-            self.initial = initial
-            self.folder.tables.metrics = tuple(initial)
+            self.initial = self._result(self._measure(executor), self.at.state, 0)
+            self.folder.tables.metrics = tuple(self.initial)
             self._save()
         self.progress.initial(self.initial, self.at.index)
         if self.unevaluated:
@@ -159,9 +162,8 @@ class Runner:
 
     def _evaluate_again(self, executor: Executor) -> None:
         """Evaluate the round of the checkpoint, whose evaluation was under way."""
-        metrics = {f"eval/{name}": value for name, value in self._measure(executor).result().items()}
+        metrics = self._result(self._measure(executor), self.at.state, self.at.index)
         self._evaluate_clients(executor)
-        self._keep_best(metrics, self.at.state)
         self.folder.tables.measured(metrics)
         self.unevaluated = False
 
@@ -177,21 +179,21 @@ class Runner:
         if self.held is None:
             return {}
         record, measurement = self.held
-        metrics = {f"eval/{name}": value for name, value in measurement.result().items()}
-        self._keep_best(metrics, record.state)
+        metrics = self._result(measurement, record.state, record.index + 1)
         self._enter(record, metrics)
         return metrics
 
-    def _keep_best(self, metrics: Mapping[str, float], state: Any) -> None:
-        """Write the model down if no evaluation before this one was as good."""
+    def _result(self, measurement: Measurement, state: Any, rounds: int) -> dict[str, float]:
+        """Wait for the evaluation of the state after so many rounds; write its model if no earlier one was as good."""
+        metrics = {f"eval/{name}": value for name, value in measurement.result().items()}
         name = self.x.config.checkpoint.best
         name = next(iter(metrics), None) if name == "auto" else name
-        if name is None or not math.isfinite(metrics[name]):
-            return
-        before, value = self._best().get(name), metrics[name]
-        if before is None or _better(name)(value, before) != before:
-            with self.folder.writing():
-                save_model(self.folder.folder / "best.safetensors", self.x.algorithm.views["global"].params(state))
+        better = _better(self.best, metrics)
+        if name in better:
+            last = bool(rounds % self.x.config.evaluation.every)
+            self.folder.keep_best(self.x.algorithm.views["global"].params(state), provisional=last)
+        self.best |= better
+        return metrics
 
     def _enter(self, record: RoundRecord, metrics: Mapping[str, float]) -> None:
         with put_off():
@@ -241,15 +243,6 @@ class Runner:
         found = metrics.get(metric)
         return found is not None and (found >= value if at_least else found <= value)
 
-    def _best(self) -> dict[str, float]:
-        """Return every metric's best value, the initial model's included; a loss is best where it is least."""
-        best: dict[str, float] = {}
-        for metrics in [self.initial or {}, *self.folder.tables.evaluations()]:
-            for name, value in metrics.items():
-                if math.isfinite(value):
-                    best[name] = _better(name)(best.get(name, value), value)
-        return best
-
     def _summary(self, status: str, error: str | None) -> dict[str, Any]:
         rounds = self.folder.tables.rounds()
         totals = ("floats_up", "floats_down", "bytes_up", "bytes_down", "virtual_s")
@@ -260,7 +253,7 @@ class Runner:
             "rounds": len(rounds),
             "initial": self.initial or {},
             "final": dict(self._newest()),
-            "best": self._best(),
+            "best": self.best,
             "median_seconds_per_round": statistics.median(rounds["seconds"]) if len(rounds) else None,
             "seconds": self._seconds(),
             "model_floats": T.count(self._model()),
@@ -269,8 +262,14 @@ class Runner:
         }
 
 
-def _better(metric: str) -> Callable[[float, float], float]:
-    return min if "loss" in metric else max
+def _better(best: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics that are better than ever before; a loss is where it is less."""
+    sign = {name: -1 if "loss" in name else 1 for name in metrics}
+    return {
+        name: value
+        for name, value in metrics.items()
+        if math.isfinite(value) and (name not in best or sign[name] * value > sign[name] * best[name])
+    }
 
 
 def describe(x: Experiment) -> str:

@@ -25,8 +25,8 @@ from fedfleet.progress import Progress
 from fedfleet.reading import override, show
 from fedfleet.report.study_page import write_study_report
 from fedfleet.report.study_tables import DONE, MARK, Entry, Tables, Target, collect
-from fedfleet.resume import deciding, run_or_go_on
-from fedfleet.runfolder import check_free, claim
+from fedfleet.resume import WHERE, run_or_go_on, without
+from fedfleet.runfolder import check_free, claim, summary_of
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 
 RETRIES = 2  # of a trial whose process died
@@ -149,17 +149,16 @@ def finished(prepared: Prepared, out: Path) -> list[bool]:
 
 
 def _finished(run: Path, wanted: Mapping[str, Any]) -> bool:
+    summary = summary_of(run)
+    if summary.get("status") not in DONE:
+        return False
     try:
-        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-        status = summary.get("status")
         found = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return False
-    if status not in DONE:
-        return False
     if _cut(summary, found) and found.get("max_seconds") != wanted.get("max_seconds"):
         return False  # it had another time to run than it has now
-    old, new = (dict(_leaves(deciding(c))) for c in (found, wanted))
+    old, new = (dict(_leaves(without(c, WHERE))) for c in (found, wanted))
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
             raise ConfigError(

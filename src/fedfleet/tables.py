@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from fedfleet.parts import Parts, sync
+from fedfleet.files import whole
+from fedfleet.parts import Parts
 from fedfleet.simulator.records import PhaseRecord
 from fedfleet.simulator.responses import Fate
 from fedfleet.simulator.simulate import RoundRecord
@@ -142,11 +143,8 @@ class Tables:
         return [self._fates] if self._clients is None else [self._fates, self._clients]
 
     def _write(self, name: str, frame: pd.DataFrame) -> None:
-        path = self.folder / f"{name}.parquet"
-        frame.to_parquet(path.with_suffix(".tmp"), index=False)
-        sync(path.with_suffix(".tmp"))
-        path.with_suffix(".tmp").replace(path)
-        sync(self.folder)
+        with whole(self.folder / f"{name}.parquet") as scratch:
+            frame.to_parquet(scratch, index=False)
 
 
 def _clients_like(path: Path) -> pd.DataFrame | None:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import fedfleet
 from fedfleet.checkpoint import Damaged, load, newest
+from fedfleet.runner import Runner
 from fedfleet.simulator import state
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 from fedfleet.simulator.executors.local import LocalExecutor
@@ -245,6 +246,26 @@ def test_nothing_to_go_on_from(tmp_path, command, undisturbed):
     assert (status, error) == (2, f"error: {out}: no checkpoint to go on from: start the run anew\n")
 
 
+def test_stopped_before_the_first_checkpoint(tmp_path, command, undisturbed, monkeypatch):
+    out = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(Runner, "run", lambda *_: None)
+        fedfleet.Experiment(config("stateless")).run(out)
+    assert sorted(p.name for p in out.iterdir()) == [".lock", "checkpoints", "config.yaml", "environment.json"]
+    status, said, _ = command("resume", out, "--no-report")
+    assert (status, said.count("before its first checkpoint, and begins again")) == (0, 1)
+    check_equal(out, undisturbed("stateless"))
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "{", ""])
+def test_a_damaged_summary_is_none(tmp_path, command, undisturbed, text):
+    out = shutil.copytree(undisturbed("stateless"), tmp_path / "run")
+    (out / "summary.json").write_text(text)
+    status, _, _ = command("resume", out, "--no-report")
+    assert status == 0
+    check_equal(out, undisturbed("stateless"))
+
+
 def test_other_data_are_refused(tmp_path, undisturbed):
     out = shutil.copytree(undisturbed("stateless"), tmp_path / "run")
     path = out / "config.yaml"
@@ -387,6 +408,21 @@ def test_the_best_model_is_kept(tmp_path, best, largest):
     at = values.index(max(values) if largest else min(values))
     short = fedfleet.Experiment(fedfleet.load(BASE, {**case, "rounds": at})).run(tmp_path / "short")
     assert (run.folder / "best.safetensors").read_bytes() == (short.folder / "model.safetensors").read_bytes()
+
+
+def test_the_best_model_of_a_longer_run_is_its_own(tmp_path, command):
+    """The last evaluation of the shorter run, its best, is none of the longer one's."""
+    values = {**CASES["stateless"], "evaluation": {"every": 4}, "algorithm": {"name": "fedavg", "steps": 2, "lr": 0.05}}
+    whole = fedfleet.Experiment(fedfleet.load(BASE, {**values, "rounds": 7})).run(tmp_path / "whole")
+    run = fedfleet.Experiment(fedfleet.load(BASE, {**values, "rounds": 6})).run(tmp_path / "run")
+    best = (run.folder / "best.safetensors").read_bytes()
+    assert best == (run.folder / "model.safetensors").read_bytes()
+    assert command("resume", run.folder, "rounds=6", "--no-report")[0] == 0
+    assert (run.folder / "best.safetensors").read_bytes() == best
+    before = (run.folder / "checkpoints" / "best.safetensors").read_bytes()
+    fedfleet.resume(run.folder, {"rounds": 7})
+    assert (run.folder / "checkpoints" / "best.safetensors").read_bytes() == before
+    check_equal(run.folder, whole.folder)
 
 
 def test_an_unknown_best_is_refused_and_none_is_kept_where_none_is_wanted(tmp_path):
