@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedfleet.simulator.optim import Optimizer, adam, sgd
+from fedfleet.simulator.optim import Optimizer, adagrad, adam, sgd
 from fedfleet.simulator.tree import Scalar
 from fedfleet.simulator.work import BatchPlan
 
@@ -85,9 +85,9 @@ class Schedule(Options):
 
 
 class ClientOptimizer(Options):
-    """What clients do with their directions; the state starts afresh every round."""
+    """What is done with directions, as in torch.optim; a client's state starts afresh every round."""
 
-    name: Literal["sgd", "adam"] = "sgd"
+    name: Literal["sgd", "adam", "adagrad"] = "sgd"
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """SGD only."""
     nesterov: bool = False
@@ -104,6 +104,8 @@ class ClientOptimizer(Options):
         decay = {"weight_decay": self.weight_decay, "clip_norm": self.clip_norm}
         if self.name == "adam":
             return adam(beta1=self.beta1, beta2=self.beta2, eps=self.eps, **decay)
+        if self.name == "adagrad":
+            return adagrad(eps=self.eps, **decay)
         return sgd(momentum=self.momentum, nesterov=self.nesterov, **decay)
 
 

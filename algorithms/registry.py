@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from fedfleet.algorithms.afl import AflOptions, afl
 from fedfleet.algorithms.cdma import AdaOptions, CdmaOptions, cdma_ada, cdma_nc, cdma_one
+from fedfleet.algorithms.drfa import DrfaOptions, drfa
 from fedfleet.algorithms.fedavg import FedAvgOptions, FedOptOptions, fedavg
 from fedfleet.algorithms.fedbuff import FedBuffOptions, fedbuff
 from fedfleet.algorithms.fedprox import FedProxOptions, fedprox
@@ -30,6 +32,8 @@ ALGORITHMS: dict[str, Entry] = {
     "fedbuff": Entry(FedBuffOptions, fedbuff, "asynchronous FedAvg with a buffer (Nguyen et al. 2022)"),
     "fedprox": Entry(FedProxOptions, fedprox, "FedAvg with a proximal term (Li et al. 2020)"),
     "scaffold": Entry(ScaffoldOptions, scaffold, "control variates against client drift (Karimireddy et al. 2020)"),
+    "afl": Entry(AflOptions, afl, "agnostic: the worst mixture of domains (Mohri et al. 2019)"),
+    "drfa": Entry(DrfaOptions, drfa, "AFL with local steps: two phases (Deng et al. 2020)"),
     "parallel_sgda": Entry(ParallelOptions, parallel_sgda, "one server step along full local gradients; minimax"),
     "local_sgda": Entry(LocalOptions, local_sgda, "local descent-ascent, averaged (Deng & Mahdavi 2021); minimax"),
     "cdma_nc": Entry(CdmaOptions, cdma_nc, "CDMA without correction: one phase; minimax"),

@@ -10,7 +10,7 @@ Every file is one record batch. `fedfleet convert` makes the folder; nothing in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -66,14 +66,16 @@ class DiskPopulation:
     Attributes:
         folder: absolute.
         device: where `local_data` puts the rows it reads.
+        alone: whether every client is a domain of its own, whatever the files say.
 
     """
 
     folder: Path
     device: str = "cpu"
+    alone: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "device": self.device}
+        return {"folder": self.folder, "device": self.device, "alone": self.alone}
 
     @cached_property
     def totals(self) -> Totals:
@@ -98,15 +100,24 @@ class DiskPopulation:
     def summary(self) -> Summary:
         """Return what `population.json` says."""
         t = self.totals
-        return Summary(t.min_examples, t.max_examples, t.examples / t.clients, len(t.domains))
+        domains = t.clients if self.alone else len(t.domains)
+        return Summary(t.min_examples, t.max_examples, t.examples / t.clients, domains)
 
     def num_examples(self, ids: Tensor) -> Tensor:
         """Return the number of examples of each client."""
         return self._column("count", ids).to(ids.device)
 
+    def domains(self, ids: Tensor) -> Tensor:
+        """Return the domain of each client."""
+        return ids if self.alone else self._column("domain", ids).to(ids.device)
+
+    def apart(self) -> DiskPopulation:
+        """Return the population with every client a domain of its own."""
+        return replace(self, alone=True)
+
     def local_data(self, ids: Tensor) -> LocalData:
         """Read the rows of these clients, and no others."""
-        start, counts, domain = (self._column(name, ids) for name in ("start", "count", "domain"))
+        start, counts, domain = self._column("start", ids), self._column("count", ids), self.domains(ids.cpu())
         rows = joined_rows(start, counts)
         data = {name: self.read(name, rows) for name in ("x", "y")}
         local = LocalData(data, padded_rows(counts.cumsum(0) - counts, counts), counts, domain)
@@ -126,7 +137,7 @@ class DiskPopulation:
 
     def to(self, device: torch.device) -> DiskPopulation:
         """Return the population reading onto a device."""
-        return DiskPopulation(self.folder, str(device))
+        return replace(self, device=str(device))
 
     def _column(self, name: str, ids: Tensor) -> Tensor:
         return torch.from_numpy(self.clients[name].take(ids.cpu().numpy()))

@@ -51,8 +51,10 @@ class SyntheticOptions(BaseModel):
     """How far the clients' concepts differ; 0: not at all."""
     beta: float = Field(default=0.5, ge=0, le=4)
     """How far the clients' inputs differ; 0: not at all."""
+    domains: int | None = Field(default=None, ge=1)
+    """Domains, client i in domain i mod this: clients of one domain have their concept and the law of their inputs in common."""
     test_examples: int = Field(default=10_000, ge=1, le=1_000_000)
-    """Test examples, each of another client of the same law that takes no part in training."""
+    """Test examples, each of another client of the same law (and domain) that takes no part in training."""
 
     @model_validator(mode="after")
     def _in_order(self) -> "SyntheticOptions":
@@ -75,6 +77,7 @@ class SyntheticPopulation:
         options: the law.
         size: number of clients, N.
         key: a scalar; a client's own key is folded from it.
+        homes: a scalar; a domain's key is folded from it.
         concept: (d + 1, classes) float64, W above b, shared by all clients.
 
     """
@@ -82,6 +85,7 @@ class SyntheticPopulation:
     options: SyntheticOptions
     size: int
     key: Key
+    homes: Key
     concept: Tensor
 
     def summary(self) -> Summary:
@@ -89,7 +93,7 @@ class SyntheticPopulation:
         low, high = self.options.span
         n = np.arange(low, high + 1)
         chances = np.log1p(1 / n)
-        return Summary(low, high, float(n @ (chances / chances.sum())))
+        return Summary(low, high, float(n @ (chances / chances.sum())), self.options.domains or 1)
 
     def num_examples(self, ids: Tensor) -> Tensor:
         """Return the number of examples of each client: floor(low ((high + 1) / low)^u), u uniform."""
@@ -102,7 +106,15 @@ class SyntheticPopulation:
         counts = self.num_examples(ids)
         x, y = self.draw(ids, counts)
         rows = padded_rows(counts.cumsum(0) - counts, counts)
-        return LocalData({"x": x, "y": y}, rows, counts, torch.zeros_like(ids))
+        return LocalData({"x": x, "y": y}, rows, counts, self.domains(ids))
+
+    def domains(self, ids: Tensor) -> Tensor:
+        """Return the domain of each client."""
+        return ids % (self.options.domains or 1)
+
+    def apart(self) -> "SyntheticPopulation":
+        """Return the population with every client a domain of its own, in concept as in name."""
+        return replace(self, options=self.options.model_copy(update={"domains": self.size}))
 
     def draw(self, ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Return the first ``counts`` (C,) examples of each client, one client after another: x (rows, d), y (rows,)."""
@@ -115,16 +127,17 @@ class SyntheticPopulation:
     def _draw(self, ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         o, d = self.options, self.options.features
         keys = rng.fold(self.key, ids)
+        home = keys if o.domains is None else rng.fold(self.homes, self.domains(ids))
         owner = torch.arange(len(ids), device=ids.device).repeat_interleave(counts)  # (rows,)
         place = torch.arange(len(owner), device=ids.device) - (counts.cumsum(0) - counts)[owner]
         x = _normal(rng.fold(keys[owner], "example", place), d)
         x = x * torch.arange(1, d + 1, dtype=torch.float64, device=ids.device) ** -0.6
         if o.beta:
-            x = x + o.beta * (_normal(rng.fold(keys, "centre"), 1) + _normal(rng.fold(keys, "centres"), d))[owner]
+            x = x + o.beta * (_normal(rng.fold(home, "centre"), 1) + _normal(rng.fold(home, "centres"), d))[owner]
         x = _grid(x, 16)
         concept = self.concept.expand(len(ids), -1, -1)
         if o.alpha:
-            concept = concept + o.alpha * _normal(rng.fold(keys, "concept"), d + 1, o.classes)
+            concept = concept + o.alpha * _normal(rng.fold(home, "concept"), d + 1, o.classes)
         concept = _grid(concept, 10)
         pairs = zip(x.split(counts.tolist()), concept.unbind(), strict=True)
         y = torch.cat([(mine @ w[:-1] + w[-1]).argmax(1) for mine, w in pairs])
@@ -132,7 +145,7 @@ class SyntheticPopulation:
 
     def to(self, device: torch.device) -> "SyntheticPopulation":
         """Return the population drawing on a device."""
-        return replace(self, key=self.key.to(device), concept=self.concept.to(device))
+        return replace(self, key=self.key.to(device), homes=self.homes.to(device), concept=self.concept.to(device))
 
 
 def load(options: SyntheticOptions, clients: int | None, seed: int) -> FederatedDataset:
@@ -140,10 +153,12 @@ def load(options: SyntheticOptions, clients: int | None, seed: int) -> Federated
     root = rng.fold(rng.key(seed), "synthetic")
     concept = _normal(rng.fold(root, "concept"), options.features + 1, options.classes)
     size = 100 if clients is None else clients
-    population = SyntheticPopulation(options, size, rng.fold(root, "train"), concept)
+    population = SyntheticPopulation(options, size, rng.fold(root, "train"), rng.fold(root, "domains"), concept)
     others = replace(population, key=rng.fold(root, "test"))
     one_each = torch.ones(options.test_examples, dtype=torch.int64)
-    test = Examples(*others.draw(torch.arange(options.test_examples), one_each), options.classes)
+    strangers = torch.arange(options.test_examples)
+    domain = None if options.domains is None else others.domains(strangers)
+    test = Examples(*others.draw(strangers, one_each), options.classes, domain)
     return FederatedDataset("synthetic", population, test, _sampler(population))
 
 

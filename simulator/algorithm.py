@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fedfleet.simulator.domains import Domains
 from fedfleet.simulator.rng import Key
 from fedfleet.simulator.tree import Tree
 from fedfleet.simulator.work import Batch, Message, Objective, Phase
@@ -22,12 +23,14 @@ class Problem:
         clients: N.
         mean_examples: the mean number of examples a client.
         num_examples: the number of examples of each of some clients, int64 of the shape of their numbers.
+        domains: which of them belong together.
 
     """
 
     clients: int
     mean_examples: float
     num_examples: Callable[[Tensor], Tensor] | None = None
+    domains: Domains | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,10 @@ class Round(Protocol):
         """Invite a cohort; where all alike are drawn, the n-th call of a round for as many is the same for every algorithm."""
         ...
 
+    def draw(self, size: int, clients: Callable[[int, Key], Tensor]) -> Cohort:
+        """Invite as many as ``invite`` would, drawn by ``clients(number, key)``, some perhaps more than once."""
+        ...
+
     def map_reduce(
         self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
     ) -> Reduced:
@@ -125,6 +132,7 @@ class Algorithm(NamedTuple):
         phases: constants, sent to the workers once.
         views: name -> what is evaluated; the view "global" gives ``eval/<metric>``.
         requires: parts of ``z`` that the task must have.
+        domains: ``state -> values`` (p,) by name for ``domains.parquet``, an entry a domain.
         asynchronous: whether it draws clients from ``buffered`` alone, so that nothing about cohorts applies to it.
 
     """
@@ -135,6 +143,7 @@ class Algorithm(NamedTuple):
     views: Mapping[str, View]
     requires: tuple[str, ...] = ("x",)
     asynchronous: bool = False
+    domains: Callable[[Any], Mapping[str, Tensor]] | None = None
 
 
 class Task(Protocol):

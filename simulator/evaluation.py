@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,16 @@ from fedfleet.simulator.rng import Key
 from fedfleet.simulator.tree import Tree
 from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Ops, Phase, Stage
 
+TENTH = 10
 CHUNK = 500  # fixed, since the chunk decides the bits
 CLIENTS_A_BLOCK = 32
+
+
+class Measured(NamedTuple):
+    """Metrics by name, and where test examples have domains those by domain, see ``by_domain``."""
+
+    metrics: dict[str, float]
+    domains: dict[str, Tensor]
 
 
 class Measurement:
@@ -35,14 +43,52 @@ class Measurement:
         chunks = [Chunk("predict", split, i, min(i + CHUNK, size)) for i in range(0, size, CHUNK)]
         return executor.map(run_chunk, Message(send={"z": z}), chunks, background=True)
 
-    def result(self) -> dict[str, float]:
+    def result(self) -> Measured:
         """Return the task's metrics on every split; those of the split "test" have no prefix. To be called once."""
         found: dict[str, float] = {}
-        for split, outputs in self._outputs.items():
-            prefix = "" if split == "test" else f"{split}_"
-            metrics = self._task.metrics(T.concat(list(outputs)), self._data[split])
-            found |= {f"{prefix}{name}": value for name, value in metrics.items()}
-        return found
+        domains: dict[str, Tensor] = {}
+        for split, pending in self._outputs.items():
+            outputs, data = T.concat(list(pending)), self._data[split]
+            if split == "test":
+                found |= self._task.metrics(outputs, data)
+                if "domain" in data:
+                    domains = by_domain(self._task, outputs, data)
+                    found |= summarised(domains)
+            else:
+                found |= {f"{split}_{name}": value for name, value in self._task.metrics(outputs, data).items()}
+        return Measured(found, domains)
+
+
+def by_domain(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return "examples" (p,) int64 and a task's metrics (p,) float64 in each domain 0, ..., p - 1; NaN where it has no example."""
+    examples = data["domain"].bincount()
+    found: dict[str, Tensor] = {"examples": examples}
+    order = data["domain"].argsort(stable=True)
+    for domain, rows in enumerate(order.split(examples.tolist())):
+        if len(rows):
+            for name, value in task.metrics(T.index(outputs, rows), T.index(data, rows)).items():
+                found.setdefault(name, torch.full((len(examples),), torch.nan, dtype=torch.float64))[domain] = value
+    return found
+
+
+def summarised(domains: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return of each metric by domain the worst, the mean of the worst tenth (from ten domains on) and the spread."""
+    found: dict[str, float] = {}
+    for name, each in domains.items():
+        known = each[each.isfinite()]
+        if name == "examples" or not len(known):
+            continue
+        worst = known.sort(descending=less_is_better(name)).values
+        found[f"{name}_worst_domain"] = float(worst[0])
+        if len(worst) >= TENTH:
+            found[f"{name}_worst_tenth"] = float(worst[: len(worst) // TENTH].mean())
+        found[f"{name}_spread"] = float(worst[-1] - worst[0]) * (-1 if less_is_better(name) else 1)
+    return found
+
+
+def less_is_better(metric: str) -> bool:
+    """Say whether a metric is one of losses, or a spread, rather than of merit."""
+    return any(part in metric for part in ("loss", "perplexity", "spread"))
 
 
 def client_phase(metrics: tuple[str, ...]) -> Phase:

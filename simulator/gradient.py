@@ -145,7 +145,7 @@ class _Call:
 
 
 class EngineOps:
-    """The engine's ``Ops``, one a local step; remembers the loss at the step's first gradient as the training loss.
+    """The engine's ``Ops``, one a local step; remembers the loss it finds first as the training loss.
 
     With a ``ledger``, gradients stay factored.
     """
@@ -181,12 +181,24 @@ class EngineOps:
         direction = {p: T.scale(-1.0, g) if chosen.sign.get(p, 0) < 0 else g for p, g in gradient.items()}
         return direction, {**found.aux, "loss": found.value}
 
+    def value(self, objective: str, z: Tree, batch: Batch, key: Key) -> Tensor:
+        """Return the objective's value without gradient."""
+        self._count_forward(z, batch)
+        value = self._objectives[objective].loss(z, batch, None, key)[0]
+        value = next(iter(value.values())) if isinstance(value, Mapping) else value
+        if self.loss is None:
+            self.loss = value
+        return value
+
     def step(self, objective: str, z: Tree, lr: Scalar, direction: Tree) -> Tree:
         """Return the projection of ``z - lr * direction``."""
         return self._objectives[objective].step(z, lr, direction)
 
     def apply(self, name: str, z: Tree, batch: Batch) -> Any:
         """Evaluate a forward function of the task."""
+        self._count_forward(z, batch)
+        return self._functions[name](z, batch)
+
+    def _count_forward(self, z: Tree, batch: Batch) -> None:
         if (ledger := self._ledger) is not None:
             ledger.flop += 2 * len(batch.weight) * max(ledger.notes.products.values(), default=T.count(z))
-        return self._functions[name](z, batch)

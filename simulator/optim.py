@@ -96,6 +96,17 @@ def adam(
     return Optimizer(init, update)
 
 
+def adagrad(*, eps: float = 1e-10, weight_decay: float = 0.0, clip_norm: float | None = None) -> Optimizer:
+    """Adagrad (Duchi, Hazan & Singer 2011) as in ``torch.optim.Adagrad``."""
+
+    def update(state: Tree, d: Tree, z: Tree) -> tuple[Tree, Tree]:
+        d = _prepare(d, z, weight_decay, clip_norm)
+        state = T.map(lambda s, g: s + g * g, state, d)
+        return T.map(lambda s, g: g / (s.sqrt() + eps), state, d), state
+
+    return Optimizer(T.zeros_like, update)
+
+
 def _prepare(d: Tree, z: Tree, weight_decay: float, clip_norm: float | None) -> Tree:
     if clip_norm is not None:
         d = T.scale((clip_norm / (T.norm(d) + 1e-6)).clamp(max=1.0), d)  # as torch.nn.utils.clip_grad_norm_

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -52,6 +52,10 @@ class Population(Protocol):
         """Return the number of examples of each client: int64 of the shape of ``ids``."""
         ...
 
+    def domains(self, ids: Tensor) -> Tensor:
+        """Return the domain of each client, from 0: int64 of the shape of ``ids``."""
+        ...
+
     def local_data(self, ids: Tensor) -> LocalData:
         """Return the data of a block of clients (C,): the same for a client, to the bit, whatever the block."""
         ...
@@ -86,11 +90,19 @@ class InMemoryPopulation:
     def summary(self) -> Summary:
         """Return what is known of all clients."""
         sizes = self.offsets.diff()
-        return Summary(int(sizes.min()), int(sizes.max()), float(sizes.double().mean()), len(self.domain.unique()))
+        return Summary(int(sizes.min()), int(sizes.max()), float(sizes.double().mean()), int(self.domain.max()) + 1)
 
     def num_examples(self, ids: Tensor) -> Tensor:
         """Return the number of examples of each client."""
         return self.offsets[ids + 1] - self.offsets[ids]
+
+    def domains(self, ids: Tensor) -> Tensor:
+        """Return the domain of each client."""
+        return self.domain[ids]
+
+    def apart(self) -> InMemoryPopulation:
+        """Return the population with every client a domain of its own."""
+        return replace(self, domain=torch.arange(self.size, device=self.domain.device))
 
     def local_data(self, ids: Tensor) -> LocalData:
         """Return row numbers into the shared tensors, padded with the client's first row."""

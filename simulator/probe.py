@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from fedfleet.simulator import rng
 from fedfleet.simulator.algorithm import Algorithm, Buffered, Cohort, Problem
@@ -12,6 +15,7 @@ from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.factored import Notes
 from fedfleet.simulator.faults import Faults
 from fedfleet.simulator.memory import Memory
+from fedfleet.simulator.rng import Key
 from fedfleet.simulator.round import Conditions, EngineRound
 from fedfleet.simulator.tree import Tree
 from fedfleet.simulator.work import Phase
@@ -45,6 +49,9 @@ class _Small(EngineRound):
 
     def invite(self, size: int, *, replace: bool = False) -> Cohort:
         return super().invite(min(size, CLIENTS), replace=replace)
+
+    def draw(self, size: int, clients: Callable[[int, Key], Tensor]) -> Cohort:
+        return super().draw(min(size, CLIENTS), clients)
 
     def buffered(self, phase: Phase, *, size: int, concurrency: int, **given: Any) -> list[Buffered]:
         few = min(size, CLIENTS)

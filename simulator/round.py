@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -111,6 +111,13 @@ class EngineRound:
         wanted = wanted if replace else max(size, min(wanted, self.problem.clients))
         clients, memory.selection = c.selection.invite(memory.selection, key, wanted, self.problem, replace=replace)
         return Cohort(clients, _occurrences(clients) if replace else torch.zeros_like(clients))
+
+    def draw(self, size: int, clients: Callable[[int, Key], Tensor]) -> Cohort:
+        """Invite clients that the algorithm draws itself."""
+        key = rng.fold(self._key("draw"), self._invitations)
+        self._invitations += 1
+        drawn = clients(rounded_up(size * self._conditions.over_select), key)
+        return Cohort(drawn, _occurrences(drawn))
 
     def map_reduce(
         self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None

@@ -108,6 +108,10 @@ class Ops(Protocol):
         """Return ``(direction, aux)`` with direction = sign * gradient, so that every method steps ``z - eta * direction``."""
         ...
 
+    def value(self, objective: str, z: Tree, batch: Batch, key: Key) -> Tensor:
+        """Return the objective's value, the first player's where each has its own, without gradient."""
+        ...
+
     def step(self, objective: str, z: Tree, lr: Scalar, direction: Tree) -> Tree:
         """Return the projection of ``z - lr * direction``; ``lr`` may be a prefix tree."""
         ...

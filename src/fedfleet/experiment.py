@@ -27,8 +27,9 @@ from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.codec import digest
+from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
-from fedfleet.simulator.evaluation import client_phase
+from fedfleet.simulator.evaluation import client_phase, summarised
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.factored import Notes
@@ -71,7 +72,9 @@ class Experiment:
         summary = self.population.summary()
         if algorithm is None:
             resolve.check_local(config, summary.max_examples)
-        self.problem = Problem(self.population.size, summary.mean_examples, self.population.num_examples)
+        size, num_examples = self.population.size, self.population.num_examples
+        domains = Grouped(size, summary.domains, self.population.domains, num_examples)
+        self.problem = Problem(size, summary.mean_examples, num_examples, domains)
         self.z = self.task.init(config.seed)
         if config.warm_start is not None:
             self.z = load_model(Path(config.warm_start), self.z)
@@ -241,5 +244,9 @@ def _metric_names(task: Task, z: Tree, splits: Mapping[str, Mapping[str, torch.T
             few = gather(tensors, torch.arange(min(100, len(tensors["y"]))))
             outputs = task.functions["predict"](z, Batch(few, torch.ones(len(few["y"]))))
             prefix = "" if split == "test" else f"{split}_"
-            found += [f"eval/{prefix}{name}" for name in task.metrics(outputs, few)]
+            metrics = dict(task.metrics(outputs, few))
+            if split == "test" and "domain" in tensors:
+                domains = tensors["domain"].unique()
+                metrics |= summarised({name: torch.zeros(len(domains)) for name in metrics})
+            found += [f"eval/{prefix}{name}" for name in metrics]
     return found

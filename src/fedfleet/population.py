@@ -88,8 +88,14 @@ def check_clients(config: Config, population: Population, *, asynchronous: bool 
 
 
 def evaluation_data(config: Config, data: Data) -> dict[str, dict[str, Tensor]]:
-    """Return the splits to evaluate on: "test", and "train" if it is asked for, each x (n, ...) and y (n,)."""
+    """Return the splits to evaluate on: "test", and "train" if it is asked for, each x (n, ...) and y (n,).
+
+    Test examples that come from several domains have a column "domain" (n,) too.
+    """
     splits = {"test": data.test}
     if config.evaluation.train_examples:
         splits["train"] = data.sample(config.evaluation.train_examples)
-    return {name: {"x": examples.x, "y": examples.y} for name, examples in splits.items()}
+    found = {name: {"x": examples.x, "y": examples.y} for name, examples in splits.items()}
+    if data.test.domain is not None:
+        found["test"]["domain"] = data.test.domain
+    return found

@@ -21,7 +21,7 @@ from fedfleet.runfolder import RunFolder
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.codec import encode
 from fedfleet.simulator.errors import FedfleetError
-from fedfleet.simulator.evaluation import Measurement, evaluate_clients
+from fedfleet.simulator.evaluation import Measured, Measurement, evaluate_clients, less_is_better
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.records import PhaseRecord
 from fedfleet.simulator.signals import put_off
@@ -124,7 +124,7 @@ class Runner:
     def _rounds(self, executor: Executor) -> str:
         x = self.x
         if self.initial is None:
-            self.initial = self._result(self._measure(executor), self.at.state, 0)
+            self.initial, _ = self._result(self._measure(executor), self.at.state, 0)
             self.folder.tables.metrics = tuple(self.initial)
             self._save()
         self.progress.initial(self.initial, self.at.index)
@@ -162,8 +162,9 @@ class Runner:
 
     def _evaluate_again(self, executor: Executor) -> None:
         """Evaluate the round of the checkpoint, whose evaluation was under way."""
-        metrics = self._result(self._measure(executor), self.at.state, self.at.index)
+        metrics, domains = self._result(self._measure(executor), self.at.state, self.at.index)
         self._evaluate_clients(executor)
+        self._enter_domains(self.at.index - 1, domains)
         self.folder.tables.measured(metrics)
         self.unevaluated = False
 
@@ -172,20 +173,23 @@ class Runner:
             clients = self.x.problem.clients
             found = evaluate_clients(executor, self._model(), clients)
             with put_off(), self.folder.writing():
-                self.folder.tables.add_clients(self.at.index - 1, torch.arange(clients), found)
+                self.folder.tables.add_each("clients", self.at.index - 1, found)
 
     def _settle(self) -> dict[str, float]:
         """Wait for the evaluation of the round that is held, and enter both."""
         if self.held is None:
             return {}
         record, measurement = self.held
-        metrics = self._result(measurement, record.state, record.index + 1)
-        self._enter(record, metrics)
+        metrics, domains = self._result(measurement, record.state, record.index + 1)
+        self._enter(record, metrics, domains)
         return metrics
 
-    def _result(self, measurement: Measurement, state: Any, rounds: int) -> dict[str, float]:
+    def _result(self, measurement: Measurement, state: Any, rounds: int) -> Measured:
         """Wait for the evaluation of the state after so many rounds; write its model if no earlier one was as good."""
-        metrics = {f"eval/{name}": value for name, value in measurement.result().items()}
+        found, domains = measurement.result()
+        if self.x.algorithm.domains is not None:
+            domains = {**self.x.algorithm.domains(state), **domains}
+        metrics = {f"eval/{name}": value for name, value in found.items()}
         name = self.x.config.checkpoint.best
         name = next(iter(metrics), None) if name == "auto" else name
         better = _better(self.best, metrics)
@@ -193,10 +197,18 @@ class Runner:
             last = bool(rounds % self.x.config.evaluation.every)
             self.folder.keep_best(self.x.algorithm.views["global"].params(state), provisional=last)
         self.best |= better
-        return metrics
+        return Measured(metrics, domains)
 
-    def _enter(self, record: RoundRecord, metrics: Mapping[str, float]) -> None:
+    def _enter_domains(self, index: int, domains: Mapping[str, torch.Tensor]) -> None:
+        if domains:
+            with self.folder.writing():
+                self.folder.tables.add_each("domains", index, domains)
+
+    def _enter(
+        self, record: RoundRecord, metrics: Mapping[str, float], domains: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
         with put_off():
+            self._enter_domains(record.index, domains or {})
             row = self.folder.add(record, metrics)
             self.held, self.unevaluated = None, False
         self.progress.round(row, self.x.config.rounds)
@@ -263,8 +275,8 @@ class Runner:
 
 
 def _better(best: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics that are better than ever before; a loss is where it is less."""
-    sign = {name: -1 if "loss" in name else 1 for name in metrics}
+    """Return the metrics that are better than ever before."""
+    sign = {name: -1 if less_is_better(name) else 1 for name in metrics}
     return {
         name: value
         for name, value in metrics.items()

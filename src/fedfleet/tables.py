@@ -1,4 +1,4 @@
-"""The tables of a run: rounds, phases, fates, and the clients' own metrics."""
+"""The tables of a run: rounds, phases, fates, and metrics of each client and of each domain."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ WHOLE = dict.fromkeys(COUNTS, "int64")
 PLACE = {"round": "int64", "phase": "str", "attempt": "int64"}
 PHASES = PLACE | WHOLE | {"virtual_s": "float64", "train_loss": "float64"}
 FATES = PLACE | {"client": "int64", "fate": "str", "virtual_s": "float64"}
+EACH = ("clients", "domains")
 NAMES = np.array([f.name.lower() for f in sorted(Fate)])
 
 
 class Tables:
-    """Rows in memory, but for fates and clients, which are many; ``flush`` writes all of them.
+    """Rows in memory, but for fates, clients and domains, which are many; ``flush`` writes all of them.
 
     ``metrics`` are the columns ``eval/<metric>``; set them before the first round.
     """
@@ -42,7 +43,7 @@ class Tables:
         self._evaluated: list[int] = []
         self._phases: list[dict[str, Any]] = []
         self._fates = Parts(folder / "fates.parquet", _frame([], FATES))
-        self._clients: Parts | None = None
+        self._each: dict[str, Parts] = {}
 
     def __len__(self) -> int:
         """Return the number of rounds."""
@@ -76,15 +77,16 @@ class Tables:
         self._phases += rows
         return rows
 
-    def add_clients(self, index: int, clients: torch.Tensor, metrics: Mapping[str, torch.Tensor]) -> None:
-        """Add the clients' own metrics after round ``index``."""
-        columns = {k: v.numpy() for k, v in metrics.items()}
-        frame = pd.DataFrame({"round": index, "client": clients.numpy(), **columns})
-        if self._clients is None:
-            self._clients = Parts(self.folder / "clients.parquet", frame.head(0))
-        self._clients.add(frame)
-        if self._clients.full:
-            self._clients.flush()
+    def add_each(self, name: str, index: int, values: Mapping[str, torch.Tensor]) -> None:
+        """Add values (n,) after round ``index``, an entry a client or a domain, to ``clients`` or ``domains``."""
+        columns = {k: pd.Series(v.numpy()) for k, v in values.items()}  # null where one has fewer entries than another
+        size = max(map(len, columns.values()))
+        frame = pd.DataFrame({"round": index, name.removesuffix("s"): np.arange(size), **columns})
+        if name not in self._each:
+            self._each[name] = Parts(self.folder / f"{name}.parquet", frame.head(0))
+        self._each[name].add(frame)
+        if self._each[name].full:
+            self._each[name].flush()
 
     def measured(self, metrics: Mapping[str, float]) -> None:
         """Enter the evaluation of the last round."""
@@ -130,25 +132,26 @@ class Tables:
         self._phases = frame[frame["round"] < rounds].to_dict("records")  # pyright: ignore
         self._fates.finish(lambda table: table.filter(pc.less(table["round"], rounds)))  # pyright: ignore
         measured = rounds if evaluated else rounds - 1
-        clients = self.folder / "clients.parquet"
-        if (like := _clients_like(clients)) is not None:
-            self._clients = Parts(clients, like)
-            self._clients.finish(lambda table: table.filter(pc.less(table["round"], measured)))  # pyright: ignore
+        for name in EACH:
+            path = self.folder / f"{name}.parquet"
+            if (like := _like(path)) is not None:
+                self._each[name] = Parts(path, like)
+                self._each[name].finish(lambda table: table.filter(pc.less(table["round"], measured)))  # pyright: ignore
         if not evaluated and self._rounds:
             self._rounds[-1] |= dict.fromkeys(self.metrics)
         last = [rounds - 1] if evaluated and rounds % every and _any(self._rounds[-1], self.metrics) else []
         self._evaluated = [*range(every - 1, measured, every), *last]
 
     def _grown(self) -> list[Parts]:
-        return [self._fates] if self._clients is None else [self._fates, self._clients]
+        return [self._fates, *self._each.values()]
 
     def _write(self, name: str, frame: pd.DataFrame) -> None:
         with whole(self.folder / f"{name}.parquet") as scratch:
             frame.to_parquet(scratch, index=False)
 
 
-def _clients_like(path: Path) -> pd.DataFrame | None:
-    """Return the clients' table without rows, from its file or a part of it; None where there is neither."""
+def _like(path: Path) -> pd.DataFrame | None:
+    """Return a table without rows, from its file or a part of it; None where there is neither."""
     first = path if path.exists() else next(path.with_suffix("").glob("*.parquet"), None)
     return None if first is None else pa.parquet.read_schema(first).empty_table().to_pandas()  # pyright: ignore
 

@@ -9,6 +9,8 @@ CASES: dict[str, tuple[str, dict]] = {
     "fedbuff": ("classification", {"steps": 3, "batch_size": 7, "buffer": 4, "concurrency": 6}),
     "fedprox": ("classification", {"steps": 4, "batch_size": 7, "mu": 0.1}),
     "scaffold": ("classification", {"epochs": 1, "batch_size": 7}),
+    "afl": ("classification", {"batch_size": 7, "optimizer": {"name": "adagrad"}, "dual": {"lr": 0.1}}),
+    "drfa": ("classification", {"steps": 3, "batch_size": 7, "dual": {"lr": 0.1}}),
     "parallel_sgda": ("auc", {"gradient_chunk": 20}),
     "local_sgda": ("auc", {"epochs": 1, "batch_size": 7, "dual_lr": 0.2}),
     "cdma_nc": ("auc", {"steps": 3, "batch_size": 7}),

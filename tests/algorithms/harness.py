@@ -14,6 +14,7 @@ from fedfleet.datasets.partition_config import PARTITIONS
 from fedfleet.simulator.algorithm import Algorithm, Cohort, Problem, Task
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.devices import Load, Times
+from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.policies import ResponsePolicy, WaitAll
@@ -139,8 +140,9 @@ def records(
     given = {"federation": Federation(policy=policy or WaitAll()), **given}
     conditions = Conditions(seed=seed, block_size=block_size, **given)
     size = world.population.size
-    sizes = world.population.num_examples
-    problem = Problem(size, float(sizes(torch.arange(size)).double().mean()), sizes)
+    sizes, domain = world.population.num_examples, world.population.domains
+    domains = Grouped(size, world.population.summary().domains, domain, sizes)
+    problem = Problem(size, float(sizes(torch.arange(size)).double().mean()), sizes, domains)
     try:
         yield from simulate(algorithm, world.task.init(seed) if z is None else z, problem, conditions, executor, rounds)
     finally:

@@ -12,6 +12,7 @@ from fedfleet.simulator import layers
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Problem
 from fedfleet.simulator.block import Setup
+from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.factored import Ledger, Notes
 from fedfleet.simulator.gradient import EngineOps
 from fedfleet.simulator.policies import Siwer
@@ -70,7 +71,9 @@ def test_the_weights_stay_factored_unless_the_algorithm_needs_them_multiplied_ou
     z = T.map(torch.Tensor.double, where.task.init(0))
     algorithm = build(name, where.task, INVITE, **options)
     setup = Setup.of(algorithm, where.task, where.population, "serial")
-    notes = probe(algorithm, z, Problem(30, 40.0), setup)
+    people = where.population
+    domains = Grouped(people.size, people.summary().domains, people.domains, people.num_examples)
+    notes = probe(algorithm, z, Problem(people.size, 40.0, people.num_examples, domains), setup)
     weights = {path for path, leaf in T.named_leaves(z) if leaf.dim() == 2}
     assert notes.dense == {"train": set()}  # the loss only uses weights in layers
     assert notes.products["train"] == sum(leaf.numel() for path, leaf in T.named_leaves(z) if path in weights)

@@ -5,7 +5,7 @@ from torch.testing import assert_close
 
 from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
-from fedfleet.simulator.optim import Optimizer, adam, sgd
+from fedfleet.simulator.optim import Optimizer, adagrad, adam, sgd
 
 STEPS = 10
 LR = 0.1
@@ -84,6 +84,12 @@ def test_sgd_is_that_of_torch(options, clip_norm):
 def test_adam_is_that_of_torch(options, clip_norm):
     expected = theirs(lambda p: torch_adam(p, **options), start(), directions(), clip_norm)
     assert_same_path(ours(adam(**options, clip_norm=clip_norm), start(), directions()), expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"eps": 0.1, "weight_decay": 0.2}], ids=str)
+def test_adagrad_is_that_of_torch(options):
+    expected = theirs(lambda p: torch.optim.Adagrad(p, lr=LR, **options), start(), directions())
+    assert_same_path(ours(adagrad(**options), start(), directions()), expected)
 
 
 def test_single_precision_stays_single():

@@ -1,0 +1,281 @@
+"""AFL: the model that does best on the worst mixture of domains.
+
+Mohri, Sivek & Suresh, "Agnostic federated learning", ICML 2019: Stochastic-AFL, Figures 3 and 4. In the cross-device form the
+domains are made up of clients, of which some take part; with a client a domain and all of them invited it is the paper's.
+The optimistic and the strongly convex variants are reconstructions of what the paper's appendix announces.
+
+    paper                     here
+    w_t                       z
+    lambda_t, gamma_lambda    state.mixture, dual.lr; see mixture.py
+    gamma_w                   lr, of optimizer
+    m_k, m_bar                problem.domains.examples, and their shares
+    PerDomain, Weighted       gradient: per_domain, weighted
+    w^A, lambda^A             state.z_mean, state.mixture_mean
+
+A round, both gradients at (w_{t-1}, lambda_{t-1}):
+
+    w_t      = w_{t-1} - gamma_w g_w                         g_w      estimates sum_k lambda_k grad L_k
+    lambda_t = Proj(lambda_{t-1} + gamma_lambda g_lambda)    g_lambda estimates (L_1, ..., L_p)
+
+    per_domain  a uniform cohort; client i of domain k sends its gradient times lambda_k n_i / m_k, and its loss
+    weighted    domains drawn from lambda, in each a client by examples; a second cohort sends losses
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fedfleet.algorithms.mixture import Dual, DualOptions
+from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, Options, Schedule
+from fedfleet.simulator import rng
+from fedfleet.simulator import tree as T
+from fedfleet.simulator.algorithm import Algorithm, Cohort, Problem, Reduced, Round, Task, View
+from fedfleet.simulator.domains import Domains
+from fedfleet.simulator.reduction import ByDomainMean, Total
+from fedfleet.simulator.rng import Key
+from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Ops, Phase, Stage
+
+
+class AflOptions(Options):
+    """Options of AFL."""
+
+    lr: float = Field(default=0.1, gt=0)
+    """Step of the model, gamma_w."""
+    lr_schedule: Schedule = Schedule()
+    optimizer: ClientOptimizer = ClientOptimizer()
+    """The rule of the server's step."""
+    dual: DualOptions = DualOptions()
+    batch_size: int | None = Field(default=10, ge=1)
+    """Examples of a client in a gradient; null: all it has."""
+    steps: int = Field(default=1, ge=1)
+    """Local steps: 1 is AFL; more give FedAvg with the weights lambda."""
+    local_lr: float | None = Field(default=None, gt=0)
+    """Step of the local steps; ``lr`` if not given."""
+    gradient: Literal["per_domain", "weighted"] = "per_domain"
+    """Figure 4: who sends gradients."""
+    dual_gradient: Literal["per_domain", "single"] = "per_domain"
+    """Figure 4: losses of a uniform cohort; or of one client a domain, in domains drawn uniformly."""
+    estimator: Literal["horvitz_thompson", "ratio"] = "horvitz_thompson"
+    """What answers of some clients say of all: unbiased; or as shares of those heard, biased with less variance."""
+    method: Literal["plain", "optimistic", "two_sequence", "best_response"] = "plain"
+    """optimistic: steps along twice the gradient minus the last one; two_sequence: the same with the points that were played
+    beside; best_response: lambda is the worst mixture for the last losses, and lr is 1 / (strong_convexity t) if that is given."""
+    strong_convexity: float | None = Field(default=None, gt=0)
+    """Constant alpha of the losses; best_response only."""
+    norm_penalty: float = Field(default=0.0, ge=0)
+    """gamma_h in Eq. (6), weight of the Euclidean norm of the model; a proximal step."""
+    average: bool = True
+    """Evaluate w^A, the mean of w_1, ..., w_T, as the paper returns; otherwise the last."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> AflOptions:
+        if self.strong_convexity is not None and self.method != "best_response":
+            raise ValueError("strong_convexity is for method: best_response")
+        if self.method == "two_sequence" and (self.optimizer != ClientOptimizer() or self.dual.kind != "euclidean"):
+            raise ValueError(
+                "method: two_sequence steps by plain SGD and projection: leave optimizer and dual.kind out"
+            )
+        return self
+
+    @property
+    def asks_losses(self) -> bool:
+        """Whether losses come from a cohort of their own."""
+        return self.gradient == "weighted" or self.dual_gradient == "single" or self.method == "best_response"
+
+
+class Before(NamedTuple):
+    """What an optimistic step remembers: the last gradients; of two_sequence, where the sequence behind the points is."""
+
+    g: Tree
+    g_mixture: Tensor
+
+
+class State(NamedTuple):
+    """The point (w_t, lambda_t), the last known losses (p,) float64, the means over t >= 1, and what the step remembers."""
+
+    z: Tree
+    mixture: Tensor
+    losses: Tensor
+    z_mean: Tree
+    mixture_mean: Tensor
+    optimizer: Any
+    before: Before | None
+
+
+class _Path(NamedTuple):
+    """The sum of the gradients along a client's local steps, and the loss at the first."""
+
+    total: Tree
+    loss: Tensor
+
+
+def weighted_gradient(plan: BatchPlan) -> LocalWork:
+    """Return the sum of minibatch gradients along local steps from ``shared["z"]``, times ``inbox``, and the loss there."""
+
+    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Path:
+        return _Path(T.zeros_like(shared["z"]), torch.zeros_like(inbox))
+
+    def step(ops: Ops, shared: Mapping[str, Any], path: _Path, batch: Batch, at: At, key: Key) -> _Path:
+        here = shared["z"] if at.k == 0 else T.axpy(-shared["local_lr"], path.total, shared["z"])
+        d, aux = ops.grad("train", here, batch, key)
+        if at.k == 0:
+            return _Path(d, aux["loss"])
+        return _Path(T.add(path.total, d), path.loss)
+
+    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, path: _Path) -> tuple[Message, Tree]:
+        return Message({"g": T.scale(inbox, path.total), "loss": path.loss}, {"scale": inbox}), own
+
+    return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish)
+
+
+def loss_at_z(size: int | None) -> LocalWork:
+    """Return the loss at ``shared["z"]`` on one batch of so many examples, or on all."""
+
+    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Tree:
+        return torch.zeros((), dtype=T.leaves(shared["z"])[0].dtype)
+
+    def step(ops: Ops, shared: Mapping[str, Any], carry: Tree, batch: Batch, at: At, key: Key) -> Tree:
+        return ops.value("train", shared["z"], batch, key)
+
+    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, carry: Tree) -> tuple[Message, Tree]:
+        return Message({"loss": carry}), own
+
+    plan = BatchPlan(size=size, steps=1)
+    return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish, divisible=False)
+
+
+def by_shares(rnd: Round, size: int, mixture: Tensor) -> Cohort:
+    """Invite clients of domains drawn from a mixture with replacement, in each by the number of examples."""
+    domains = known(rnd.problem)
+
+    def clients(number: int, key: Key) -> Tensor:
+        u = rng.uniform(rng.fold(key, "domain"), (number,), torch.float64)
+        upto = mixture.cumsum(0)
+        drawn = torch.searchsorted(upto, u * upto[-1], right=True)
+        return domains.draw(drawn, rng.fold(key, "client"))
+
+    return rnd.draw(size, clients)
+
+
+def known(problem: Problem) -> Domains:
+    """Return the domains of a federation. Raises ValueError where it has none."""
+    if problem.domains is None:
+        raise ValueError("the problem has no domains")
+    return problem.domains
+
+
+def estimated(found: Reduced, problem: Problem, last: Tensor, estimator: str) -> Tensor:
+    """Return the losses (p,) of all domains from those of the clients heard.
+
+    "horvitz_thompson": (N/S) sum n_i L_i / m_k, 0 for a domain nobody answered for; "ratio": the mean over its examples of those
+    who did, ``last`` where nobody did; "single": p times the mean over all answers, of clients drawn from domains drawn uniformly.
+    """
+    heard, examples = found["loss"], known(problem).examples
+    value, weight = heard.value.double(), heard.weight.double()
+    if estimator == "ratio":
+        return last.index_copy(0, heard.domain, value)
+    if estimator == "single":
+        share = len(examples) / len(found.received)
+    else:
+        share = problem.clients / len(found.received) / examples[heard.domain].double()
+    return torch.zeros_like(last).index_copy(0, heard.domain, value * weight * share)
+
+
+def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
+    """Build Stochastic-AFL."""
+    optimizer = options.optimizer.build()
+    single = options.dual_gradient == "single"
+    train = Phase(
+        name="gradient",
+        work=weighted_gradient(BatchPlan(size=options.batch_size, steps=options.steps)),
+        reduce={"g": Total(), "loss": ByDomainMean()},
+        weight="num_examples",
+    )
+    measure = Phase(
+        name="loss",
+        work=loss_at_z(options.batch_size),
+        reduce={"loss": ByDomainMean()},
+        weight="uniform" if single else "num_examples",
+    )
+
+    def init(z: Tree, key: Key, problem: Problem) -> State:
+        dual = Dual.of(options.dual, known(problem).examples)
+        start, zeros = dual.start(), torch.zeros(len(dual.sizes), dtype=torch.float64)
+        return State(z, start, zeros, z, start, optimizer.init(z), None)
+
+    def losses(state: State, rnd: Round, shared: Message) -> Tensor:
+        domains = len(state.mixture)
+        uniform = torch.full((domains,), 1 / domains, dtype=torch.float64)
+        invited = by_shares(rnd, cohort.invite, uniform) if single else rnd.invite(cohort.invite)
+        found = rnd.map_reduce(measure, shared=shared, cohort=invited)
+        return estimated(found, rnd.problem, state.losses, "single" if single else options.estimator)
+
+    def gradients(state: State, mixture: Tensor, rnd: Round, shared: Message) -> tuple[Tree, Reduced]:
+        domains = known(rnd.problem)
+        if options.gradient == "weighted":
+            invited = by_shares(rnd, cohort.invite, mixture)
+            scale = torch.ones(len(invited))
+        else:
+            invited = rnd.invite(cohort.invite)
+            mine = domains.of(invited.clients)
+            assert rnd.problem.num_examples is not None
+            scale = mixture[mine] * rnd.problem.num_examples(invited.clients) / domains.examples[mine]
+        kind = T.leaves(state.z)[0].dtype
+        found = rnd.map_reduce(train, shared=shared, cohort=invited, inbox=scale.to(kind))
+        if options.gradient == "weighted" or options.estimator == "ratio":
+            heard = float(found.config["scale"].sum())  # 0 where lambda gives those heard no weight, and g is 0 too
+            return T.scale(1 / heard if heard else 0.0, found["g"]), found
+        return T.scale(rnd.problem.clients / len(found.received), found["g"]), found
+
+    def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
+        dual = Dual.of(options.dual, known(rnd.problem).examples)
+        now = options.lr * options.lr_schedule.at(rnd.index)
+        if options.strong_convexity is not None:
+            now = 1 / (options.strong_convexity * (rnd.index + 1))
+        shared = Message({"z": state.z}, {"local_lr": options.local_lr or now})
+        found = losses(state, rnd, shared) if options.asks_losses else None
+        answer = dual.best(found) if options.method == "best_response" and found is not None else None
+        g, heard = gradients(state, state.mixture if answer is None else answer, rnd, shared)
+        found = estimated(heard, rnd.problem, state.losses, options.estimator) if found is None else found
+        g_mixture = dual.gradient(found, state.mixture)
+        step = task.objectives["train"].step
+        before, moments = Before(g, g_mixture), state.optimizer
+        if options.method == "two_sequence":
+            behind = state.before or Before(state.z, state.mixture)
+            behind = Before(step(behind.g, now, g), dual.step(behind.g_mixture, g_mixture))
+            z, mixture, before = step(behind.g, now, g), dual.step(behind.g_mixture, g_mixture), behind
+        else:
+            d, d_mixture = g, g_mixture
+            if options.method == "optimistic" and state.before is not None:
+                d, d_mixture = T.sub(T.scale(2.0, g), state.before.g), 2 * g_mixture - state.before.g_mixture
+            d, moments = optimizer.update(state.optimizer, d, state.z)
+            z = step(state.z, now, d)
+            mixture = dual.step(state.mixture, d_mixture) if answer is None else answer
+        if options.norm_penalty:
+            z = T.scale((1 - now * options.norm_penalty / T.norm(z)).clamp(min=0), z)
+        t = rnd.index + 1
+        remembers = options.method in ("optimistic", "two_sequence")
+        new = State(
+            z=z,
+            mixture=mixture,
+            losses=found,
+            z_mean=T.axpy(1 / t, T.sub(z, state.z_mean), state.z_mean),
+            mixture_mean=state.mixture_mean + (mixture - state.mixture_mean) / t,
+            optimizer=moments,
+            before=before if remembers else None,
+        )
+        return new, {"worst_loss": float(found.max()), "largest_weight": float(mixture.max())}
+
+    phases = (train, measure) if options.asks_losses else (train,)
+    view = View(lambda state: state.z_mean if options.average else state.z)
+
+    def by_domain(state: State) -> dict[str, Tensor]:
+        return {"lambda": state.mixture, "mean_lambda": state.mixture_mean, "train_loss": state.losses}
+
+    return Algorithm(init, round, phases, {"global": view}, requires=("x",), domains=by_domain)

@@ -1,0 +1,142 @@
+"""DRFA: distributionally robust federated averaging, with local steps and two exchanges a round.
+
+Deng, Kamani & Mahdavi, "Distributionally robust federated averaging", NeurIPS 2020, Algorithm 1. There a client is a domain
+(``domains.kind: client``); here a domain may have many.
+
+    paper              here
+    w, lambda          z, mixture
+    tau, t'            steps, drawn anew in each round from 1..steps
+    eta, gamma         lr, dual.lr
+    m                  cohort.invite, in both phases
+
+    weighting: importance, gamma_decay: 0.9 and lambda_floor: 0.001 come near the code its authors published; there the snapshot
+    is taken after 0..tau-2 steps, and only the first weight below the floor is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedfleet.algorithms.afl import by_shares, estimated, known, loss_at_z
+from fedfleet.algorithms.mixture import Dual, DualOptions
+from fedfleet.algorithms.options import CohortOptions, Options, Schedule
+from fedfleet.simulator import rng
+from fedfleet.simulator import tree as T
+from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
+from fedfleet.simulator.reduction import ByDomainMean, Total
+from fedfleet.simulator.rng import Key
+from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Ops, Phase, Stage
+
+
+class DrfaOptions(Options):
+    """Options of DRFA."""
+
+    lr: float = Field(default=0.1, gt=0)
+    """Local step, eta."""
+    lr_schedule: Schedule = Schedule()
+    steps: int = Field(default=10, ge=1)
+    """Local steps, tau."""
+    batch_size: int | None = Field(default=10, ge=1)
+    """Examples of a local step, and of a loss; null: all a client has."""
+    dual: DualOptions = DualOptions()
+    """lambda moves by steps * dual.lr a round."""
+    weighting: Literal["sampling", "importance"] = "sampling"
+    """Draw clients by lambda; or uniformly, and weigh what they send."""
+    gamma_decay: float = Field(default=1.0, gt=0, le=1)
+    """Factor of dual.lr a round."""
+    lambda_floor: float = Field(default=0.0, ge=0, lt=1)
+    """Least weight of a domain; the sum stays 1."""
+    average: bool = True
+    """Evaluate the mean of the models after each round, as the paper returns; otherwise the last."""
+
+
+class State(NamedTuple):
+    """The model, lambda (p,) float64, the last known losses (p,), and the mean of the models."""
+
+    z: Tree
+    mixture: Tensor
+    losses: Tensor
+    z_mean: Tree
+
+
+class _Path(NamedTuple):
+    """The sum of the gradients along a client's local steps, and that up to the snapshot."""
+
+    total: Tree
+    snapshot: Tree
+
+
+def _local(plan: BatchPlan) -> LocalWork:
+    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Path:
+        zeros = T.zeros_like(shared["z"])
+        return _Path(zeros, zeros)
+
+    def step(ops: Ops, shared: Mapping[str, Any], path: _Path, batch: Batch, at: At, key: Key) -> _Path:
+        here = shared["z"] if at.k == 0 else T.axpy(-shared["lr"], path.total, shared["z"])
+        d = ops.grad("train", here, batch, key)[0]
+        total = d if at.k == 0 else T.add(path.total, d)
+        return _Path(total, total if at.k < shared["snapshot_at"] else path.snapshot)
+
+    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, path: _Path) -> tuple[Message, Tree]:
+        return Message({slot: T.scale(inbox, sent) for slot, sent in path._asdict().items()}), own
+
+    return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish, divisible=False)
+
+
+def drfa(options: DrfaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
+    """Build DRFA."""
+    plan = BatchPlan(size=options.batch_size, steps=options.steps)
+    train = Phase(name="train", work=_local(plan), reduce={"total": Total(), "snapshot": Total()})
+    measure = Phase(
+        name="loss", work=loss_at_z(options.batch_size), reduce={"loss": ByDomainMean()}, weight="num_examples"
+    )
+
+    def init(z: Tree, key: Key, problem: Problem) -> State:
+        dual = Dual.of(options.dual, known(problem).examples)
+        if options.lambda_floor * len(dual.sizes) >= 1:
+            raise ValueError(
+                f"lambda_floor={options.lambda_floor:g}: the weights of {len(dual.sizes)} domains would exceed 1"
+            )
+        return State(z, dual.start(), torch.zeros(len(dual.sizes), dtype=torch.float64), z)
+
+    def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
+        domains = known(rnd.problem)
+        dual = Dual.of(options.dual, domains.examples)
+        lr = options.lr * options.lr_schedule.at(rnd.index)
+        at = 1 + int(rng.uniform(rng.fold(rnd.key, "snapshot"), (), torch.float64) * options.steps)
+        if options.weighting == "sampling":
+            invited = by_shares(rnd, cohort.invite, state.mixture)
+            scale, of = torch.ones(len(invited)), 1.0
+        else:
+            invited = rnd.invite(cohort.invite)
+            mine = domains.of(invited.clients)
+            assert rnd.problem.num_examples is not None
+            scale = state.mixture[mine] * rnd.problem.num_examples(invited.clients) / domains.examples[mine]
+            of = float(rnd.problem.clients)
+        shared = Message({"z": state.z}, {"lr": lr, "snapshot_at": at})
+        kind = T.leaves(state.z)[0].dtype
+        found = rnd.map_reduce(train, shared=shared, cohort=invited, inbox=scale.to(kind))
+        step, share = task.objectives["train"].step, of / len(found.received)
+        z, snapshot = (step(state.z, lr * share, found[slot]) for slot in ("total", "snapshot"))
+        heard = rnd.map_reduce(measure, shared=Message({"z": snapshot}), cohort=rnd.invite(cohort.invite))
+        losses = estimated(heard, rnd.problem, state.losses, "horvitz_thompson")
+        gamma = options.steps * options.dual.lr * options.gamma_decay ** (rnd.index + 1)
+        mixture = dual.step(state.mixture, dual.gradient(losses, state.mixture), gamma)
+        if options.lambda_floor:
+            mixture = mixture.clamp(min=options.lambda_floor)
+            mixture = mixture / mixture.sum()
+        mean = T.axpy(1 / (rnd.index + 1), T.sub(z, state.z_mean), state.z_mean)
+        return State(z, mixture, losses, mean), {"largest_weight": float(mixture.max())}
+
+    view = View(lambda state: state.z_mean if options.average else state.z)
+
+    def by_domain(state: State) -> dict[str, Tensor]:
+        return {"lambda": state.mixture, "train_loss": state.losses}
+
+    return Algorithm(init, round, (train, measure), {"global": view}, requires=("x",), domains=by_domain)

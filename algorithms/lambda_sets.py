@@ -1,0 +1,246 @@
+"""The sets Lambda that an agnostic learner's mixture weights may come from, and their Euclidean projections.
+
+Mohri, Sivek & Suresh, "Agnostic federated learning", ICML 2019, section 4; the projection onto the simplex is that of Duchi et
+al., ICML 2008, that onto the hull of points Wolfe's, Math. Programming 11 (1976). All vectors are float64 (p,), p domains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+TOLERANCE = 1e-9
+
+
+class LambdaSet(Protocol):
+    """A convex set of mixtures of p domains."""
+
+    def project(self, v: Tensor) -> Tensor:
+        """Return the nearest mixture (p,) to ``v`` (p,)."""
+        ...
+
+    def best(self, losses: Tensor) -> Tensor:
+        """Return a mixture (p,) under which the expected loss is largest, an extreme point."""
+        ...
+
+    def contains(self, mixture: Tensor, tolerance: float = TOLERANCE) -> bool:
+        """Say whether a mixture is in the set."""
+        ...
+
+
+def support_max(of: LambdaSet, losses: Tensor) -> float:
+    """Return the largest expected loss over the set: the agnostic loss of a model with these losses (p,)."""
+    return float(of.best(losses) @ losses)
+
+
+def initial(of: LambdaSet, sizes: Tensor) -> Tensor:
+    """Return the mixture of the set nearest to the share of the domains' examples, ``sizes`` (p,)."""
+    shares = sizes / sizes.sum()
+    return shares if of.contains(shares) else of.project(shares)
+
+
+def project_simplex(v: Tensor) -> Tensor:
+    """Return the nearest point of the simplex to ``v`` (p,), in O(p log p)."""
+    ordered = v.sort(descending=True).values
+    thresholds = (ordered.cumsum(0) - 1) / torch.arange(1, len(v) + 1, dtype=v.dtype)
+    return (v - thresholds[int((ordered > thresholds).sum()) - 1]).clamp(min=0)
+
+
+def _falling_to_one(at: Callable[[float], Tensor], first: float, last: float) -> Tensor:
+    """Bisect for the theta between ``first`` and ``last`` at which ``at(theta)`` sums to 1, and return it; the sum falls."""
+    for _ in range(200):
+        theta = (first + last) / 2
+        if theta in (first, last):
+            break
+        first, last = (theta, last) if float(at(theta).sum()) > 1 else (first, theta)
+    return at((first + last) / 2)
+
+
+def _is_mixture(mixture: Tensor, tolerance: float) -> bool:
+    return abs(float(mixture.sum()) - 1) <= tolerance and float(mixture.min()) >= -tolerance
+
+
+@dataclass(frozen=True)
+class Simplex:
+    """All mixtures of p domains, or of some of them: a face. ``members`` (p,) is a mask."""
+
+    members: Tensor
+
+    def project(self, v: Tensor) -> Tensor:
+        """Project onto the simplex of the members; others get 0."""
+        return torch.zeros_like(v).masked_scatter(self.members, project_simplex(v[self.members]))
+
+    def project_entropy(self, logs: Tensor) -> Tensor:
+        """Return the mixture nearest to exp(``logs``) by relative entropy."""
+        return logs.masked_fill(~self.members, -torch.inf).softmax(0)
+
+    def best(self, losses: Tensor) -> Tensor:
+        """Return the vertex of the member with the largest loss."""
+        worst = int(losses.masked_fill(~self.members, -torch.inf).argmax())
+        return torch.zeros_like(losses).index_fill(0, torch.tensor(worst), 1.0)
+
+    def contains(self, mixture: Tensor, tolerance: float = TOLERANCE) -> bool:
+        """Say whether a mixture is in the set."""
+        return _is_mixture(mixture, tolerance) and float(mixture[~self.members].abs().sum()) <= tolerance
+
+
+@dataclass(frozen=True)
+class Capped:
+    """Mixtures between ``low`` (p,) and ``high`` (p,). Raises ValueError where there are none."""
+
+    low: Tensor
+    high: Tensor
+
+    def __post_init__(self) -> None:
+        least, most = float(self.low.sum()), float(self.high.sum())
+        if not (
+            (self.low >= 0).all() and (self.low <= self.high).all() and least <= 1 + TOLERANCE <= most + 2 * TOLERANCE
+        ):
+            raise ValueError(
+                f"no mixture is between low (sum {least:g}) and high (sum {most:g}): 0 <= low <= high, sums around 1"
+            )
+
+    def project(self, v: Tensor) -> Tensor:
+        """Return clip(v - theta, low, high), theta by bisection such that it sums to 1."""
+        first, last = float((v - self.high).min()), float((v - self.low).max())
+        return _falling_to_one(lambda theta: self._clipped(v - theta), first, last)
+
+    def project_entropy(self, logs: Tensor) -> Tensor:
+        """Return the mixture nearest to exp(``logs``) by relative entropy: clip(exp(logs - theta), low, high)."""
+        spread = logs - logs.max()
+        least = float(spread[spread.isfinite()].min()) - 1 - math.log(len(logs))
+        return _falling_to_one(lambda theta: self._clipped((spread - theta).exp()), least, math.log(len(logs)) + 1)
+
+    def _clipped(self, v: Tensor) -> Tensor:
+        return v.maximum(self.low).minimum(self.high)
+
+    def best(self, losses: Tensor) -> Tensor:
+        """Start from ``low`` and fill up the domains with the largest losses first."""
+        order = losses.argsort(descending=True, stable=True)
+        room = (self.high - self.low)[order]
+        left = 1 - float(self.low.sum())
+        filled = (left - (room.cumsum(0) - room)).clamp(min=0).minimum(room)
+        return self.low.index_add(0, order, filled)
+
+    def contains(self, mixture: Tensor, tolerance: float = TOLERANCE) -> bool:
+        """Say whether a mixture is in the set."""
+        inside = (mixture >= self.low - tolerance) & (mixture <= self.high + tolerance)
+        return _is_mixture(mixture, tolerance) and bool(inside.all())
+
+
+@dataclass(frozen=True)
+class Hull:
+    """The convex hull of finitely many mixtures, the rows of ``vertices`` (r, p); of one, that point."""
+
+    vertices: Tensor
+
+    def __post_init__(self) -> None:
+        for row, vertex in enumerate(self.vertices):
+            if not _is_mixture(vertex, TOLERANCE):
+                raise ValueError(f"vertex {row} is no mixture: its numbers must be at least 0 and sum to 1")
+
+    def project(self, v: Tensor) -> Tensor:
+        """Return the nearest point of the hull, by Wolfe's algorithm."""
+        return nearest(self.vertices - v) + v
+
+    def best(self, losses: Tensor) -> Tensor:
+        """Return the vertex with the largest expected loss."""
+        return self.vertices[int((self.vertices @ losses).argmax())]
+
+    def contains(self, mixture: Tensor, tolerance: float = TOLERANCE) -> bool:
+        """Say whether a mixture is in the set."""
+        return float((self.project(mixture) - mixture).norm()) <= tolerance
+
+    @cached_property
+    def independent(self) -> bool:
+        """Whether the vertices are linearly independent."""
+        return int(torch.linalg.matrix_rank(self.vertices)) == len(self.vertices)
+
+
+def nearest(points: Tensor, gap: float = 1e-12) -> Tensor:
+    """Return the point (p,) of the hull of ``points`` (r, p) nearest to 0 (Wolfe 1976), up to a duality gap."""
+    chosen = [int(points.square().sum(1).argmin())]
+    weights = torch.ones(1, dtype=points.dtype)
+    found = points[chosen[0]]
+    for _ in range(10 * len(points) + 10):
+        along = (found - points) @ found
+        new = int(along.argmax())
+        if float(along[new]) <= gap * max(1.0, float(found.norm())) or new in chosen:
+            break
+        chosen.append(new)
+        weights = torch.cat([weights, torch.zeros(1, dtype=points.dtype)])
+        while True:
+            wanted = _affine(points[chosen])
+            if float(wanted.min()) > 0:
+                weights = wanted
+                break
+            falling = wanted <= 0
+            step = min(1.0, float((weights / (weights - wanted))[falling].min()))
+            weights = (weights + step * (wanted - weights)).clamp(min=0)
+            kept = weights > 1e-14
+            chosen = [c for c, keep in zip(chosen, kept.tolist(), strict=True) if keep]
+            weights = weights[kept] / weights[kept].sum()
+        found = weights @ points[chosen]
+    return found
+
+
+def _affine(points: Tensor) -> Tensor:
+    """Return the weights (r,), which sum to 1, of the point nearest to 0 on the plane through ``points`` (r, p)."""
+    first, others = points[:1], points[1:]
+    found = torch.linalg.lstsq((others - first).T, -first.T, driver="gelsd").solution[:, 0]
+    return torch.cat([1 - found.sum()[None], found])
+
+
+def chi2(mixture: Tensor, sizes: Tensor) -> float:
+    """Return chi2(lambda || m) = sum_k (lambda_k - m_k)^2 / m_k for the shares m of the sizes (p,), Eq. (6)."""
+    shares = sizes / sizes.sum()
+    return float(((mixture - shares).square() / shares).sum())
+
+
+def skewness(of: LambdaSet, sizes: Tensor) -> float:
+    """Return max chi2(lambda || m) + 1 over the extreme points of a set: m / min_k m_k on the whole simplex."""
+    shares = sizes / sizes.sum()
+    if isinstance(of, Simplex):
+        return float((1 / shares[of.members]).max())
+    if isinstance(of, Hull):
+        return max(chi2(vertex, sizes) for vertex in of.vertices) + 1
+    raise ValueError("the skewness of a capped simplex is not known in closed form")
+
+
+def soft_best(losses: Tensor, sizes: Tensor, mu: float) -> Tensor:
+    """Return argmax over the simplex of <lambda, L> - mu chi2(lambda || m): the shares times 1 + (L - nu) / (2 mu), cut at 0."""
+    shares = sizes / sizes.sum()
+    first, last = float(losses.min()) - 2 * mu, float(losses.max()) + 2 * mu
+    at = lambda nu: (shares * (1 + (losses - nu) / (2 * mu))).clamp(min=0)  # noqa: E731
+    found = _falling_to_one(at, first, last)
+    return found / found.sum()
+
+
+def offsets(of: LambdaSet, sizes: Tensor, mu: float) -> Tensor:
+    """Return c (p,) such that max <lambda, L> + mu chi2(lambda || m) over the set is max <lambda, L + c>.
+
+    The maximum of a convex function is at an extreme point, where chi2 is <lambda, c>. Raises ValueError where there is no such c.
+    """
+    shares = sizes / sizes.sum()
+    if isinstance(of, Simplex):
+        return mu * (1 / shares - 1)
+    if isinstance(of, Hull) and of.independent:
+        at = torch.tensor([chi2(vertex, sizes) for vertex in of.vertices], dtype=of.vertices.dtype)
+        return mu * torch.linalg.pinv(of.vertices) @ at
+    raise ValueError("chi2_sign: plus needs the simplex, a face of it, or the hull of linearly independent mixtures")
+
+
+def face(members: Sequence[int], domains: int) -> Simplex:
+    """Return the simplex of some of the domains."""
+    return Simplex(torch.zeros(domains, dtype=torch.bool).index_fill(0, torch.tensor(list(members)), True))
+
+
+def simplex(domains: int) -> Simplex:
+    """Return the simplex of all domains."""
+    return Simplex(torch.ones(domains, dtype=torch.bool))

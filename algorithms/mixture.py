@@ -1,0 +1,153 @@
+"""The ascent player of agnostic learning: mixture weights lambda over domains, and how they move.
+
+Mohri, Sivek & Suresh, "Agnostic federated learning", ICML 2019: Eq. (6), section 4 and Figure 3. The entropy mirror map and
+the best response are reconstructions of what its appendix announces.
+
+    paper                 here
+    Lambda                lambda_set
+    m_bar                 sizes / sizes.sum()
+    gamma_lambda          lr
+    mu                    chi2, with chi2_sign
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedfleet.algorithms import lambda_sets
+from fedfleet.algorithms.lambda_sets import Capped, Hull, LambdaSet, Simplex
+from fedfleet.algorithms.options import Options
+from fedfleet.simulator.errors import ConfigError
+
+
+class SimplexOptions(Options):
+    """Every mixture of the domains, or of some of them."""
+
+    kind: Literal["simplex"] = "simplex"
+    domains: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
+    """Those that may have weight; all if not given."""
+
+
+class CappedOptions(Options):
+    """Mixtures in which each domain weighs between ``low`` and ``high`` times its share of the examples."""
+
+    kind: Literal["capped"] = "capped"
+    low: float = Field(default=0.0, ge=0, le=1)
+    high: float = Field(default=2.0, ge=1)
+    """Also a bound of the skewness."""
+
+
+class HullOptions(Options):
+    """Mixtures of finitely many mixtures; of one, that one."""
+
+    kind: Literal["hull"] = "hull"
+    vertices: Annotated[list[list[Annotated[float, Field(ge=0, le=1)]]], Field(min_length=1)]
+    """Rows of a weight a domain."""
+
+
+class SizesOptions(Options):
+    """The domains' shares of the examples and nothing else: plain empirical risk."""
+
+    kind: Literal["sizes"] = "sizes"
+
+
+class DualOptions(Options):
+    """How lambda moves."""
+
+    kind: Literal["euclidean", "entropy"] = "euclidean"
+    """Projected ascent; or exponentiated gradient ascent."""
+    lr: float = Field(default=0.01, ge=0)
+    """Step, gamma_lambda."""
+    start: Literal["sizes", "uniform"] = "sizes"
+    """lambda_0: in proportion to the domains' examples, or all alike; the nearest to it in the set."""
+    lambda_set: Annotated[SimplexOptions | CappedOptions | HullOptions | SizesOptions, Field(discriminator="kind")] = (
+        SimplexOptions()
+    )
+    chi2: float = Field(default=0.0, ge=0)
+    """Weight mu of chi2(lambda || sizes)."""
+    chi2_sign: Literal["minus", "plus"] = "minus"
+    """minus: keeps lambda near the sizes, strongly concave; plus: as Eq. (6) is printed, which favours small domains."""
+
+
+class Dual(NamedTuple):
+    """The mixtures that are allowed, and the rule by which lambda moves among them."""
+
+    options: DualOptions
+    set: LambdaSet
+    sizes: Tensor
+    offsets: Tensor
+
+    @staticmethod
+    def of(options: DualOptions, examples: Tensor) -> Dual:
+        """Return the rule for domains with so many ``examples`` (p,). Raises ConfigError."""
+        sizes = examples.double()
+        offsets = torch.zeros_like(sizes)
+        try:
+            found = _set(options, sizes)
+            if options.chi2 and options.chi2_sign == "plus":
+                offsets = lambda_sets.offsets(found, sizes, options.chi2)
+        except ValueError as e:
+            raise ConfigError(f"algorithm.dual: {e}") from None
+        if options.kind == "entropy" and not isinstance(found, Simplex | Capped):
+            raise ConfigError("algorithm.dual.kind='entropy': needs a simplex or a capped one: set it to euclidean")
+        return Dual(options, found, sizes, offsets)
+
+    def start(self) -> Tensor:
+        """Return lambda_0 (p,)."""
+        return lambda_sets.initial(
+            self.set, self.sizes if self.options.start == "sizes" else torch.ones_like(self.sizes)
+        )
+
+    def gradient(self, losses: Tensor, mixture: Tensor) -> Tensor:
+        """Return the gradient of the regularised objective by lambda (p,), constants left out."""
+        if self.options.chi2 and self.options.chi2_sign == "minus":
+            return losses - 2 * self.options.chi2 * mixture * self.sizes.sum() / self.sizes
+        return losses + self.offsets
+
+    def step(self, mixture: Tensor, gradient: Tensor, lr: float | None = None) -> Tensor:
+        """Return the mixture after one step of ascent."""
+        lr = self.options.lr if lr is None else lr
+        if self.options.kind == "euclidean":
+            return self.set.project(mixture + lr * gradient)
+        assert isinstance(self.set, Simplex | Capped)
+        return self.set.project_entropy(mixture.log() + lr * gradient)
+
+    def best(self, losses: Tensor) -> Tensor:
+        """Return the mixture under which the regularised objective is largest. Raises ConfigError where that is not known."""
+        if not (self.options.chi2 and self.options.chi2_sign == "minus"):
+            return self.set.best(losses + self.offsets)
+        if not (isinstance(self.set, Simplex) and self.set.members.all()):
+            raise ConfigError(
+                "algorithm.dual.chi2_sign='minus': the best response to it is known on the whole simplex only"
+            )
+        return lambda_sets.soft_best(losses, self.sizes, self.options.chi2)
+
+    def value(self, losses: Tensor) -> float:
+        """Return the agnostic loss of a model with these losses (p,), the regulariser included."""
+        best = self.best(losses)
+        minus = self.options.chi2 if self.options.chi2_sign == "minus" else 0.0
+        return float(best @ (losses + self.offsets)) - minus * lambda_sets.chi2(best, self.sizes)
+
+
+def _set(options: DualOptions, sizes: Tensor) -> LambdaSet:
+    count, shares = len(sizes), sizes / sizes.sum()
+    match options.lambda_set:
+        case SimplexOptions(domains=None):
+            return lambda_sets.simplex(count)
+        case SimplexOptions(domains=list(members)):
+            if wrong := [k for k in members if k >= count]:
+                raise ValueError(f"lambda_set.domains: there is no domain {wrong[0]}, they are 0 to {count - 1}")
+            return lambda_sets.face(members, count)
+        case CappedOptions(low=low, high=high):
+            return Capped(low * shares, (high * shares).clamp(max=1.0))
+        case HullOptions(vertices=rows):
+            if wrong := [i for i, row in enumerate(rows) if len(row) != count]:
+                raise ValueError(
+                    f"lambda_set.vertices: row {wrong[0]} has {len(rows[wrong[0]])} weights for {count} domains"
+                )
+            return Hull(torch.tensor(rows, dtype=torch.float64))
+    return Hull(shares[None])
