@@ -1,4 +1,4 @@
-"""``python -m tests.chaos --minutes 5``: soak runs of every kind of algorithm until the time is over."""
+"""``python -m tests.chaos --minutes 5``: soak runs of one algorithm after the other until the time is over."""
 
 from __future__ import annotations
 

@@ -27,26 +27,29 @@ BASE: dict[str, Any] = {
     "task": {"name": "classification", "model": "mlp", "hidden": [200]},
     "availability": {"kind": "bernoulli", "rate": 0.8},
     "devices": "lognormal",
-    "executor": {"kind": "ray", "actors": 2, "cpus_per_actor": 0.5, "block_size": 3},
+    "executor": {"kind": "ray", "cpus_per_actor": 0.5, "block_size": 3},
     "evaluation": {"every": 10},
     "checkpoint": {"every_s": 1},
 }
-COHORT = {"invite": 12, "respond": "siwer", "attempts": 50}
+COHORT = {"cohort": {"invite": 12, "respond": "siwer", "attempts": 50}}
+LATE = {"cohort": {**COHORT["cohort"], "late": "keep"}, "selection": "oort"}
+AUC = {"task": {"name": "auc", "model": "mlp", "hidden": [200]}, **COHORT}
 CASES: dict[str, dict[str, Any]] = {
-    "stateless": {
-        "algorithm": {"name": "fedavg", "steps": 20},
-        "cohort": COHORT | {"late": "keep"},
-        "selection": "oort",
-    },
-    "two phases": {
-        "task": {"name": "auc", "model": "mlp", "hidden": [200]},
-        "algorithm": {"name": "cdma_ada", "steps": 20, "batch_size": 5},
-        "cohort": COHORT,
-    },
-    "client state": {"algorithm": {"name": "scaffold", "steps": 20}, "cohort": COHORT},
-    "asynchronous": {"algorithm": {"name": "fedbuff", "steps": 20, "buffer": 8, "concurrency": 20}},
+    "fedavg": {"algorithm": {"name": "fedavg", "steps": 20}, **LATE},
+    "cdma_ada": {"algorithm": {"name": "cdma_ada", "steps": 20, "batch_size": 5}, **AUC},
+    "scaffold": {"algorithm": {"name": "scaffold", "steps": 20}, **COHORT},
+    "fedbuff": {"algorithm": {"name": "fedbuff", "steps": 20, "buffer": 8, "concurrency": 20}},
+    "afl": {"algorithm": {"name": "afl", "steps": 20}, **COHORT},
+    "cdma_one": {"algorithm": {"name": "cdma_one", "steps": 20, "batch_size": 5}, **AUC},
+    "fedopt": {"algorithm": {"name": "fedopt", "steps": 20}, **COHORT},
+    "drfa": {"algorithm": {"name": "drfa", "steps": 20}, **COHORT},
+    "local_sgda": {"algorithm": {"name": "local_sgda", "steps": 20, "batch_size": 5}, **AUC},
+    "fedprox": {"algorithm": {"name": "fedprox", "steps": 20}, **LATE},
+    "cdma_nc": {"algorithm": {"name": "cdma_nc", "steps": 20, "batch_size": 5}, **AUC},
+    "parallel_sgda": {"algorithm": {"name": "parallel_sgda"}, **AUC},
 }
-TABLES = ("rounds", "phases", "fates")
+TABLES = ("rounds", "phases", "fates", "domains")
+MODELS = ("model", "best")
 START_S = 120.0  # for a process to come up, on a machine with other work
 
 
@@ -64,7 +67,10 @@ class Report(NamedTuple):
 def soak(
     case: str, folder: Path, draw: random.Random, *, rounds: int, faults: int, every_s: tuple[float, float]
 ) -> Report:
-    """Disturb a run so many times, at moments ``every_s`` apart (least, most), and compare it with one in peace."""
+    """Disturb a run so many times, at moments ``every_s`` apart (least, most), and compare it with one in peace.
+
+    Each time it goes on, it is with another number of actors.
+    """
     started = time.monotonic()
     config = fedfleet.load(BASE, CASES[case] | {"rounds": rounds})
     peace = fedfleet.Experiment(fedfleet.config.with_overrides(config, {"executor.kind": "local"})).run(
@@ -78,7 +84,9 @@ def soak(
         before = newest(out / "checkpoints")[0]
         if before is None:
             shutil.rmtree(out, ignore_errors=True)
-        process = _start(["run", path, "--out", out] if before is None else ["resume", out], folder / "log.txt")
+        actors = f"executor.actors={draw.randint(1, 4)}"
+        command = ["run", path, actors, "--out", out] if before is None else ["resume", out, actors]
+        process = _start(command, folder / "log.txt")
         until = time.monotonic() + START_S
         while process.poll() is None and _rounds(out) <= (0 if before is None else before.rounds):
             if time.monotonic() > until:
@@ -100,7 +108,7 @@ def soak(
             break
         if process.returncode not in (130, 143, -signal.SIGKILL):
             raise AssertionError(f"status {process.returncode}: {(folder / 'log.txt').read_text()[-2000:]}")
-    lost = [name for name in ("model.safetensors", *TABLES) if not _equal(peace.folder, out, name)]
+    lost = [name for name in (*MODELS, *TABLES) if not _equal(peace.folder, out, name)]
     return Report(case, rounds, dict(done), time.monotonic() - started, lost)
 
 
@@ -194,9 +202,13 @@ def _name(pid: int) -> str:
 
 
 def _equal(a: Path, b: Path, name: str) -> bool:
-    if name not in TABLES:
-        return (a / name).read_bytes() == (b / name).read_bytes()
-    tables = [pd.read_parquet(f / f"{name}.parquet").drop(columns="seconds", errors="ignore") for f in (a, b)]
+    if name in MODELS:
+        one, other = (f / f"{name}.safetensors" for f in (a, b))
+        return one.read_bytes() == other.read_bytes()
+    one, other = (f / f"{name}.parquet" for f in (a, b))
+    if not (one.exists() or other.exists()):
+        return True
+    tables = [pd.read_parquet(path).drop(columns="seconds", errors="ignore") for path in (one, other)]
     return tables[0].equals(tables[1])
 
 

@@ -4,13 +4,18 @@ import random
 
 import pytest
 
-from tests.chaos.soak import FAULTS, events, soak
+from fedfleet.algorithms.registry import ALGORITHMS
+from tests.chaos.soak import CASES, FAULTS, events, soak
+
+
+def test_every_algorithm_has_its_turn():
+    assert {case["algorithm"]["name"] for case in CASES.values()} == set(ALGORITHMS)
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 def test_nothing_is_lost(tmp_path):
-    found = soak("client state", tmp_path, random.Random(0), rounds=100, faults=len(FAULTS), every_s=(0.2, 0.8))
+    found = soak("scaffold", tmp_path, random.Random(0), rounds=100, faults=len(FAULTS), every_s=(0.2, 0.8))
     assert found.lost == []
     assert sum(found.faults.values()) >= 3
     assert events(tmp_path / "run")["resumed"] >= 2
