@@ -66,16 +66,16 @@ class DiskPopulation:
     Attributes:
         folder: absolute.
         device: where `local_data` puts the rows it reads.
-        alone: whether every client is a domain of its own, whatever the files say.
+        domain: the domain of each client, (N,) int64, instead of what the files say.
 
     """
 
     folder: Path
     device: str = "cpu"
-    alone: bool = False
+    domain: Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "device": self.device, "alone": self.alone}
+        return {"folder": self.folder, "device": self.device, "domain": self.domain}
 
     @cached_property
     def totals(self) -> Totals:
@@ -100,7 +100,7 @@ class DiskPopulation:
     def summary(self) -> Summary:
         """Return what `population.json` says."""
         t = self.totals
-        domains = t.clients if self.alone else len(t.domains)
+        domains = len(t.domains) if self.domain is None else int(self.domain.max()) + 1
         return Summary(t.min_examples, t.max_examples, t.examples / t.clients, domains)
 
     def num_examples(self, ids: Tensor) -> Tensor:
@@ -109,11 +109,12 @@ class DiskPopulation:
 
     def domains(self, ids: Tensor) -> Tensor:
         """Return the domain of each client."""
-        return ids if self.alone else self._column("domain", ids).to(ids.device)
+        found = self._column("domain", ids) if self.domain is None else self.domain[ids.cpu()]
+        return found.to(ids.device)
 
-    def apart(self) -> DiskPopulation:
-        """Return the population with every client a domain of its own."""
-        return replace(self, alone=True)
+    def grouped(self, domain: Tensor) -> DiskPopulation:
+        """Return the population with other domains."""
+        return replace(self, domain=domain)
 
     def local_data(self, ids: Tensor) -> LocalData:
         """Read the rows of these clients, and no others."""

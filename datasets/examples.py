@@ -53,11 +53,15 @@ class Examples:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set under its own name, split in training and test examples as published; a partition deals it to clients."""
+    """A data set under its own name, split in training and test examples as published; a partition deals it to clients.
+
+    `domains` names the domains that its examples come from, if there are any.
+    """
 
     name: str
     train: Examples
     test: Examples
+    domains: tuple[str, ...] = ()
 
     def sample(self, size: int) -> Examples:
         """Return a fixed draw of at most `size` training examples."""

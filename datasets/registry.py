@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from fedfleet.datasets import cifar, digits, disk, mnist, synthetic
+from fedfleet.datasets import adult, cifar, digits, disk, mnist, synthetic
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.files import DataError
+from fedfleet.datasets.published import Published, chosen
 
 # A loader takes the data directory. `emnist` is short for the balanced split, the one most papers report.
 LOADERS: Mapping[str, Callable[[Path], Dataset]] = {
@@ -19,6 +20,7 @@ LOADERS: Mapping[str, Callable[[Path], Dataset]] = {
     "fashion_mnist": mnist.load_fashion_mnist,
     "emnist": mnist.load_emnist,
     **{f"emnist_{split}": partial(mnist.load_emnist, split=split) for split in mnist.EMNIST_SPLITS},
+    "adult": adult.load,
     "cifar10": cifar.load_cifar10,
     "cifar100": cifar.load_cifar100,
 }
@@ -41,8 +43,8 @@ FEDERATED: Mapping[str, Federated] = {
 }
 
 
-def load(name: str, folder: Path) -> Dataset:
-    """Return the data set `name` from the data directory `folder`.
+def load(name: str, folder: Path, options: Published | None = None) -> Dataset:
+    """Return what `options` leave of the data set `name` from the data directory `folder`.
 
     Raises DataError for an unknown name, with the nearest known one, and for files that are missing or broken.
     """
@@ -50,4 +52,4 @@ def load(name: str, folder: Path) -> Dataset:
         nearest = difflib.get_close_matches(name, LOADERS, n=1)
         hint = f"did you mean {nearest[0]!r}? Known: " if nearest else "use one of "
         raise DataError(f"unknown data set {name!r}: {hint}{', '.join(LOADERS)}")
-    return LOADERS[name](folder)
+    return chosen(LOADERS[name](folder), options or Published())

@@ -79,6 +79,7 @@ class SyntheticPopulation:
         key: a scalar; a client's own key is folded from it.
         homes: a scalar; a domain's key is folded from it.
         concept: (d + 1, classes) float64, W above b, shared by all clients.
+        domain: what the domain of each client is called, (N,) int64, instead of its number modulo ``options.domains``.
 
     """
 
@@ -87,13 +88,15 @@ class SyntheticPopulation:
     key: Key
     homes: Key
     concept: Tensor
+    domain: Tensor | None = None
 
     def summary(self) -> Summary:
         """Return the bounds and the mean of the law."""
         low, high = self.options.span
         n = np.arange(low, high + 1)
         chances = np.log1p(1 / n)
-        return Summary(low, high, float(n @ (chances / chances.sum())), self.options.domains or 1)
+        domains = (self.options.domains or 1) if self.domain is None else int(self.domain.max()) + 1
+        return Summary(low, high, float(n @ (chances / chances.sum())), domains)
 
     def num_examples(self, ids: Tensor) -> Tensor:
         """Return the number of examples of each client: floor(low ((high + 1) / low)^u), u uniform."""
@@ -110,11 +113,14 @@ class SyntheticPopulation:
 
     def domains(self, ids: Tensor) -> Tensor:
         """Return the domain of each client."""
-        return ids % (self.options.domains or 1)
+        return self._home(ids) if self.domain is None else self.domain[ids.cpu()].to(ids.device)
 
-    def apart(self) -> "SyntheticPopulation":
-        """Return the population with every client a domain of its own, in concept as in name."""
-        return replace(self, options=self.options.model_copy(update={"domains": self.size}))
+    def grouped(self, domain: Tensor) -> "SyntheticPopulation":
+        """Return the population with other domains; what clients hold stays the same."""
+        return replace(self, domain=domain)
+
+    def _home(self, ids: Tensor) -> Tensor:
+        return ids % (self.options.domains or 1)
 
     def draw(self, ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Return the first ``counts`` (C,) examples of each client, one client after another: x (rows, d), y (rows,)."""
@@ -127,7 +133,7 @@ class SyntheticPopulation:
     def _draw(self, ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         o, d = self.options, self.options.features
         keys = rng.fold(self.key, ids)
-        home = keys if o.domains is None else rng.fold(self.homes, self.domains(ids))
+        home = keys if o.domains is None else rng.fold(self.homes, self._home(ids))
         owner = torch.arange(len(ids), device=ids.device).repeat_interleave(counts)  # (rows,)
         place = torch.arange(len(owner), device=ids.device) - (counts.cumsum(0) - counts)[owner]
         x = _normal(rng.fold(keys[owner], "example", place), d)

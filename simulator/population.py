@@ -56,6 +56,10 @@ class Population(Protocol):
         """Return the domain of each client, from 0: int64 of the shape of ``ids``."""
         ...
 
+    def grouped(self, domain: Tensor) -> Population:
+        """Return the population with other domains: those of all clients, (N,) int64."""
+        ...
+
     def local_data(self, ids: Tensor) -> LocalData:
         """Return the data of a block of clients (C,): the same for a client, to the bit, whatever the block."""
         ...
@@ -100,9 +104,9 @@ class InMemoryPopulation:
         """Return the domain of each client."""
         return self.domain[ids]
 
-    def apart(self) -> InMemoryPopulation:
-        """Return the population with every client a domain of its own."""
-        return replace(self, domain=torch.arange(self.size, device=self.domain.device))
+    def grouped(self, domain: Tensor) -> InMemoryPopulation:
+        """Return the population with other domains."""
+        return replace(self, domain=domain.to(self.domain.device))
 
     def local_data(self, ids: Tensor) -> LocalData:
         """Return row numbers into the shared tensors, padded with the client's first row."""

@@ -18,7 +18,9 @@ from pydantic import BaseModel, Field, ValidationError
 from fedfleet.algorithms.options import CohortOptions, Options
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.availability import AVAILABILITY
+from fedfleet.datasets.domain_config import DOMAINS
 from fedfleet.datasets.partition_config import PARTITIONS
+from fedfleet.datasets.published import Published
 from fedfleet.datasets.registry import FEDERATED, LOADERS
 from fedfleet.devices import DEVICES
 from fedfleet.reading import override, plain, read, show
@@ -29,10 +31,6 @@ from fedfleet.tasks.registry import TASKS
 SCHEMA_VERSION = 1
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0)]
-
-
-class Published(Options):
-    """A data set as it was published: there is nothing to choose."""
 
 
 class Population(Options):
@@ -121,6 +119,8 @@ class Config(Options):
     rounds: int = Field(default=100, ge=0)
     """Rounds, T."""
     population: Population = Population()
+    domains: dict[str, Any] = Field(default={"kind": "given"})
+    """Which clients make up a domain: kind, and its options."""
     task: dict[str, Any] = Field(default={"name": "classification"})
     algorithm: dict[str, Any] = Field(default={"name": "fedavg"})
     cohort: CohortOptions = CohortOptions()
@@ -158,6 +158,7 @@ NAMED = {
         "name", {**dict.fromkeys(LOADERS, Published), **{k: v.options for k, v in FEDERATED.items()}}, "digits"
     ),
     "population.partition": Named("kind", PARTITIONS, "iid"),
+    "domains": Named("kind", DOMAINS, "given"),
     "availability": Named("kind", {k: v.options for k, v in AVAILABILITY.items()}, "always"),
     "selection": Named("kind", {k: v.options for k, v in SELECTIONS.items()}, "uniform"),
     "devices": Named("kind", {k: v.options for k, v in DEVICES.items()}, "alike"),

@@ -18,6 +18,8 @@ from fedfleet.simulator.population import InMemoryPopulation, Population
 
 PER_CLIENT_UP_TO = 1_000_000
 """Clients above which to evaluate each of them at every evaluation is refused."""
+GROUPED_UP_TO = 10_000_000
+"""Clients above which domains must be given."""
 
 Data = Dataset | FederatedDataset
 
@@ -33,7 +35,7 @@ def load_data(config: Config) -> Data:
     """Load the configured data set. Raises DataError, and ConfigError where it comes in clients and a partition is given."""
     p, name = config.population, C.named(config, "population.dataset")
     if name not in registry.FEDERATED:
-        return registry.load(name, data_dir(p.data_dir))
+        return registry.load(name, data_dir(p.data_dir), C.options(config, "population.dataset"))
     if (kind := C.named(config, "population.partition")) != "iid":
         raise ConfigError(
             f"population.partition={kind!r}: the data set {name!r} comes in clients: leave it out, or at iid"
@@ -42,7 +44,20 @@ def load_data(config: Config) -> Data:
 
 
 def make_population(config: Config, data: Data) -> Population:
-    """Return the clients of a data set, dealt by the configured partition if it has none. Raises ConfigError."""
+    """Return the clients of a data set in their domains, dealt by the configured partition if it has none. Raises ConfigError."""
+    clients = _clients(config, data)
+    kind = C.named(config, "domains")
+    if kind != "given" and clients.size > GROUPED_UP_TO:
+        raise ConfigError(
+            f"domains={kind!r}: it looks at every one of {clients.size:,} clients, and up to {GROUPED_UP_TO:,} may be"
+        )
+    try:
+        return C.options(config, "domains").group(clients, config.population.partition_seed)
+    except ValueError as e:
+        raise ConfigError(f"domains={kind!r}: {one_line(e)}") from None
+
+
+def _clients(config: Config, data: Data) -> Population:
     if isinstance(data, FederatedDataset):
         return data.population
     p, examples = config.population, data.train

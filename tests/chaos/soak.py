@@ -50,6 +50,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 TABLES = ("rounds", "phases", "fates", "domains")
 MODELS = ("model", "best")
+# What the fate of a driver looks like; one that is through, and on its way out, catches nothing any more.
+ENDED = (130, 143, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 START_S = 120.0  # for a process to come up, on a machine with other work
 
 
@@ -106,7 +108,7 @@ def soak(
                 done[fault] += 1
         if process.returncode == 0:
             break
-        if process.returncode not in (130, 143, -signal.SIGKILL):
+        if process.returncode not in ENDED:
             raise AssertionError(f"status {process.returncode}: {(folder / 'log.txt').read_text()[-2000:]}")
     lost = [name for name in (*MODELS, *TABLES) if not _equal(peace.folder, out, name)]
     return Report(case, rounds, dict(done), time.monotonic() - started, lost)
@@ -149,13 +151,13 @@ def _kill_driver(process: subprocess.Popen[bytes], out: Path) -> bool:
 def _terminate_driver(process: subprocess.Popen[bytes], out: Path) -> bool:
     """Ask it to end, as a cluster's scheduler does."""
     process.terminate()
-    return process.wait() == 143
+    return process.wait() in ENDED
 
 
 def _interrupt_driver(process: subprocess.Popen[bytes], out: Path) -> bool:
     """Press Ctrl-C."""
     process.send_signal(signal.SIGINT)
-    return process.wait() == 130
+    return process.wait() in ENDED
 
 
 def _damage(process: subprocess.Popen[bytes], out: Path) -> bool:

@@ -1,0 +1,142 @@
+"""Which clients make up a domain, as a configuration says it: a kind and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from sklearn.cluster import KMeans, kmeans_plusplus
+
+from fedfleet.simulator.population import Population
+
+Array = NDArray[np.float64]
+STEPS = 300  # of Lloyd's algorithm, at most
+
+
+class DomainConfig(BaseModel):
+    """A way to group clients."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    def group(self, clients: Population, seed: int) -> Population:
+        """Return the clients with their domains, numbered from 0 without a gap. Raises ValueError."""
+        raise NotImplementedError
+
+
+class Given(DomainConfig):
+    """As the data say; all clients are one domain where they say nothing."""
+
+    def group(self, clients: Population, seed: int) -> Population:
+        """Return the clients as they are."""
+        return clients
+
+
+class EachClient(DomainConfig):
+    """Every client is a domain of its own."""
+
+    def group(self, clients: Population, seed: int) -> Population:
+        """Return the clients, each a domain."""
+        return clients.grouped(torch.arange(clients.size))
+
+
+class ByLabel(DomainConfig):
+    """Clients whose most frequent label is the same are a domain."""
+
+    def group(self, clients: Population, seed: int) -> Population:
+        """Return the clients by label; labels that are nobody's most frequent are no domain."""
+        label = torch.from_numpy(histograms(clients).argmax(1))
+        return clients.grouped(label.unique(return_inverse=True)[1])
+
+
+class Clusters(DomainConfig):
+    """Clusters of clients by the shares of their labels: k-means."""
+
+    count: int = Field(default=10, ge=1)
+    """Clusters, p, before small ones are merged."""
+    distance: Literal["euclidean", "kl"] = "euclidean"
+    """Squared Euclidean, or the Kullback-Leibler divergence of a client from its cluster (Banerjee et al., JMLR 2005)."""
+    min_examples: int = Field(default=1, ge=1)
+    """A cluster with fewer is merged into the nearest."""
+    max_skewness: float | None = Field(default=None, gt=1)
+    """Merge small clusters until m / min_k m_k is at most this."""
+
+    def group(self, clients: Population, seed: int) -> Population:
+        """Return the clients by cluster."""
+        if self.count > clients.size:
+            raise ValueError(f"count={self.count}: there are only {clients.size} clients")
+        counts = histograms(clients)
+        shares = counts / counts.sum(1, keepdims=True)
+        found = _euclidean(shares, self.count, seed) if self.distance == "euclidean" else _kl(shares, self.count, seed)
+        merged = _merged(shares, counts.sum(1), found, self.min_examples, self.max_skewness, self.distance)
+        return clients.grouped(torch.from_numpy(merged).unique(return_inverse=True)[1])
+
+
+DOMAINS: Mapping[str, type[DomainConfig]] = {
+    "given": Given,
+    "client": EachClient,
+    "label": ByLabel,
+    "clusters": Clusters,
+}
+
+
+def histograms(clients: Population) -> Array:
+    """Return how many examples of each label every client has, (N, classes). Raises ValueError where labels are not known."""
+    labels = getattr(clients, "labels", lambda ids: None)(torch.arange(clients.size))
+    if labels is None:
+        raise ValueError("the labels of these clients are not known beforehand: use domains.kind given or client")
+    y, counts = labels
+    classes = int(y.max()) + 1
+    owner = torch.arange(clients.size).repeat_interleave(counts)
+    return (owner * classes + y).bincount(minlength=clients.size * classes).view(-1, classes).double().numpy()
+
+
+def _euclidean(shares: Array, count: int, seed: int) -> NDArray[np.int64]:
+    return np.asarray(KMeans(count, n_init="auto", random_state=seed).fit_predict(shares), np.int64)
+
+
+def _kl(shares: Array, count: int, seed: int) -> NDArray[np.int64]:
+    """Cluster by the divergence of a client from the mean of its cluster, which is the arithmetic mean (Lloyd's algorithm)."""
+    centres, _ = kmeans_plusplus(shares, count, random_state=seed)
+    found = np.zeros(len(shares), np.int64)
+    for _ in range(STEPS):
+        old, found = found, _divergence(shares, centres).argmin(1)
+        if (old == found).all():
+            break
+        centres = np.stack([shares[found == k].mean(0) if (found == k).any() else centres[k] for k in range(count)])
+    return found
+
+
+def _divergence(shares: Array, centres: Array) -> Array:
+    """Return KL(share || centre) up to a term of the share alone, (N, p); a centre is a little mixed with uniform."""
+    smooth = (centres + 1e-6) / (centres + 1e-6).sum(1, keepdims=True)
+    return -shares @ np.log(smooth).T
+
+
+def _merged(
+    shares: Array,
+    examples: Array,
+    found: NDArray[np.int64],
+    least: int,
+    skewness: float | None,
+    distance: str,
+) -> NDArray[np.int64]:
+    """Merge the smallest cluster into the nearest until all are large enough."""
+    while True:
+        names = np.unique(found)
+        sizes = np.array([examples[found == k].sum() for k in names])
+        needed = least if skewness is None else max(least, examples.sum() / skewness)
+        if len(names) == 1 or sizes.min() >= needed:
+            return found
+        centres = np.stack([shares[found == k].mean(0) for k in names])
+        small = int(sizes.argmin())
+        away = (
+            ((centres - centres[small]) ** 2).sum(1)
+            if distance == "euclidean"
+            else _divergence(centres[small : small + 1], centres)[0]
+        )
+        away[small] = np.inf
+        found = np.where(found == names[small], names[int(away.argmin())], found)
