@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, NamedTuple
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedfleet.algorithms import lambda_sets
@@ -24,35 +24,25 @@ from fedfleet.algorithms.options import Options
 from fedfleet.simulator.errors import ConfigError
 
 
-class SimplexOptions(Options):
-    """Every mixture of the domains, or of some of them."""
+class SetOptions(Options):
+    """The mixtures that are allowed, Lambda."""
 
-    kind: Literal["simplex"] = "simplex"
+    kind: Literal["simplex", "capped", "hull", "sizes"] = "simplex"
+    """simplex: all, or all of some domains; capped: each domain between ``low`` and ``high`` times its share of the examples;
+    hull: the mixtures of ``vertices``, of one, that one; sizes: the shares of the examples alone, plain empirical risk."""
     domains: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
-    """Those that may have weight; all if not given."""
-
-
-class CappedOptions(Options):
-    """Mixtures in which each domain weighs between ``low`` and ``high`` times its share of the examples."""
-
-    kind: Literal["capped"] = "capped"
+    """simplex only: those that may have weight; all if not given."""
     low: float = Field(default=0.0, ge=0, le=1)
     high: float = Field(default=2.0, ge=1)
-    """Also a bound of the skewness."""
+    """capped only; ``high`` is a bound of the skewness too."""
+    vertices: Annotated[list[list[Annotated[float, Field(ge=0, le=1)]]], Field(min_length=1)] | None = None
+    """hull only: rows of a weight a domain."""
 
-
-class HullOptions(Options):
-    """Mixtures of finitely many mixtures; of one, that one."""
-
-    kind: Literal["hull"] = "hull"
-    vertices: Annotated[list[list[Annotated[float, Field(ge=0, le=1)]]], Field(min_length=1)]
-    """Rows of a weight a domain."""
-
-
-class SizesOptions(Options):
-    """The domains' shares of the examples and nothing else: plain empirical risk."""
-
-    kind: Literal["sizes"] = "sizes"
+    @model_validator(mode="after")
+    def _whole(self) -> SetOptions:
+        if self.kind == "hull" and self.vertices is None:
+            raise ValueError("kind: hull needs vertices, rows of a weight a domain")
+        return self
 
 
 class DualOptions(Options):
@@ -64,9 +54,7 @@ class DualOptions(Options):
     """Step, gamma_lambda."""
     start: Literal["sizes", "uniform"] = "sizes"
     """lambda_0: in proportion to the domains' examples, or all alike; the nearest to it in the set."""
-    lambda_set: Annotated[SimplexOptions | CappedOptions | HullOptions | SizesOptions, Field(discriminator="kind")] = (
-        SimplexOptions()
-    )
+    lambda_set: SetOptions = SetOptions()
     chi2: float = Field(default=0.0, ge=0)
     """Weight mu of chi2(lambda || sizes)."""
     chi2_sign: Literal["minus", "plus"] = "minus"
@@ -134,20 +122,16 @@ class Dual(NamedTuple):
 
 
 def _set(options: DualOptions, sizes: Tensor) -> LambdaSet:
-    count, shares = len(sizes), sizes / sizes.sum()
-    match options.lambda_set:
-        case SimplexOptions(domains=None):
-            return lambda_sets.simplex(count)
-        case SimplexOptions(domains=list(members)):
-            if wrong := [k for k in members if k >= count]:
-                raise ValueError(f"lambda_set.domains: there is no domain {wrong[0]}, they are 0 to {count - 1}")
-            return lambda_sets.face(members, count)
-        case CappedOptions(low=low, high=high):
-            return Capped(low * shares, (high * shares).clamp(max=1.0))
-        case HullOptions(vertices=rows):
-            if wrong := [i for i, row in enumerate(rows) if len(row) != count]:
-                raise ValueError(
-                    f"lambda_set.vertices: row {wrong[0]} has {len(rows[wrong[0]])} weights for {count} domains"
-                )
-            return Hull(torch.tensor(rows, dtype=torch.float64))
-    return Hull(shares[None])
+    count, shares, wanted = len(sizes), sizes / sizes.sum(), options.lambda_set
+    if wanted.kind == "capped":
+        return Capped(wanted.low * shares, (wanted.high * shares).clamp(max=1.0))
+    if wanted.kind == "simplex":
+        if wrong := [k for k in wanted.domains or () if k >= count]:
+            raise ValueError(f"lambda_set.domains: there is no domain {wrong[0]}, they are 0 to {count - 1}")
+        return lambda_sets.simplex(count) if wanted.domains is None else lambda_sets.face(wanted.domains, count)
+    if wanted.vertices is None or wanted.kind == "sizes":
+        return Hull(shares[None])
+    if wrong := [i for i, row in enumerate(wanted.vertices) if len(row) != count]:
+        row = wanted.vertices[wrong[0]]
+        raise ValueError(f"lambda_set.vertices: row {wrong[0]} has {len(row)} weights for {count} domains")
+    return Hull(torch.tensor(wanted.vertices, dtype=torch.float64))

@@ -20,6 +20,9 @@ class Published(BaseModel):
     """Keep the examples of these labels, which become 0, 1, ... in this order."""
     label_domains: bool = False
     """Let the label be the domain an example comes from."""
+    hold_out: float = Field(default=0.0, ge=0, lt=1)
+    """Test on this share of the training examples, drawn in each domain and left out of training, rather than on the test
+    examples: to choose hyper-parameters by."""
     standardise: bool = False
     """Subtract from each number its mean, and divide it by its standard deviation + 0.001, both over all training examples of
     all classes, pixels counted from 0 to 255."""
@@ -41,15 +44,33 @@ def chosen(data: Dataset, options: Published) -> Dataset:
     if options.label_domains:
         train, test = replace(train, domain=train.y), replace(test, domain=test.y)
         names = tuple(map(str, options.classes or range(train.classes)))
+    if options.hold_out:
+        train, test = _held_out(train, options.hold_out)
     return Dataset(data.name, train, test, names)
+
+
+def _held_out(examples: Examples, share: float) -> tuple[Examples, Examples]:
+    """Split off a share of each domain, the same for every seed."""
+    domain = torch.zeros_like(examples.y) if examples.domain is None else examples.domain
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
+    order = order[domain[order].argsort(stable=True)]
+    counts = domain.bincount()
+    place = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    out = torch.zeros(len(order), dtype=torch.bool)
+    out[order] = place < (share * counts).round().long().clamp(min=1)[domain[order]]
+    return _rows(examples, ~out), _rows(examples, out)
+
+
+def _rows(examples: Examples, mask: Tensor) -> Examples:
+    domain = None if examples.domain is None else examples.domain[mask]
+    return Examples(examples.x[mask], examples.y[mask], examples.classes, domain)
 
 
 def _of_classes(examples: Examples, classes: list[int]) -> Examples:
     new = torch.full((examples.classes,), -1, dtype=torch.int64)
     new[torch.tensor(classes)] = torch.arange(len(classes))
-    rows = (new[examples.y] >= 0).nonzero().flatten()
-    domain = None if examples.domain is None else examples.domain[rows]
-    return Examples(examples.x[rows], new[examples.y[rows]], len(classes), domain)
+    kept = _rows(examples, new[examples.y] >= 0)
+    return Examples(kept.x, new[kept.y], len(classes), kept.domain)
 
 
 def _standardised(train: Examples, test: Examples) -> tuple[Examples, Examples]:

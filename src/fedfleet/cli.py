@@ -131,6 +131,21 @@ def study(
 
 
 @app.command()
+def paper(
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="A file such as configs/afl/adult_table.yaml.")],
+    overrides: OverridesArg = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each row, instead of the configuration's.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder; one that is there is gone on with.")] = Path("runs/paper"),
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; as many as the CPUs if not given.")] = None,
+) -> None:
+    """Run a paper's table again, and print ours beside the paper's."""
+    from fedfleet import paper as papers
+
+    with _interruptible("the same command goes on"):
+        typer.echo(papers.run(table, overrides, seeds, out, _progress(stderr=True), jobs), nl=False)
+
+
+@app.command()
 def bench(
     config: ConfigArg,
     overrides: OverridesArg = None,
@@ -318,7 +333,7 @@ def main() -> None:
         )  # click's errors of usage, of which some versions of typer have a copy
         if usage is None:
             raise
-        commands = "run, resume, plan, study, bench, list, convert, trace or report"
+        commands = "run, resume, plan, study, paper, bench, list, convert, trace or report"
         _end(f"error: {' '.join(usage().split()) or f'give a command: {commands}'}", BAD_INPUT)
 
 

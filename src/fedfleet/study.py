@@ -60,6 +60,7 @@ def plan(
     target: str | None = None,
     *,
     in_process: bool = True,
+    grid: bool = True,
 ) -> Study:
     """Return the grid: ``compare`` x ``vary`` x seeds. Raises ConfigError.
 
@@ -69,28 +70,29 @@ def plan(
         seeds: how many, from the configuration's ``seed`` on; instead of the configuration's.
         target: a metric and a value, such as "eval/auc=0.9"; the configuration's ``until`` if not given.
         in_process: trials train their clients in their own process, whatever ``executor.kind`` says.
+        grid: something must vary.
 
     """
     given = dict(map(varied, vary))
-    grid = given | {k: v for k, v in (config.vary or {}).items() if k not in given}
-    if not grid:
+    axes = given | {k: v for k, v in (config.vary or {}).items() if k not in given}
+    if grid and not axes:
         raise ConfigError(
             "--vary: nothing varies: give --vary dotted.key=value,value (or run the labels with fedfleet run)"
         )
-    for key, values in grid.items():
+    for key, values in axes.items():
         if key == "algorithm":  # a column of that name tells which it is
             raise ConfigError(f"vary.algorithm={show(values)}: write algorithm.name, or use compare")
         if any(a == b for i, a in enumerate(values) for b in values[:i]):
             raise ConfigError(f"vary.{key}={show(values)}: give each value once")
     numbers = [*range(config.seed, config.seed + seeds)] if seeds is not None else config.seeds or [config.seed]
-    config = C.with_overrides(config, {"vary": grid, "seeds": numbers})
+    config = C.with_overrides(config, {"vary": axes or None, "seeds": numbers})
     found = []
     for trial in campaign.trials(config):
         own = C.with_overrides(trial.config, {"executor.kind": "local"}) if in_process else trial.config
         found.append(replace(trial, config=own, label=trial.label or C.named(trial.config, "algorithm")))
     wanted, key = (target, "--target") if target is not None else (config.until, "until")
     goal = None if wanted is None else Target(*resolve.parse_until(wanted, key))
-    return Study(config, tuple(found), grid, goal)
+    return Study(config, tuple(found), axes, goal)
 
 
 def varied(text: str) -> tuple[str, list[Any]]:
@@ -183,6 +185,25 @@ def run(prepared: Prepared, out: Path, progress: Progress, jobs: int | None = No
     A trial that fails does not end the study: its row says so, and FedfleetError is raised at the end.
     """
     study = prepared.study
+    errors = run_trials(prepared, out, progress, jobs, keep_going=True)
+    entries = [Entry(_keys(t), folder(out, t), errors.get(t.place)) for t in study.trials]
+    tables = collect(entries, study.varied, study.target)
+    tables.write(out)
+    config = f"# target: {study.target or 'none'}\n"
+    config += yaml.safe_dump(study.config.model_dump(mode="json", exclude_unset=True), sort_keys=False)
+    progress.say(f"report: {write_study_report(tables, out, config)}")
+    _check(errors, study)
+    return tables
+
+
+def run_trials(
+    prepared: Prepared, out: Path, progress: Progress, jobs: int | None = None, *, keep_going: bool = False
+) -> dict[str, str]:
+    """Run the trials that are not finished and return the errors of those that failed, by place.
+
+    Raises FedfleetError at the end where one failed, unless ``keep_going``.
+    """
+    study = prepared.study
     there = finished(prepared, out)
     jobs = _jobs(study, jobs)
     if not (out / MARK).exists():
@@ -199,16 +220,15 @@ def run(prepared: Prepared, out: Path, progress: Progress, jobs: int | None = No
         if error is not None:
             errors[trial.place] = error
         pace.tell(trial, error)
-    entries = [Entry(_keys(t), folder(out, t), errors.get(t.place)) for t in study.trials]
-    tables = collect(entries, study.varied, study.target)
-    tables.write(out)
-    config = f"# target: {study.target or 'none'}\n"
-    config += yaml.safe_dump(study.config.model_dump(mode="json", exclude_unset=True), sort_keys=False)
-    progress.say(f"report: {write_study_report(tables, out, config)}")
+    if not keep_going:
+        _check(errors, study)
+    return errors
+
+
+def _check(errors: Mapping[str, str], study: Study) -> None:
     if errors:
         place, error = next(iter(errors.items()))
         raise FedfleetError(f"{len(errors)} of {len(study.trials)} trials: {place}: {error}")
-    return tables
 
 
 def _jobs(study: Study, jobs: int | None) -> int:

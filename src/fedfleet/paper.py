@@ -1,0 +1,173 @@
+"""A table of a paper, run again: every row on every seed, ours beside the paper's."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+from pydantic import Field, ValidationError
+
+from fedfleet import config as C
+from fedfleet import study as studying
+from fedfleet.algorithms.options import Options
+from fedfleet.files import write_text
+from fedfleet.progress import Progress
+from fedfleet.runfolder import summary_of
+from fedfleet.simulator.errors import ConfigError, one_line
+
+WORST = "worst"
+Found = dict[str, dict[str, list[float]]]
+"""Row -> column -> a value a seed."""
+Printed = dict[str, float | tuple[float, float]]
+
+
+class PaperTable(Options):
+    """What a paper's table says, and the configuration that computes it."""
+
+    title: str
+    source: str
+    """The paper, and which of its tables."""
+    config: Path
+    """Configuration whose ``compare`` has the rows; beside this file."""
+    columns: dict[str, str] = Field(min_length=1)
+    """Column -> final metric, such as accuracy, or accuracy[0] for that of domain 0."""
+    worst_of: list[str] = Field(default=[])
+    """Columns of which the worst is a column too."""
+    less_is_better: bool = False
+    scale: float = 1.0
+    """What a metric is multiplied by."""
+    digits: int = 2
+    baseline: str | None = None
+    """Row that the others are compared with, seed by seed."""
+    paper: dict[str, Printed] = Field(default={})
+    """Row -> column -> what is printed there: a number, or a mean and a standard deviation; the worst is the column "worst"."""
+
+
+def read(path: Path) -> PaperTable:
+    """Read a table. Raises ConfigError."""
+    try:
+        found = PaperTable.model_validate_json(
+            json.dumps(yaml.safe_load(path.read_text(encoding="utf-8"))), strict=True
+        )
+    except (OSError, yaml.YAMLError) as e:
+        raise ConfigError(f"{path}: cannot be read ({one_line(e)}): give the YAML file of a table") from None
+    except ValidationError as e:
+        first = e.errors()[0]
+        raise ConfigError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    if unknown := [c for c in found.worst_of if c not in found.columns]:
+        raise ConfigError(f"{path}: worst_of: {unknown[0]!r} is none of the columns {', '.join(found.columns)}")
+    return found
+
+
+def run(
+    path: Path, overrides: list[str] | None, seeds: int | None, out: Path, progress: Progress, jobs: int | None = None
+) -> str:
+    """Run what is not yet finished, ``jobs`` at a time; write and return the table in Markdown.
+
+    Raises ConfigError and FedfleetError.
+    """
+    table = read(path)
+    config = C.load(path.parent / table.config, overrides)
+    rows = list(config.compare or {})
+    for key, named in (("baseline", [table.baseline] if table.baseline else []), ("paper", list(table.paper))):
+        if unknown := [row for row in named if row not in rows]:
+            raise ConfigError(f"{path}: {key}: {unknown[0]!r} is no label of compare in {table.config}")
+    prepared = studying.prepare(studying.plan(config, seeds=seeds, grid=False), progress)
+    studying.run_trials(prepared, out, progress, jobs)
+    found = collected(prepared, table, out)
+    text = markdown(table, found)
+    write_text(out / "table.md", text)
+    write_text(out / "table.json", json.dumps(found, indent=2) + "\n")
+    return text
+
+
+def collected(prepared: studying.Prepared, table: PaperTable, out: Path) -> Found:
+    """Return of each row the columns, and the worst of some of them, over the seeds in their order; scaled."""
+    found: Found = {}
+    for trial in prepared.study.trials:
+        folder = studying.folder(out, trial)
+        final = summary_of(folder).get("final", {})
+        values = {name: table.scale * _value(folder, final, metric) for name, metric in table.columns.items()}
+        if table.worst_of:
+            values[WORST] = _worst(table)(values[name] for name in table.worst_of)
+        mine = found.setdefault(trial.label, {})
+        for name, value in values.items():
+            mine.setdefault(name, []).append(value)
+    return found
+
+
+def _worst(table: PaperTable) -> Callable[[Iterable[float]], float]:
+    return max if table.less_is_better else min
+
+
+def _value(run: Path, final: Mapping[str, float], metric: str) -> float:
+    name, _, domain = metric.removesuffix("]").partition("[")
+    if not domain:
+        if f"eval/{name}" not in final:
+            raise ConfigError(f"columns: {metric!r} is not measured: choose one of {', '.join(final)}")
+        return final[f"eval/{name}"]
+    each = pd.read_parquet(run / "domains.parquet")
+    if name not in each.columns or int(domain) not in set(each["domain"]):
+        raise ConfigError(f"columns: {metric!r} is not measured: choose one of {', '.join(each)}")
+    known = each.loc[each["domain"] == int(domain), name].to_numpy()
+    return float(known[-1])
+
+
+def markdown(table: PaperTable, found: Found) -> str:
+    """Return the table in Markdown, ours and below it the paper's, and the differences from the baseline."""
+    return "\n".join([*_ours(table, found), *_differences(table, found)]) + "\n"
+
+
+def _ours(table: PaperTable, found: Found) -> Iterator[str]:
+    first = next(iter(found.values()))
+    seeds = len(next(iter(first.values())))
+    heads = [*first, "worst of the means"] if table.worst_of else list(first)
+    yield f"{table.title} ({table.source}); ours: mean ± standard deviation over {seeds} seeds\n"
+    yield f"| trained on | | {' | '.join(heads)} |"
+    yield f"|---|---|{'---|' * len(heads)}"
+    for label, mine in found.items():
+        cells = [_mean(values, table.digits) for values in mine.values()]
+        if table.worst_of:
+            cells.append(f"{_worst(table)(statistics.fmean(mine[c]) for c in table.worst_of):.{table.digits}f}")
+        yield f"| {label} | ours | {' | '.join(cells)} |"
+        if label in table.paper:  # whose worst is the worst of the means
+            names = [*table.columns, *(["", WORST] if table.worst_of else [])]
+            yield f"| | paper | {' | '.join(_printed(table.paper[label].get(c), table.digits) for c in names)} |"
+
+
+def _differences(table: PaperTable, found: Found) -> Iterator[str]:
+    if table.baseline is None:
+        return
+    base = found[table.baseline]
+    yield f"\nDifferences from {table.baseline}, seed by seed: mean ± standard error (seeds that are better)\n"
+    yield f"| trained on | {' | '.join(base)} |"
+    yield f"|---|{'---|' * len(base)}"
+    for label, mine in found.items():
+        if label != table.baseline:
+            gaps = ([a - b for a, b in zip(mine[c], base[c], strict=True)] for c in base)
+            yield f"| {label} | {' | '.join(_gap(each, table) for each in gaps)} |"
+
+
+def _gap(gaps: list[float], table: PaperTable) -> str:
+    better = sum(g < 0 if table.less_is_better else g > 0 for g in gaps)
+    error = f" ± {statistics.stdev(gaps) / len(gaps) ** 0.5:.{table.digits}f}" if len(gaps) > 1 else ""
+    return f"{statistics.fmean(gaps):+.{table.digits}f}{error} ({better} of {len(gaps)})"
+
+
+def _mean(values: list[float], digits: int) -> str:
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{spread}"
+
+
+def _printed(value: Any, digits: int) -> str:
+    match value:
+        case None:
+            return ""
+        case (mean, deviation):
+            return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+    return f"{value:.{digits}f}"
