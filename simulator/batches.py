@@ -11,6 +11,8 @@ from fedfleet.simulator import rng
 from fedfleet.simulator.rng import Key
 from fedfleet.simulator.work import BatchPlan, Phase
 
+FEW = 8  # so many times fewer values than all are found without sorting all
+
 
 class Schedule(NamedTuple):
     """The walk of C clients through their data, padded to T steps of R = per_step * B rows.
@@ -66,6 +68,15 @@ def work(phase: Phase, counts: Tensor, steps: int | None = None) -> tuple[Tensor
     return total, examples
 
 
+def least_first(values: Tensor, wanted: int) -> Tensor:
+    """Return the positions of at least the ``wanted`` least values (..., n) in order, equal ones by position."""
+    if wanted * FEW < values.shape[-1]:
+        least, order = values.topk(wanted + 1, largest=False)
+        if not (least[..., 1:] == least[..., :-1]).any():  # among equal ones it chooses as it likes
+            return order[..., :wanted]
+    return values.argsort(dim=-1, stable=True)
+
+
 def schedule(
     plan: BatchPlan, rows: Tensor, counts: Tensor, keys: Key, steps: int | None = None, limit: Tensor | None = None
 ) -> Schedule:
@@ -99,8 +110,9 @@ def schedule(
         epochs = int(epoch.max()) + 1
         order = rng.bits(rng.fold(keys[:, None], "epoch", torch.arange(epochs, device=rows.device)), n)  # (C, E, n)
         padding = torch.arange(n, device=rows.device) >= counts[:, None]
-        order = order.masked_fill(padding[:, None], torch.iinfo(torch.int64).max).argsort(dim=-1, stable=True)
-        place = order.flatten(1).gather(1, (epoch[..., None] * n + place).flatten(1)).reshape(place.shape)
+        order = least_first(order.masked_fill(padding[:, None], torch.iinfo(torch.int64).max), int(place.max()) + 1)
+        width = order.shape[-1]
+        place = order.flatten(1).gather(1, (epoch[..., None] * width + place).flatten(1)).reshape(place.shape)
     found = rows.gather(1, place.flatten(1)).reshape(clients, total, plan.per_step * size)
     by_step = lambda v: v.reshape(clients, total, plan.per_step)  # noqa: E731
     return Schedule(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fedfleet.files import whole
+from fedfleet.files import SCRATCH, whole
 from fedfleet.simulator.codec import CodecError, decode, digest, encode
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.memory import Remembered
@@ -40,6 +40,8 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int):
         self.folder, self._keep = folder, keep
+        for scratch in folder.glob(f"*{SCRATCH}"):  # of a process that was killed
+            scratch.unlink()
         self._kept: dict[Path, Slots] = {}
 
     @property

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfleet.simulator import rng
-from fedfleet.simulator.batches import Schedule, schedule
+from fedfleet.simulator.batches import Schedule, least_first, schedule
 from fedfleet.simulator.work import Batch, BatchPlan
 
 START = 1000
@@ -196,3 +196,13 @@ def test_a_small_client_beside_a_large_one_does_not_blow_up_memory():
 def test_a_plan_has_steps_or_epochs(length):
     with pytest.raises(ValueError, match="exactly one"):
         BatchPlan(size=1, **length)
+
+
+def test_the_least_values_are_found_in_the_order_of_a_stable_sort():
+    many = torch.randint(0, 2**60, (3, 2, 5000), generator=torch.Generator().manual_seed(0))
+    for values in (many, many % 50):
+        whole = values.argsort(dim=-1, stable=True)
+        for wanted in (1, 7, 600, 5000):
+            found = least_first(values, wanted)
+            torch.testing.assert_close(found[..., :wanted], whole[..., :wanted], rtol=0, atol=0)
+    assert least_first(many, 600).shape[-1] == 600
