@@ -170,6 +170,11 @@ def known(problem: Problem) -> Domains:
     return problem.domains
 
 
+def heard_of(losses: Tensor) -> Tensor:
+    """Return losses (p,) with NaN for domains that nobody has answered for."""
+    return losses.masked_fill(losses == 0, torch.nan)
+
+
 def estimated(found: Reduced, problem: Problem, last: Tensor, estimator: str) -> Tensor:
     """Return the losses (p,) of all domains from those of the clients heard.
 
@@ -276,6 +281,6 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     view = View(lambda state: state.z_mean if options.average else state.z)
 
     def by_domain(state: State) -> dict[str, Tensor]:
-        return {"lambda": state.mixture, "mean_lambda": state.mixture_mean, "train_loss": state.losses}
+        return {"lambda": state.mixture, "mean_lambda": state.mixture_mean, "train_loss": heard_of(state.losses)}
 
     return Algorithm(init, round, phases, {"global": view}, requires=("x",), domains=by_domain)

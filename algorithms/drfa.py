@@ -22,12 +22,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedfleet.algorithms.afl import by_shares, estimated, known, loss_at_z
+from fedfleet.algorithms.afl import by_shares, estimated, heard_of, known, loss_at_z
 from fedfleet.algorithms.mixture import Dual, DualOptions
 from fedfleet.algorithms.options import CohortOptions, Options, Schedule
 from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
+from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.reduction import ByDomainMean, Total
 from fedfleet.simulator.rng import Key
 from fedfleet.simulator.tree import Tree
@@ -100,8 +101,8 @@ def drfa(options: DrfaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     def init(z: Tree, key: Key, problem: Problem) -> State:
         dual = Dual.of(options.dual, known(problem).examples)
         if options.lambda_floor * len(dual.sizes) >= 1:
-            raise ValueError(
-                f"lambda_floor={options.lambda_floor:g}: the weights of {len(dual.sizes)} domains would exceed 1"
+            raise ConfigError(
+                f"algorithm.lambda_floor={options.lambda_floor:g}: {len(dual.sizes)} domains would weigh more than 1: lower it"
             )
         return State(z, dual.start(), torch.zeros(len(dual.sizes), dtype=torch.float64), z)
 
@@ -137,6 +138,6 @@ def drfa(options: DrfaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     view = View(lambda state: state.z_mean if options.average else state.z)
 
     def by_domain(state: State) -> dict[str, Tensor]:
-        return {"lambda": state.mixture, "train_loss": state.losses}
+        return {"lambda": state.mixture, "train_loss": heard_of(state.losses)}
 
     return Algorithm(init, round, (train, measure), {"global": view}, requires=("x",), domains=by_domain)

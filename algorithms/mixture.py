@@ -73,6 +73,10 @@ class Dual(NamedTuple):
     def of(options: DualOptions, examples: Tensor) -> Dual:
         """Return the rule for domains with so many ``examples`` (p,). Raises ConfigError."""
         sizes = examples.double()
+        if not sizes.all():
+            raise ConfigError(
+                f"domain {int(sizes.argmin())} has no client: use population.partition=by_domain, or more population.clients"
+            )
         offsets = torch.zeros_like(sizes)
         try:
             found = _set(options, sizes)

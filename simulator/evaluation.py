@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from fedfleet.simulator.tree import Tree
 from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Ops, Phase, Stage
 
 TENTH = 10
+HIGH_IS_BAD = re.compile(r"loss|err|mse|mae|nll|perplexity|regret|gap|violation|spread", re.IGNORECASE)
 CHUNK = 500  # fixed, since the chunk decides the bits
 CLIENTS_A_BLOCK = 32
 
@@ -88,7 +90,7 @@ def summarised(domains: Mapping[str, Tensor]) -> dict[str, float]:
 
 def less_is_better(metric: str) -> bool:
     """Say whether a metric is one of losses, or a spread, rather than of merit."""
-    return any(part in metric for part in ("loss", "perplexity", "spread"))
+    return HIGH_IS_BAD.search(metric) is not None
 
 
 def client_phase(metrics: tuple[str, ...]) -> Phase:

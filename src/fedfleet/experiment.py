@@ -19,10 +19,11 @@ from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.checkpoint import Checkpoint, newest
 from fedfleet.config import Config
 from fedfleet.federation import federation, selection
-from fedfleet.population import Data, check_clients, evaluation_data, load_data, make_population
+from fedfleet.population import Data, check_clients, check_grouped, evaluation_data, load_data, make_population
 from fedfleet.progress import Progress
 from fedfleet.runfolder import CHECKPOINTS, RunFolder, check_free, claim, load_model, locked
 from fedfleet.runner import Run, Runner
+from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.block import Setup
@@ -78,6 +79,11 @@ class Experiment:
         self.z = self.task.init(config.seed)
         if config.warm_start is not None:
             self.z = load_model(Path(config.warm_start), self.z)
+        if self.algorithm.domains is not None:
+            check_grouped(f"algorithm={C.named(config, 'algorithm')!r}", size)
+            self.algorithm.init(
+                self.z, rng.key(config.seed), self.problem
+            )  # mixtures that cannot be are said before the work
         self.evaluation = evaluation_data(config, data)
         resolve.check_metrics(config, self.metric_names)
         self.config = config

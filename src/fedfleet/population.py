@@ -19,7 +19,7 @@ from fedfleet.simulator.population import InMemoryPopulation, Population
 PER_CLIENT_UP_TO = 1_000_000
 """Clients above which to evaluate each of them at every evaluation is refused."""
 GROUPED_UP_TO = 10_000_000
-"""Clients above which domains must be given."""
+"""Clients above which they cannot be grouped into domains, nor domains be learnt on."""
 
 Data = Dataset | FederatedDataset
 
@@ -47,14 +47,21 @@ def make_population(config: Config, data: Data) -> Population:
     """Return the clients of a data set in their domains, dealt by the configured partition if it has none. Raises ConfigError."""
     clients = _clients(config, data)
     kind = C.named(config, "domains")
-    if kind != "given" and clients.size > GROUPED_UP_TO:
-        raise ConfigError(
-            f"domains={kind!r}: it looks at every one of {clients.size:,} clients, and up to {GROUPED_UP_TO:,} may be"
-        )
+    if kind != "given":
+        check_grouped(f"domains={kind!r}", clients.size)
     try:
         return C.options(config, "domains").group(clients, config.population.partition_seed)
     except ValueError as e:
         raise ConfigError(f"domains={kind!r}: {one_line(e)}") from None
+
+
+def check_grouped(what: str, clients: int) -> None:
+    """Refuse what looks at every client where they are too many. Raises ConfigError."""
+    if clients > GROUPED_UP_TO:
+        raise ConfigError(
+            f"{what}: it looks at every client once, {clients:,} of them, and up to {GROUPED_UP_TO:,} may be: lower "
+            f"population.clients"
+        )
 
 
 def _clients(config: Config, data: Data) -> Population:

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 PLAIN_EVERY_S = 5.0
+QUIET = ("_worst_tenth", "_spread")  # metrics for the tables
 
 
 class Progress:
@@ -81,4 +82,5 @@ class Progress:
 
 
 def _metrics(found: Mapping[str, float | None]) -> str:
-    return ", ".join(f"{k.removeprefix('eval/')} {v:.4f}" for k, v in found.items() if v is not None)
+    told = {k.removeprefix("eval/"): v for k, v in found.items() if v is not None and not k.endswith(QUIET)}
+    return ", ".join(f"{k} {v:.4f}" for k, v in told.items())

@@ -198,6 +198,7 @@ def check_local(config: Config, largest: int) -> None:
     """Refuse batches that no client could fill, and what this machine has no memory for. Raises ConfigError."""
     chosen: Any = options(config, "algorithm")
     size = getattr(chosen, "batch_size", 1)
+    size = largest if size is None else size
     if size > largest:
         raise ConfigError(
             f"algorithm.batch_size={size}: the largest client has {largest} examples: use at most that, or fewer "

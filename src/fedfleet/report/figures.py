@@ -6,21 +6,20 @@ What no table holds is left out: each function returns None where there is nothi
 from __future__ import annotations
 
 import math
-import re
 
 import matplotlib
 import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedfleet.report import canvas
+from fedfleet.report import canvas, domain_figures
 from fedfleet.report.canvas import Groups
 from fedfleet.report.page import Picture, joined, number, quantity, share
 from fedfleet.report.tables import FATES, Curve, Run, band, fate_shares, gini, heard_counts, smooth, worst_tenth
+from fedfleet.simulator.evaluation import less_is_better
 
 FATE_COLORS: dict[str, str] = dict(zip(FATES, ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#C4C7CC"), strict=True))
 NO_METRICS = {"round", "client", "copy", "domain", "seed", "num_examples"}  # columns of clients.parquet
-HIGH_IS_BAD = re.compile(r"loss|err|mse|mae|nll|perplexity|regret|gap|violation", re.IGNORECASE)
 
 
 def draw(groups: Groups) -> list[Picture]:
@@ -32,6 +31,7 @@ def draw(groups: Groups) -> list[Picture]:
         drawn = [_metric(groups, metric) for metric in dict.fromkeys(m for run in runs for m in run.metrics)]
         drawn += [_train_loss(groups), _participation(groups), _fates(groups), _communication(groups)]
         drawn += [_clients(groups, column) for column in dict.fromkeys(c for run in runs for c in _client_metrics(run))]
+        drawn += domain_figures.draw(groups)
     return list(canvas.distinct(picture for picture in drawn if picture))
 
 
@@ -154,7 +154,7 @@ def _communication(groups: Groups) -> Picture | None:
 
 
 def _clients(groups: Groups, column: str) -> Picture | None:
-    high_is_bad = HIGH_IS_BAD.search(column) is not None
+    high_is_bad = less_is_better(column)
     last: dict[str, np.ndarray] = {}
     trends: dict[str, list[tuple[Curve, Curve]]] = {}
     for label, runs in groups.items():

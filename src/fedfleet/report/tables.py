@@ -40,6 +40,7 @@ class Run:
     phases: Table
     fates: Table
     clients: Table
+    domains: Table
 
     @property
     def metrics(self) -> list[str]:
@@ -251,6 +252,7 @@ def read(path: Path) -> Run:
         phases=_table(path / "phases.parquet"),
         fates=_table(path / "fates.parquet"),
         clients=_table(path / "clients.parquet"),
+        domains=_table(path / "domains.parquet"),
     )
 
 

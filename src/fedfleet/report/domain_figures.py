@@ -1,0 +1,127 @@
+"""The figures of domains: what each weighs and how it fares over the rounds, lines for few of them, a heat map for many."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from fedfleet.report import canvas
+from fedfleet.report.canvas import Groups
+from fedfleet.report.page import Picture, number
+from fedfleet.report.tables import Run
+
+PLACE = ("round", "domain", "examples")
+FEW = 14  # domains that lines can tell apart
+ROWS = 100  # of a heat map, at most
+LABELS = 6  # panels, at most
+
+
+def draw(groups: Groups) -> list[Picture]:
+    """A figure a column of ``domains.parquet``."""
+    columns = dict.fromkeys(c for runs in groups.values() for run in runs for c in run.domains if c not in PLACE)
+    return [picture for column in columns if (picture := _column(groups, column)) is not None]
+
+
+def _column(groups: Groups, column: str) -> Picture | None:
+    tables = {label: table for label, runs in groups.items() if (table := _mean(runs, column)) is not None}
+    if not tables or all(values.shape[1] < 2 for _, values in tables.values()):
+        return None
+    shown = dict(list(tables.items())[:LABELS])
+    figure, panels = canvas.panels(len(shown), width=7.2 if len(shown) == 1 else 4.1, height=3.2, share_y=True)
+    few = all(values.shape[1] <= FEW for _, values in shown.values())
+    span = [f(np.nanmin(v) if f is min else np.nanmax(v) for _, v in shown.values()) for f in (min, max)]
+    for panel, (label, (rounds, values)) in zip(panels, shown.items(), strict=True):
+        if few:
+            _lines(panel, rounds, values)
+        else:
+            _heat(figure, panel, rounds, values, span, last=panel is panels[-1])
+        panel.set_xlabel("rounds")
+        panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        if len(groups) > 1:
+            panel.set_title(canvas.plain(label))
+    panels[0].set_ylabel(canvas.plain(column) if few else "domains, in the order of the last row")
+    if few:
+        count = max(values.shape[1] for _, values in shown.values())
+        handles = [Line2D([], [], color=_look(k)[0], linestyle=_look(k)[1]) for k in range(count)]
+        figure.legend(handles, [f"domain {k}" for k in range(count)], loc="outside lower center", ncols=min(count, 7))
+    told = "; ".join(
+        f"{label + ': ' if len(groups) > 1 else ''}{number(np.nanmin(values[-1]))} to {number(np.nanmax(values[-1]))}"
+        for label, (_, values) in shown.items()
+    )
+    seeds = " Means over seeds." if any(len(groups[label]) > 1 for label in shown) else ""
+    how = "" if few else f" Colour is the mean of neighbouring domains, {ROWS} rows at most."
+    left = f" The first {LABELS} labels." if len(shown) < len(tables) else ""
+    caption = f"{column} of each domain at every evaluation; at the last one from {told}.{how}{seeds}{left}"
+    return canvas.picture(figure, f"domains-{column}", f"{column} by domain", caption)
+
+
+def _mean(runs: Sequence[Run], column: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the rounds evaluated by all runs, (t,), and the mean over runs of a column, (t, domains); None without values."""
+    tables = [table for run in runs if (table := _table(run, column)) is not None]
+    if not tables:
+        return None
+    rounds = sorted(set.intersection(*({*table} for table in tables)))
+    width = min(len(values) for table in tables for values in table.values())
+    if not rounds or not width:
+        return None
+    stacked = np.array([[table[at][:width] for at in rounds] for table in tables])
+    known = np.isfinite(stacked)
+    mean = np.where(known, stacked, 0).sum(0) / np.maximum(known.sum(0), 1)
+    return np.array(rounds) + 1, np.where(known.any(0), mean, np.nan)
+
+
+def _table(run: Run, column: str) -> dict[float, np.ndarray] | None:
+    """Return round -> values (domains,); None where there is no finite number."""
+    rounds, domains, values = (run.domains.get(name) for name in ("round", "domain", column))
+    if (
+        rounds is None
+        or domains is None
+        or values is None
+        or values.dtype != np.float64
+        or not np.isfinite(values).any()
+    ):
+        return None
+    order = np.lexsort((domains, rounds))
+    at, first = np.unique(rounds[order], return_index=True)
+    return dict(zip(at.tolist(), np.split(values[order], first[1:]), strict=True))
+
+
+def _lines(panel: Axes, rounds: np.ndarray, values: np.ndarray) -> None:
+    for k, line in enumerate(values.T):
+        color, dash = _look(k)
+        panel.plot(rounds, line, color=color, linestyle=dash, marker="o" if len(rounds) <= 15 else "", markersize=3)
+
+
+def _heat(
+    figure: Figure, panel: Axes, rounds: np.ndarray, values: np.ndarray, span: list[float], *, last: bool
+) -> None:
+    order = np.argsort(values[-1], kind="stable")
+    rows = np.array_split(values[:, order], min(ROWS, values.shape[1]), axis=1)
+    with warnings.catch_warnings(action="ignore"):  # a row of which nothing is known stays blank
+        image = np.array([np.nanmean(row, axis=1) for row in rows])
+    edges = (rounds[0] - 0.5, rounds[-1] + 0.5, 0, values.shape[1])
+    drawn = panel.imshow(
+        image,
+        aspect="auto",
+        origin="lower",
+        extent=edges,
+        vmin=span[0],
+        vmax=span[1],
+        cmap="viridis",
+        interpolation="none",
+    )
+    panel.grid(visible=False)
+    if last:
+        figure.colorbar(drawn, ax=panel, fraction=0.05)
+
+
+def _look(k: int) -> tuple[str, Any]:
+    turn, place = divmod(k, len(canvas.PALETTE))
+    return canvas.PALETTE[place], canvas.DASHES[turn % len(canvas.DASHES)]

@@ -1,0 +1,110 @@
+"""What may be chosen of a data set, and Adult, from files of its layout made here."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedfleet.datasets import adult, registry
+from fedfleet.datasets.examples import Dataset, Examples
+from fedfleet.datasets.files import DataError
+from fedfleet.datasets.published import Published, chosen
+
+ROW = (
+    "39, State-gov, 77516, {education}, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, "
+    "{country}, {income}\n"
+)
+TRAIN = (
+    ROW.format(education="Bachelors", country="United-States", income="<=50K")
+    + ROW.format(education="Doctorate", country="?", income=">50K")
+    + "\n"
+)
+TEST = "|1x3 Cross validator\n" + ROW.format(education="Doctorate", country="Hong", income=">50K.") + "\n"
+
+
+def write(folder: Path, train: str = TRAIN, test: str = TEST) -> Path:
+    (folder / "adult").mkdir()
+    (folder / "adult" / "adult.data").write_text(train)
+    (folder / "adult" / "adult.test").write_text(test)
+    return folder
+
+
+def test_adult(tmp_path):
+    data = adult.load(write(tmp_path))
+    assert data.domains == ("doctorate", "others")
+    assert data.train.x.shape == (2, 99)
+    assert data.train.x.sum(1).tolist() == [8, 7]  # a missing value is zeros
+    assert (data.train.y.tolist(), data.train.domain.tolist()) == ([0, 1], [1, 0])
+    assert (data.test.y.tolist(), data.test.domain.tolist()) == ([1], [0])
+    names = [f"{column}={value}" for column, text in adult.CATEGORIES.items() for value in text.split(", ")]
+    assert [names[i] for i in data.test.x[0].nonzero().flatten()] == [
+        "workclass=State-gov",
+        "education=Doctorate",
+        "marital-status=Never-married",
+        "occupation=Adm-clerical",
+        "relationship=Not-in-family",
+        "race=White",
+        "sex=Male",
+        "native-country=Hong",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("train", "says"),
+    [
+        (TRAIN.replace("Bachelors", "Bachelor"), "has the education 'Bachelor', which is none of those published"),
+        (TRAIN.replace(">50K", ">60K"), "has the income '>60K', expected <=50K or >50K"),
+        ("", "has no row"),
+        ("a, b\n1\n", "has the income"),
+    ],
+)
+def test_a_damaged_adult(tmp_path, train, says):
+    with pytest.raises(DataError) as e:
+        adult.load(write(tmp_path, train))
+    assert says in str(e.value)
+    assert str(tmp_path / "adult" / "adult.data") in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+def examples(count: int) -> Examples:
+    y = torch.arange(count) % 4
+    return Examples((torch.arange(count * 3).reshape(count, 3) % 251).to(torch.uint8), y, 4, torch.arange(count) % 3)
+
+
+DATA = Dataset("made", examples(60), examples(24), ("a", "b", "c"))
+
+
+def test_classes_are_renumbered_in_their_order():
+    data = chosen(DATA, Published(classes=[2, 0], label_domains=True))
+    rows = torch.isin(DATA.train.y, torch.tensor([0, 2]))
+    assert torch.equal(data.train.x, DATA.train.x[rows])
+    assert data.train.y.tolist() == [0 if y == 2 else 1 for y in DATA.train.y[rows].tolist()]
+    assert data.train.classes == 2
+    assert torch.equal(data.test.domain, data.test.y)
+    assert data.domains == ("2", "0")
+    assert chosen(DATA, Published(classes=[3, 1])).train.domain.tolist() == DATA.train.domain[~rows].tolist()
+    for wrong in ([0, 4], [1, 1]):
+        with pytest.raises(DataError, match="give different labels from 0 to 3"):
+            chosen(DATA, Published(classes=wrong))
+
+
+def test_standardised_by_all_training_examples():
+    data = chosen(DATA, Published(standardise=True, classes=[1, 3]))
+    raw = DATA.train.x.float()
+    wanted = (DATA.test.x.float() - raw.mean(0)) / (raw.std(0, correction=0) + 1e-3)
+    torch.testing.assert_close(data.test.x, wanted[torch.isin(DATA.test.y, torch.tensor([1, 3]))])
+
+
+def test_held_out_examples_are_a_share_of_each_domain_and_not_trained_on():
+    data = chosen(DATA, Published(hold_out=0.2))
+    assert data.test.domain.bincount().tolist() == [4, 4, 4]
+    assert data.train.domain.bincount().tolist() == [16, 16, 16]
+    both = torch.cat([data.train.x, data.test.x])
+    assert sorted(map(tuple, both.tolist())) == sorted(map(tuple, DATA.train.x.tolist()))
+    assert torch.equal(chosen(DATA, Published(hold_out=0.2)).test.x, data.test.x)
+
+
+def test_options_reach_the_loader():
+    data = registry.load("digits", Path("none"), Published(classes=[3, 8]))
+    assert data.train.classes == 2
+    assert len(data.train) + len(data.test) == 183 + 174

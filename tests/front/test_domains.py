@@ -1,0 +1,195 @@
+"""Domains from a configuration to the tables, the report and a paper's table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedfleet
+from fedfleet import cli
+from fedfleet.datasets.files import DataError
+from fedfleet.report import write_report
+from fedfleet.simulator.errors import ConfigError
+
+BASE: dict[str, Any] = {
+    "rounds": 6,
+    "population": {
+        "dataset": {"name": "digits", "classes": [1, 4, 8], "label_domains": True},
+        "clients": 9,
+        "partition": {"kind": "by_domain"},
+    },
+    "task": {"name": "classification", "model": "logistic"},
+    "algorithm": {"name": "afl", "lr": 0.05, "dual": {"lr": 0.05}},
+    "cohort": {"invite": 9},
+    "executor": {"kind": "local"},
+    "evaluation": {"every": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> fedfleet.Run:
+    return fedfleet.Experiment(fedfleet.load(BASE)).run(tmp_path_factory.mktemp("afl") / "run")
+
+
+def test_every_domain_is_evaluated_on_its_own_test_examples(run):
+    x = fedfleet.Experiment(fedfleet.load(BASE))
+    z = {"x": {k.removeprefix("x."): v for k, v in torch_load(run.folder / "model.safetensors").items()}}
+    data = x.evaluation["test"]
+    right = x.task.logits(z, data["x"]).argmax(1) == data["y"]
+    wanted = [float(right[data["y"] == k].double().mean()) for k in range(3)]
+    last = run.table("domains").query("round == 5")
+    assert last["domain"].tolist() == [0, 1, 2]
+    assert last["accuracy"].tolist() == pytest.approx(wanted)
+    assert last["examples"].tolist() == data["y"].bincount().tolist()
+    final = run.summary["final"]
+    assert final["eval/accuracy_worst_domain"] == pytest.approx(min(wanted))
+    assert final["eval/accuracy_spread"] == pytest.approx(max(wanted) - min(wanted))
+    assert final["eval/loss_worst_domain"] == pytest.approx(last["loss"].max())
+    assert last["lambda"].sum() == pytest.approx(1.0)
+    assert not np.allclose(last["lambda"], 1 / 3, atol=1e-3)
+    assert run.table("domains")["round"].unique().tolist() == [2, 5]
+
+
+def torch_load(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def test_a_run_that_goes_on_has_the_same_domains(run, tmp_path):
+    fedfleet.Experiment(fedfleet.load(BASE, {"rounds": 4})).run(tmp_path / "run")
+    longer = fedfleet.resume(tmp_path / "run", {"rounds": 6})
+    pd.testing.assert_frame_equal(longer.table("domains"), run.table("domains"), check_exact=True)
+    for name in ("model", "best"):
+        assert (longer.folder / f"{name}.safetensors").read_bytes() == (run.folder / f"{name}.safetensors").read_bytes()
+
+
+def test_drfa_with_every_client_a_domain(tmp_path):
+    given = {"algorithm": {"name": "drfa", "steps": 3, "dual.lr": 0.01}, "domains": "client", "cohort.invite": 4}
+    done = fedfleet.Experiment(fedfleet.load(BASE, given)).run(tmp_path / "run")
+    assert len(done.table("domains")) == 2 * 9
+    assert done.table("phases")["phase"].tolist() == ["train", "loss"] * 6
+    assert done.table("domains").query("domain > 2")["accuracy"].isna().all()  # they have no test examples
+
+
+def test_the_agnostic_model_is_better_where_the_other_is_worst(tmp_path):
+    """Digits, an easy and a hard pair of domains: empirical risk leaves the small one behind."""
+    data = {"name": "digits", "classes": [3, 8, 9], "label_domains": True}
+    given = {
+        "population.dataset": data,
+        "rounds": 150,
+        "evaluation.every": 150,
+        "algorithm.optimizer": {"name": "adam"},
+    }
+    given |= {"algorithm.lr": 0.01, "algorithm.average": False, "algorithm.batch_size": None}
+    worst = {}
+    for name, more in {
+        "agnostic": {"algorithm.dual.lr": 0.5},
+        "uniform": {"algorithm.dual.lambda_set.kind": "sizes"},
+    }.items():
+        done = fedfleet.Experiment(fedfleet.load(BASE, given | more)).run(tmp_path / name)
+        worst[name] = done.table("domains")["train_loss"].max()
+    assert worst["agnostic"] < worst["uniform"]
+
+
+def test_the_report_draws_lambda(run, tmp_path):
+    page = write_report([run.folder], tmp_path)
+    text = page.read_text(encoding="utf-8")
+    assert "lambda by domain" in text
+    assert "accuracy by domain" in text
+    assert (tmp_path / "domains-lambda.png").stat().st_size > 5000
+
+
+def test_the_report_draws_many_domains_as_a_heat_map(tmp_path):
+    given = {
+        "population": {
+            "dataset": {"name": "synthetic", "domains": 40, "features": 5, "test_examples": 200},
+            "clients": 80,
+        },
+        "cohort.invite": 20,
+    }
+    config = {**BASE, "population": given["population"], "cohort": {"invite": 20}}
+    done = fedfleet.Experiment(fedfleet.load(config)).run(tmp_path / "run")
+    assert done.summary["final"]["eval/accuracy_worst_tenth"] >= done.summary["final"]["eval/accuracy_worst_domain"]
+    text = write_report([done.folder], tmp_path).read_text(encoding="utf-8")
+    assert "Colour is the mean of neighbouring domains" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"domains": {"kind": "clusters", "count": 20}}, "domains='clusters': count=20: there are only 9 clients"),
+        ({"domains": "clients"}, "domains.kind='clients': unknown; did you mean 'client'?"),
+        (
+            {"population.dataset.classes": [1, 11]},
+            "population.dataset.classes=[1, 11]: give different labels from 0 to 9",
+        ),
+        ({"algorithm.dual.lambda_set": {"kind": "simplex", "domains": [7]}}, "there is no domain 7, they are 0 to 2"),
+        ({"algorithm.dual.lambda_set.kind": "hull"}, "kind: hull needs vertices"),
+        (
+            {"algorithm": {"name": "drfa", "lambda_floor": 0.5}},
+            "algorithm.lambda_floor=0.5: 3 domains would weigh more than 1",
+        ),
+        (
+            {"population": {"dataset": {"name": "synthetic", "classes": 4}, "clients": 10**9, "partition": "iid"}},
+            "algorithm='afl': it looks at every client once, 1,000,000,000 of them",
+        ),
+    ],
+)
+def test_mistakes_are_told_in_one_line_before_work_starts(tmp_path, given, says):
+    with pytest.raises((ConfigError, DataError)) as e:
+        fedfleet.Experiment(fedfleet.load(BASE, given))
+    assert says in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+TABLE = """
+title: Digits
+source: a paper
+config: digits.yaml
+columns: {all: accuracy, ones: "accuracy[0]", eights: "accuracy[2]"}
+worst_of: [ones, eights]
+scale: 100
+baseline: plain
+paper: {plain: {all: [90.0, 1.5], ones: 91, worst: 88.0}}
+"""
+
+
+def test_a_papers_table(tmp_path, capsys, monkeypatch):
+    compare = {"plain": {"algorithm.dual.lambda_set.kind": "sizes"}, "agnostic": {}}
+    (tmp_path / "digits.yaml").write_text(json.dumps({**BASE, "seeds": [0, 1], "compare": compare}))
+    (tmp_path / "table.yaml").write_text(TABLE)
+
+    def command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["fedfleet", *map(str, arguments)])
+        with pytest.raises(SystemExit) as e:
+            cli.main()
+        said = capsys.readouterr()
+        return int(e.value.code or 0), said.out, said.err
+
+    status, said, _ = command("paper", tmp_path / "table.yaml", "--out", tmp_path / "out", "--jobs", 1)
+    assert status == 0
+    lines = said.splitlines()
+    assert lines[0] == "Digits (a paper); ours: mean ± standard deviation over 2 seeds"
+    assert lines[2] == "| trained on | | all | ones | eights | worst | worst of the means |"
+    assert lines[5] == "| | paper | 90.00 ± 1.50 | 91.00 |  |  | 88.00 |"
+    assert lines[10] == "| trained on | all | ones | eights | worst |"
+    assert "of 2)" in lines[12]
+    values = json.loads((tmp_path / "out" / "table.json").read_text())
+    one = fedfleet.Experiment(fedfleet.load({**BASE, "seed": 1})).run(tmp_path / "one")
+    assert values["agnostic"]["all"][1] == pytest.approx(100 * one.summary["final"]["eval/accuracy"])
+    eights = one.table("domains").query("domain == 2")["accuracy"].iloc[-1]
+    assert values["agnostic"]["eights"][1] == pytest.approx(100 * eights)
+    assert (tmp_path / "out" / "table.md").read_text() == said
+    again = command("paper", tmp_path / "table.yaml", "--out", tmp_path / "out", "--jobs", 1)
+    assert again[1] == said
+    (tmp_path / "table.yaml").write_text(TABLE.replace("worst_of: [ones", "worst_of: [twos"))
+    status, _, error = command("paper", tmp_path / "table.yaml", "--out", tmp_path / "out")
+    assert (status, error.count("\n")) == (2, 1)
+    assert "worst_of: 'twos' is none of the columns all, ones, eights" in error
