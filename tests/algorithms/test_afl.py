@@ -70,24 +70,24 @@ def test_exponentiated_gradient():
 
 
 def test_the_mean_of_the_points_comes_to_the_saddle():
-    *_, last = run(TWO, 4000, lr=0.02, dual={"lr": 0.02}, average=True)
-    assert float(last.z_mean["x"]["w"]) == pytest.approx(2.0, abs=0.01)
-    assert last.mixture_mean.tolist() == pytest.approx([2 / 3, 1 / 3], abs=0.01)
+    *_, last = run(TWO, 1500, lr=0.02, dual={"lr": 0.02}, average=True)
+    assert float(last.z_mean["x"]["w"]) == pytest.approx(2.0, abs=0.02)
+    assert last.mixture_mean.tolist() == pytest.approx([2 / 3, 1 / 3], abs=0.02)
 
 
 def test_the_best_response():
-    states = run(TWO, 4000, method="best_response", strong_convexity=1.0)
+    states = run(TWO, 1000, method="best_response", strong_convexity=1.0)
     mean = float(states[-1].z_mean["x"]["w"])
-    assert mean == pytest.approx(2.0, abs=0.01)
-    assert max(mean**2 / 2, 2 * (mean - 3) ** 2) < 2.02
+    assert mean == pytest.approx(2.0, abs=0.03)
+    assert max(mean**2 / 2, 2 * (mean - 3) ** 2) < 2.05
     assert all(set(s.mixture.tolist()) == {0.0, 1.0} for s in states)
 
 
 def test_the_centre_of_the_smallest_ball():
     """Equal curvatures: the agnostic point is the centre of the smallest ball around the domains' own."""
-    *_, last = run(world([(1, -1)], [(1, 0)], [(1, 3)]), 4000, lr=0.02, dual={"lr": 0.02})
-    assert float(last.z_mean["x"]["w"]) == pytest.approx(1.0, abs=0.01)
-    assert last.mixture_mean.tolist() == pytest.approx([0.5, 0, 0.5], abs=0.02)
+    *_, last = run(world([(1, -1)], [(1, 0)], [(1, 3)]), 1500, lr=0.02, dual={"lr": 0.02})
+    assert float(last.z_mean["x"]["w"]) == pytest.approx(1.0, abs=0.02)
+    assert last.mixture_mean.tolist() == pytest.approx([0.5, 0, 0.5], abs=0.03)
     *_, plain = run(world([(1, -1)], [(1, 0)], [(1, 3)]), 200, dual={"lambda_set": {"kind": "sizes"}})
     assert w(plain) == pytest.approx(2 / 3, abs=1e-6)
 
@@ -106,12 +106,12 @@ def test_optimism():
     near(trace(run(LINES, 3, w=1.0, dual={"lr": 0.1})), [(1, 0.6), (0.98, 0.7), (0.94, 0.798)])
     wanted = [(1, 0.6), (0.96, 0.7), (0.90, 0.792)]
     near(trace(run(LINES, 3, w=1.0, dual={"lr": 0.1}, method="optimistic")), wanted)
-    *_, plain = run(LINES, 4000, w=1.0, dual={"lr": 0.1})
-    assert abs(w(plain)) > 0.1
+    plain = run(LINES, 1200, w=1.0, dual={"lr": 0.1})
+    assert max(abs(w(s)) for s in plain[-100:]) > 0.1
     for method in ("optimistic", "two_sequence"):
-        *_, last = run(LINES, 4000, w=1.0, dual={"lr": 0.1}, method=method)
-        assert abs(w(last)) < 1e-9
-        assert last.mixture.tolist() == pytest.approx([0.5, 0.5], abs=1e-9)
+        last = run(LINES, 1200, w=1.0, dual={"lr": 0.1}, method=method)
+        assert max(abs(w(s)) for s in last[-100:]) < 1e-3
+        assert last[-1].mixture.tolist() == pytest.approx([0.5, 0.5], abs=1e-3)
 
 
 def test_the_two_offers_of_optimism_are_one_without_constraints():
@@ -383,3 +383,77 @@ def test_drfas_floor_and_decay():
 def test_bad_options(dual, says):
     with pytest.raises(ConfigError, match=says):
         run(TWO, 1, dual=dual)
+
+
+# Sets and regularisers in the loop, 9.2; rates, 9.3
+
+
+def test_a_finite_set_and_its_hull_have_the_same_objective():
+    """Eq. (5): no mixture of the vertices beats the best of them; on the simplex that is the largest loss."""
+    vertices = torch.tensor([[0.7, 0.3, 0.0], [0.1, 0.2, 0.7], [0.3, 0.3, 0.4]], dtype=torch.float64)
+    rule = Dual.of(
+        DualOptions.model_validate({"lambda_set": {"kind": "hull", "vertices": vertices.tolist()}}),
+        torch.tensor([3, 4, 2]),
+    )
+    whole = Dual.of(DualOptions(), torch.tensor([3, 4, 2]))
+    shares = torch.tensor([3, 4, 2], dtype=torch.float64) / 9
+    mixtures = torch.distributions.Dirichlet(torch.ones(3, dtype=torch.float64)).sample((200,)) @ vertices
+    for point in (-3.0, 0.0, 0.7, 5.0):
+        found = losses(MANY, point)
+        assert rule.value(found) == pytest.approx(float((vertices @ found).max()))
+        assert float((mixtures @ found).max()) <= rule.value(found) + 1e-12
+        assert whole.value(found) == pytest.approx(float(found.max()))
+        assert whole.value(found) >= float(shares @ found)
+
+
+class Coin(Bowl):
+    """The cross-entropy of a coin with log-odds w; examples are rows (whether it is 1, ignored)."""
+
+    def _loss(self, z, batch, ctx, key):
+        one = batch.x[..., 0]
+        return batch.mean(torch.nn.functional.softplus(z["x"]["w"]) - one * z["x"]["w"]), {}
+
+
+def test_the_gap_that_shows_the_propositions_constant():
+    """9.2, item 12: empirical risk gives label 1 three quarters, agnostic loss log(4 / sqrt 3); the agnostic optimum is log 2."""
+    where = World(Coin(), world([(1, 0), (1, 0)], [(1, 0), (0, 0)]).population)
+    agnostic = lambda w: max(math.log1p(math.exp(w)) - w, math.log1p(math.exp(w)) - w / 2)  # noqa: E731
+    *_, plain = run(where, 300, lr=2.0, dual={"lambda_set": {"kind": "sizes"}})
+    assert agnostic(w(plain)) == pytest.approx(math.log(4 / math.sqrt(3)), abs=1e-4)
+    *_, last = run(where, 600, lr=0.5, dual={"lr": 0.5}, average=True)
+    assert agnostic(float(last.z_mean["x"]["w"])) == pytest.approx(math.log(2), abs=2e-3)
+
+
+def test_regularisers_in_the_loop():
+    """minus pulls lambda to the sizes and makes its best response unique; plus favours the small domain."""
+    rates = {1.0: 0.02, 1000.0: 1e-4}  # ascent needs a step below the smallest share over mu
+    one, large = (run(MANY, 300, lr=0.05, dual={"lr": lr, "chi2": mu})[-1] for mu, lr in rates.items())
+    assert large.mixture.tolist() == pytest.approx([3 / 9, 4 / 9, 2 / 9], abs=5e-3)
+    rule = Dual.of(DualOptions(chi2=1.0), torch.tensor([3, 4, 2]))
+    torch.testing.assert_close(one.mixture, rule.best(losses(MANY, w(one))), atol=1e-2, rtol=0)
+    *_, plus = run(MANY, 50, lr=0.05, dual={"lr": 0.02, "chi2": 5.0, "chi2_sign": "plus"})
+    assert plus.mixture.tolist() == pytest.approx([0, 0, 1])
+
+
+@pytest.mark.slow
+def test_the_gap_shrinks_as_one_over_the_root_of_the_steps():
+    """Theorem 2 on the toy with noise in its gradients: below the bound, and with a slope of about -1/2."""
+    noisy = world([(1, -1), (1, 1)], [(4, 2), (4, 4)])
+    a, c = torch.tensor([1.0, 4.0]), torch.tensor([0.0, 3.0])
+
+    def gap(state: State) -> float:
+        point, mixture = float(state.z_mean["x"]["w"]), state.mixture_mean.float()
+        loss = lambda at: a * ((at - c).square() + 1) / 2  # noqa: E731
+        least = (mixture * a * c).sum() / (mixture * a).sum()
+        return float(loss(point).max() - mixture @ loss(least))
+
+    # On |w - 1.5| <= 2.5: gradients at most 4 (2.5 + 1.5 + 1) = 20, losses at most 4 (16 + 1) / 2 = 34.
+    radius, bound_w, bound_mixture = 2.5, 20.0, 34.0 * math.sqrt(2)
+    means = []
+    for steps in (16, 64, 256):
+        rates = {"lr": 0.4 / math.sqrt(steps), "dual": {"lr": 0.1 / math.sqrt(steps)}}
+        found = [gap(run(noisy, steps, batch_size=1, seed=s, average=True, **rates)[-1]) for s in range(15)]
+        means.append(sum(found) / len(found))
+        assert 0 <= means[-1] <= 3 * (radius * bound_w + bound_mixture) / math.sqrt(steps)
+    slope = math.log(means[-1] / means[0]) / math.log(16)
+    assert -1.0 < slope < -0.35

@@ -79,23 +79,20 @@ def test_drfa_with_every_client_a_domain(tmp_path):
 
 
 def test_the_agnostic_model_is_better_where_the_other_is_worst(tmp_path):
-    """Digits, an easy and a hard pair of domains: empirical risk leaves the small one behind."""
-    data = {"name": "digits", "classes": [3, 8, 9], "label_domains": True}
-    given = {
-        "population.dataset": data,
-        "rounds": 150,
-        "evaluation.every": 150,
-        "algorithm.optimizer": {"name": "adam"},
+    """The largest loss of a domain is lower at the end, with every example in every step."""
+    more = {"population.dataset.classes": [1, 8, 9, 5], "population.clients": 12, "cohort.invite": 12, "rounds": 60}
+    more |= {
+        "evaluation.every": 60,
+        "algorithm.optimizer.name": "adam",
+        "algorithm.lr": 0.01,
+        "algorithm.average": False,
     }
-    given |= {"algorithm.lr": 0.01, "algorithm.average": False, "algorithm.batch_size": None}
+    more |= {"algorithm.batch_size": None}
     worst = {}
-    for name, more in {
-        "agnostic": {"algorithm.dual.lr": 0.5},
-        "uniform": {"algorithm.dual.lambda_set.kind": "sizes"},
-    }.items():
-        done = fedfleet.Experiment(fedfleet.load(BASE, given | more)).run(tmp_path / name)
+    for name, dual in {"agnostic": {"lr": 0.02}, "uniform": {"lambda_set": {"kind": "sizes"}}}.items():
+        done = fedfleet.Experiment(fedfleet.load(BASE, {**more, "algorithm.dual": dual})).run(tmp_path / name)
         worst[name] = done.table("domains")["train_loss"].max()
-    assert worst["agnostic"] < worst["uniform"]
+    assert worst["agnostic"] < 0.9 * worst["uniform"]
 
 
 def test_the_report_draws_lambda(run, tmp_path):
