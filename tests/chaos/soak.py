@@ -20,6 +20,7 @@ import yaml
 
 import fedfleet
 from fedfleet.checkpoint import newest
+from tests.algorithms.cases import CASES as ROWS
 
 BASE: dict[str, Any] = {
     "rounds": 200,
@@ -33,21 +34,17 @@ BASE: dict[str, Any] = {
 }
 COHORT = {"cohort": {"invite": 12, "respond": "siwer", "attempts": 50}}
 LATE = {"cohort": {**COHORT["cohort"], "late": "keep"}, "selection": "oort"}
-AUC = {"task": {"name": "auc", "model": "mlp", "hidden": [200]}, **COHORT}
-CASES: dict[str, dict[str, Any]] = {
-    "fedavg": {"algorithm": {"name": "fedavg", "steps": 20}, **LATE},
-    "cdma_ada": {"algorithm": {"name": "cdma_ada", "steps": 20, "batch_size": 5}, **AUC},
-    "scaffold": {"algorithm": {"name": "scaffold", "steps": 20}, **COHORT},
-    "fedbuff": {"algorithm": {"name": "fedbuff", "steps": 20, "buffer": 8, "concurrency": 20}},
-    "afl": {"algorithm": {"name": "afl", "steps": 20}, **COHORT},
-    "cdma_one": {"algorithm": {"name": "cdma_one", "steps": 20, "batch_size": 5}, **AUC},
-    "fedopt": {"algorithm": {"name": "fedopt", "steps": 20}, **COHORT},
-    "drfa": {"algorithm": {"name": "drfa", "steps": 20}, **COHORT},
-    "local_sgda": {"algorithm": {"name": "local_sgda", "steps": 20, "batch_size": 5}, **AUC},
-    "fedprox": {"algorithm": {"name": "fedprox", "steps": 20}, **LATE},
-    "cdma_nc": {"algorithm": {"name": "cdma_nc", "steps": 20, "batch_size": 5}, **AUC},
-    "parallel_sgda": {"algorithm": {"name": "parallel_sgda"}, **AUC},
-}
+
+
+def _case(name: str) -> dict[str, Any]:
+    """Return what an algorithm is soaked with: the options its other tests take, and late answers for some."""
+    task, options = ROWS[name]
+    rest = {} if "buffer" in options else LATE if name in ("fedavg", "fedprox") else COHORT
+    return {"task": {"name": task, "model": "mlp", "hidden": [200]}, "algorithm": {"name": name, **options}, **rest}
+
+
+FIRST = ("fedavg", "cdma_ada", "scaffold", "fedbuff")  # of every kind one
+CASES = {name: _case(name) for name in dict.fromkeys((*FIRST, *ROWS))}
 TABLES = ("rounds", "phases", "fates", "domains")
 MODELS = ("model", "best")
 # What the fate of a driver looks like; one that is through, and on its way out, catches nothing any more.
