@@ -24,7 +24,7 @@ def fixed_draw(total: int, size: int) -> Tensor:
 class Examples:
     """Labelled examples.
 
-    `x` is (n, ...), uint8 pixels 0..255 (images: n, channels, height, width) or float32; `y` is int64 (n,), labels
+    `x` is (n, ...), uint8 pixels 0..255 (images: n, channels, height, width), float32, or int64 words; `y` is int64 (n,), labels
     0..`classes`-1; `domain` is int64 (n,), the domain every example comes from, or None where there is only one.
     Raises ValueError where dtypes or lengths disagree.
     """
@@ -35,8 +35,8 @@ class Examples:
     domain: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.x.dtype not in (torch.uint8, torch.float32):
-            raise ValueError(f"x is {self.x.dtype}: store examples as torch.uint8 or torch.float32")
+        if self.x.dtype not in (torch.uint8, torch.float32, torch.int64):
+            raise ValueError(f"x is {self.x.dtype}: store examples as torch.uint8, torch.float32 or torch.int64")
         for name, column in (("y", self.y), ("domain", self.domain)):
             if column is not None and (column.dtype != torch.int64 or column.shape != self.x.shape[:1]):
                 shape = tuple(column.shape)

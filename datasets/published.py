@@ -32,6 +32,8 @@ def chosen(data: Dataset, options: Published) -> Dataset:
     """Return what the options leave of a data set. Raises DataError."""
     train, test = data.train, data.test
     if options.standardise:
+        if train.x.dtype == torch.int64:
+            raise DataError("population.dataset.standardise=True: words are no numbers: leave it out")
         train, test = _standardised(train, test)
     if options.classes is not None:
         unknown = [c for c in options.classes if not 0 <= c < train.classes]

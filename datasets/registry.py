@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from fedfleet.datasets import adult, cifar, digits, disk, mnist, synthetic
+from fedfleet.datasets import adult, cifar, digits, disk, mnist, synthetic, text
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.published import Published, chosen
@@ -21,6 +21,8 @@ LOADERS: Mapping[str, Callable[[Path], Dataset]] = {
     "emnist": mnist.load_emnist,
     **{f"emnist_{split}": partial(mnist.load_emnist, split=split) for split in mnist.EMNIST_SPLITS},
     "adult": adult.load,
+    "small_texts": text.load_small_texts,
+    "cornell_ptb": text.load_cornell_ptb,
     "cifar10": cifar.load_cifar10,
     "cifar100": cifar.load_cifar100,
 }

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from fedfleet.simulator.algorithm import Task
 from fedfleet.tasks.auc import AucMaximisation, AucOptions
 from fedfleet.tasks.classification import Classification
+from fedfleet.tasks.language import LanguageModel, LanguageOptions
 from fedfleet.tasks.options import DataShape, ModelOptions
 
 
@@ -23,5 +24,6 @@ class Entry(NamedTuple):
 
 TASKS: dict[str, Entry] = {
     "classification": Entry(ModelOptions, Classification, "cross-entropy, accuracy; minimisation"),
+    "language_model": Entry(LanguageOptions, LanguageModel, "an LSTM, perplexity; minimisation"),
     "auc": Entry(AucOptions, AucMaximisation, "l2-relaxed AUC maximisation of one class against the rest; minimax"),
 }
