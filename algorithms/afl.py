@@ -81,6 +81,11 @@ class AflOptions(Options):
             raise ValueError(
                 "method: two_sequence steps by plain SGD and projection: leave optimizer and dual.kind out"
             )
+        plain = self.optimizer == ClientOptimizer() and self.steps == 1 and self.method != "two_sequence"
+        if self.norm_penalty and not plain:
+            raise ValueError(
+                "norm_penalty is a proximal step after one of plain SGD: leave optimizer, steps and two_sequence out"
+            )
         return self
 
     @property
@@ -97,7 +102,7 @@ class Before(NamedTuple):
 
 
 class State(NamedTuple):
-    """The point (w_t, lambda_t), the last known losses (p,) float64, the means over t >= 1, and what the step remembers."""
+    """The point (w_t, lambda_t), the last known losses (p,) float64 or NaN, the means over t >= 1, and what the step remembers."""
 
     z: Tree
     mixture: Tensor
@@ -152,7 +157,7 @@ def loss_at_z(size: int | None) -> LocalWork:
 
 def by_shares(rnd: Round, size: int, mixture: Tensor) -> Cohort:
     """Invite clients of domains drawn from a mixture with replacement, in each by the number of examples."""
-    domains = known(rnd.problem)
+    domains = of_problem(rnd.problem)
 
     def clients(number: int, key: Key) -> Tensor:
         u = rng.uniform(rng.fold(key, "domain"), (number,), torch.float64)
@@ -163,33 +168,39 @@ def by_shares(rnd: Round, size: int, mixture: Tensor) -> Cohort:
     return rnd.draw(size, clients)
 
 
-def known(problem: Problem) -> Domains:
+def share_of(problem: Problem, cohort: Cohort, mixture: Tensor) -> Tensor:
+    """Return lambda_k n_i / m_k of each client i of a cohort, k its domain: its part in the mixture of all examples."""
+    domains = of_problem(problem)
+    mine = domains.of(cohort.clients)
+    assert problem.num_examples is not None
+    return mixture[mine] * problem.num_examples(cohort.clients) / domains.examples[mine]
+
+
+def of_problem(problem: Problem) -> Domains:
     """Return the domains of a federation. Raises ValueError where it has none."""
     if problem.domains is None:
         raise ValueError("the problem has no domains")
     return problem.domains
 
 
-def heard_of(losses: Tensor) -> Tensor:
-    """Return losses (p,) with NaN for domains that nobody has answered for."""
-    return losses.masked_fill(losses == 0, torch.nan)
+def learnt(found: Reduced, known: Tensor) -> Tensor:
+    """Return the last known losses (p,), NaN for domains that nobody has answered for yet, with those just heard."""
+    heard = found["loss"]
+    return known.index_copy(0, heard.domain, heard.value.double())
 
 
-def estimated(found: Reduced, problem: Problem, last: Tensor, estimator: str) -> Tensor:
+def estimated(found: Reduced, problem: Problem, known_losses: Tensor, estimator: str) -> Tensor:
     """Return the losses (p,) of all domains from those of the clients heard.
 
-    "horvitz_thompson": (N/S) sum n_i L_i / m_k, 0 for a domain nobody answered for; "ratio": the mean over its examples of those
-    who did, ``last`` where nobody did; "single": p times the mean over all answers, of clients drawn from domains drawn uniformly.
+    "horvitz_thompson": (N/S) sum n_i L_i / m_k, 0 for a domain nobody answered for; "ratio": ``known_losses``, their mean where
+    there is none yet; "single": p times the mean over all answers, of clients drawn from domains drawn uniformly.
     """
-    heard, examples = found["loss"], known(problem).examples
-    value, weight = heard.value.double(), heard.weight.double()
+    heard, examples = found["loss"], of_problem(problem).examples
+    value, weight, answers = heard.value.double(), heard.weight.double(), float(found.unit.sum())
     if estimator == "ratio":
-        return last.index_copy(0, heard.domain, value)
-    if estimator == "single":
-        share = len(examples) / len(found.received)
-    else:
-        share = problem.clients / len(found.received) / examples[heard.domain].double()
-    return torch.zeros_like(last).index_copy(0, heard.domain, value * weight * share)
+        return known_losses.where(known_losses.isfinite(), known_losses.nanmean().nan_to_num())
+    drawn = len(examples) if estimator == "single" else problem.clients / examples[heard.domain].double()
+    return torch.zeros_like(known_losses).index_copy(0, heard.domain, value * weight * drawn / answers)
 
 
 def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
@@ -210,44 +221,53 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     )
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
-        dual = Dual.of(options.dual, known(problem).examples)
-        start, zeros = dual.start(), torch.zeros(len(dual.sizes), dtype=torch.float64)
-        return State(z, start, zeros, z, start, optimizer.init(z), None)
+        dual = Dual.of(options.dual, of_problem(problem).examples)
+        if options.method == "best_response":
+            dual.best(dual.sizes)  # that there is one is seen before the work
+        start = dual.start()
+        return State(z, start, torch.full_like(start, torch.nan), z, start, optimizer.init(z), None)
 
-    def losses(state: State, rnd: Round, shared: Message) -> Tensor:
+    def losses(state: State, rnd: Round, shared: Message) -> tuple[Tensor, Tensor]:
         domains = len(state.mixture)
         uniform = torch.full((domains,), 1 / domains, dtype=torch.float64)
         invited = by_shares(rnd, cohort.invite, uniform) if single else rnd.invite(cohort.invite)
-        found = rnd.map_reduce(measure, shared=shared, cohort=invited)
-        return estimated(found, rnd.problem, state.losses, "single" if single else options.estimator)
+        return told(
+            rnd.map_reduce(measure, shared=shared, cohort=invited),
+            state,
+            rnd,
+            "single" if single else options.estimator,
+        )
+
+    def told(found: Reduced, state: State, rnd: Round, how: str) -> tuple[Tensor, Tensor]:
+        """Return the estimate of all losses, and those known."""
+        known_losses = learnt(found, state.losses)
+        return estimated(found, rnd.problem, known_losses, how), known_losses
 
     def gradients(state: State, mixture: Tensor, rnd: Round, shared: Message) -> tuple[Tree, Reduced]:
-        domains = known(rnd.problem)
         if options.gradient == "weighted":
             invited = by_shares(rnd, cohort.invite, mixture)
             scale = torch.ones(len(invited))
         else:
             invited = rnd.invite(cohort.invite)
-            mine = domains.of(invited.clients)
-            assert rnd.problem.num_examples is not None
-            scale = mixture[mine] * rnd.problem.num_examples(invited.clients) / domains.examples[mine]
+            scale = share_of(rnd.problem, invited, mixture)
         kind = T.leaves(state.z)[0].dtype
         found = rnd.map_reduce(train, shared=shared, cohort=invited, inbox=scale.to(kind))
         if options.gradient == "weighted" or options.estimator == "ratio":
-            heard = float(found.config["scale"].sum())  # 0 where lambda gives those heard no weight, and g is 0 too
+            heard = float(found.unit @ found.config["scale"])
+            # It is 0 where lambda gives those heard no weight, and then g is 0 too.
             return T.scale(1 / heard if heard else 0.0, found["g"]), found
-        return T.scale(rnd.problem.clients / len(found.received), found["g"]), found
+        return T.scale(rnd.problem.clients / float(found.unit.sum()), found["g"]), found
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
-        dual = Dual.of(options.dual, known(rnd.problem).examples)
+        dual = Dual.of(options.dual, of_problem(rnd.problem).examples)
         now = options.lr * options.lr_schedule.at(rnd.index)
         if options.strong_convexity is not None:
             now = 1 / (options.strong_convexity * (rnd.index + 1))
         shared = Message({"z": state.z}, {"local_lr": options.local_lr or now})
-        found = losses(state, rnd, shared) if options.asks_losses else None
-        answer = dual.best(found) if options.method == "best_response" and found is not None else None
+        asked = losses(state, rnd, shared) if options.asks_losses else None
+        answer = dual.best(asked[0]) if options.method == "best_response" and asked is not None else None
         g, heard = gradients(state, state.mixture if answer is None else answer, rnd, shared)
-        found = estimated(heard, rnd.problem, state.losses, options.estimator) if found is None else found
+        found, known_losses = told(heard, state, rnd, options.estimator) if asked is None else asked
         g_mixture = dual.gradient(found, state.mixture)
         step = task.objectives["train"].step
         before, moments = Before(g, g_mixture), state.optimizer
@@ -269,18 +289,21 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         new = State(
             z=z,
             mixture=mixture,
-            losses=found,
+            losses=known_losses,
             z_mean=T.axpy(1 / t, T.sub(z, state.z_mean), state.z_mean),
             mixture_mean=state.mixture_mean + (mixture - state.mixture_mean) / t,
             optimizer=moments,
             before=before if remembers else None,
         )
-        return new, {"worst_loss": float(found.max()), "largest_weight": float(mixture.max())}
+        return new, {
+            "worst_loss": float(known_losses.nan_to_num(-torch.inf).max()),
+            "largest_weight": float(mixture.max()),
+        }
 
     phases = (train, measure) if options.asks_losses else (train,)
     view = View(lambda state: state.z_mean if options.average else state.z)
 
     def by_domain(state: State) -> dict[str, Tensor]:
-        return {"lambda": state.mixture, "mean_lambda": state.mixture_mean, "train_loss": heard_of(state.losses)}
+        return {"lambda": state.mixture, "mean_lambda": state.mixture_mean, "train_loss": state.losses}
 
     return Algorithm(init, round, phases, {"global": view}, requires=("x",), domains=by_domain)

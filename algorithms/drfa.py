@@ -10,7 +10,7 @@ Deng, Kamani & Mahdavi, "Distributionally robust federated averaging", NeurIPS 2
     m                  cohort.invite, in both phases
 
     weighting: importance, gamma_decay: 0.9 and lambda_floor: 0.001 come near the code its authors published; there the snapshot
-    is taken after 0..tau-2 steps, and only the first weight below the floor is raised.
+    is taken after 0..tau-2 steps, and the first weight below the floor is raised to it, and all are scaled to sum to 1 again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedfleet.algorithms.afl import by_shares, estimated, heard_of, known, loss_at_z
+from fedfleet.algorithms.afl import by_shares, estimated, learnt, loss_at_z, of_problem, share_of
+from fedfleet.algorithms.lambda_sets import Simplex
 from fedfleet.algorithms.mixture import Dual, DualOptions
 from fedfleet.algorithms.options import CohortOptions, Options, Schedule
 from fedfleet.simulator import rng
@@ -52,13 +53,13 @@ class DrfaOptions(Options):
     gamma_decay: float = Field(default=1.0, gt=0, le=1)
     """Factor of dual.lr a round."""
     lambda_floor: float = Field(default=0.0, ge=0, lt=1)
-    """Least weight of a domain; the sum stays 1."""
+    """Least weight of a domain, on the whole simplex: lambda is mixed with the uniform one."""
     average: bool = True
     """Evaluate the mean of the models after each round, as the paper returns; otherwise the last."""
 
 
 class State(NamedTuple):
-    """The model, lambda (p,) float64, the last known losses (p,), and the mean of the models."""
+    """The model, lambda (p,) float64, the last known losses (p,) or NaN, and the mean of the models."""
 
     z: Tree
     mixture: Tensor
@@ -99,16 +100,19 @@ def drfa(options: DrfaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     )
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
-        dual = Dual.of(options.dual, known(problem).examples)
+        dual = Dual.of(options.dual, of_problem(problem).examples)
         if options.lambda_floor * len(dual.sizes) >= 1:
             raise ConfigError(
                 f"algorithm.lambda_floor={options.lambda_floor:g}: {len(dual.sizes)} domains would weigh more than 1: lower it"
             )
-        return State(z, dual.start(), torch.zeros(len(dual.sizes), dtype=torch.float64), z)
+        if options.lambda_floor and not (isinstance(dual.set, Simplex) and dual.set.members.all()):
+            raise ConfigError(
+                "algorithm.lambda_floor: needs lambda_set simplex with all domains: leave one of them out"
+            )
+        return State(z, dual.start(), torch.full_like(dual.sizes, torch.nan), z)
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
-        domains = known(rnd.problem)
-        dual = Dual.of(options.dual, domains.examples)
+        dual = Dual.of(options.dual, of_problem(rnd.problem).examples)
         lr = options.lr * options.lr_schedule.at(rnd.index)
         at = 1 + int(rng.uniform(rng.fold(rnd.key, "snapshot"), (), torch.float64) * options.steps)
         if options.weighting == "sampling":
@@ -116,28 +120,24 @@ def drfa(options: DrfaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
             scale, of = torch.ones(len(invited)), 1.0
         else:
             invited = rnd.invite(cohort.invite)
-            mine = domains.of(invited.clients)
-            assert rnd.problem.num_examples is not None
-            scale = state.mixture[mine] * rnd.problem.num_examples(invited.clients) / domains.examples[mine]
-            of = float(rnd.problem.clients)
+            scale, of = share_of(rnd.problem, invited, state.mixture), float(rnd.problem.clients)
         shared = Message({"z": state.z}, {"lr": lr, "snapshot_at": at})
         kind = T.leaves(state.z)[0].dtype
         found = rnd.map_reduce(train, shared=shared, cohort=invited, inbox=scale.to(kind))
-        step, share = task.objectives["train"].step, of / len(found.received)
+        step, share = task.objectives["train"].step, of / float(found.unit.sum())
         z, snapshot = (step(state.z, lr * share, found[slot]) for slot in ("total", "snapshot"))
         heard = rnd.map_reduce(measure, shared=Message({"z": snapshot}), cohort=rnd.invite(cohort.invite))
-        losses = estimated(heard, rnd.problem, state.losses, "horvitz_thompson")
+        known_losses = learnt(heard, state.losses)
+        losses = estimated(heard, rnd.problem, known_losses, "horvitz_thompson")
         gamma = options.steps * options.dual.lr * options.gamma_decay ** (rnd.index + 1)
         mixture = dual.step(state.mixture, dual.gradient(losses, state.mixture), gamma)
-        if options.lambda_floor:
-            mixture = mixture.clamp(min=options.lambda_floor)
-            mixture = mixture / mixture.sum()
+        mixture = options.lambda_floor + (1 - len(mixture) * options.lambda_floor) * mixture
         mean = T.axpy(1 / (rnd.index + 1), T.sub(z, state.z_mean), state.z_mean)
-        return State(z, mixture, losses, mean), {"largest_weight": float(mixture.max())}
+        return State(z, mixture, known_losses, mean), {"largest_weight": float(mixture.max())}
 
     view = View(lambda state: state.z_mean if options.average else state.z)
 
     def by_domain(state: State) -> dict[str, Tensor]:
-        return {"lambda": state.mixture, "train_loss": heard_of(state.losses)}
+        return {"lambda": state.mixture, "train_loss": state.losses}
 
     return Algorithm(init, round, (train, measure), {"global": view}, requires=("x",), domains=by_domain)

@@ -147,7 +147,7 @@ class Hull:
 
     def project(self, v: Tensor) -> Tensor:
         """Return the nearest point of the hull, by Wolfe's algorithm."""
-        return nearest(self.vertices - v) + v
+        return nearest(self.vertices - v) @ self.vertices
 
     def best(self, losses: Tensor) -> Tensor:
         """Return the vertex with the largest expected loss."""
@@ -164,7 +164,7 @@ class Hull:
 
 
 def nearest(points: Tensor, gap: float = 1e-12) -> Tensor:
-    """Return the point (p,) of the hull of ``points`` (r, p) nearest to 0 (Wolfe 1976), up to a duality gap."""
+    """Return the weights (r,) of the point of the hull of ``points`` (r, p) nearest to 0 (Wolfe 1976), up to a duality gap."""
     chosen = [int(points.square().sum(1).argmin())]
     weights = torch.ones(1, dtype=points.dtype)
     found = points[chosen[0]]
@@ -187,7 +187,7 @@ def nearest(points: Tensor, gap: float = 1e-12) -> Tensor:
             chosen = [c for c, keep in zip(chosen, kept.tolist(), strict=True) if keep]
             weights = weights[kept] / weights[kept].sum()
         found = weights @ points[chosen]
-    return found
+    return torch.zeros(len(points), dtype=points.dtype).index_copy(0, torch.tensor(chosen), weights)
 
 
 def _affine(points: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ from fedfleet.algorithms.lambda_sets import Capped, Hull, LambdaSet, Simplex
 from fedfleet.algorithms.options import Options
 from fedfleet.simulator.errors import ConfigError
 
+LEAST = 1e-300  # under the logarithm: a weight of 0 could not come back
+
 
 class SetOptions(Options):
     """The mixtures that are allowed, Lambda."""
@@ -42,6 +44,10 @@ class SetOptions(Options):
     def _whole(self) -> SetOptions:
         if self.kind == "hull" and self.vertices is None:
             raise ValueError("kind: hull needs vertices, rows of a weight a domain")
+        own = {"simplex": {"domains"}, "capped": {"low", "high"}, "hull": {"vertices"}, "sizes": set()}[self.kind]
+        given = (k for k, v in SetOptions.model_fields.items() if k != "kind" and getattr(self, k) != v.default)
+        if others := [k for k in given if k not in own]:
+            raise ValueError(f"{others[0]} does not belong to kind: {self.kind}: set another kind, or leave it out")
         return self
 
 
@@ -106,7 +112,7 @@ class Dual(NamedTuple):
         if self.options.kind == "euclidean":
             return self.set.project(mixture + lr * gradient)
         assert isinstance(self.set, Simplex | Capped)
-        return self.set.project_entropy(mixture.log() + lr * gradient)
+        return self.set.project_entropy(mixture.clamp(min=LEAST).log() + lr * gradient)
 
     def best(self, losses: Tensor) -> Tensor:
         """Return the mixture under which the regularised objective is largest. Raises ConfigError where that is not known."""

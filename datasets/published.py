@@ -59,7 +59,7 @@ def _held_out(examples: Examples, share: float) -> tuple[Examples, Examples]:
     counts = domain.bincount()
     place = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
     out = torch.zeros(len(order), dtype=torch.bool)
-    out[order] = place < (share * counts).round().long().clamp(min=1)[domain[order]]
+    out[order] = place < (share * counts).round().long().clamp(min=1).minimum(counts - 1)[domain[order]]
     return _rows(examples, ~out), _rows(examples, out)
 
 

@@ -45,11 +45,15 @@ class Cohort:
 
 
 class Reduced(NamedTuple):
-    """What a phase yields: reduced slots, the heard clients (R,) in the order of the blocks, their message scalars (R,)."""
+    """What a phase yields: reduced slots, the heard clients (R,) in the order of the blocks, their message scalars (R,).
+
+    ``unit`` (R,) float64 is what an answer counts where none has a weight: 1, or less for a late one.
+    """
 
     values: Mapping[str, Any]
     received: Tensor
     config: Mapping[str, Tensor]
+    unit: Tensor
 
     def __getitem__(self, slot: str | int | slice) -> Any:  # type: ignore[override]
         """Return a reduced slot by name."""

@@ -19,11 +19,12 @@ from fedfleet.simulator.work import Phase
 
 
 class Group(NamedTuple):
-    """Clients that start from one message, in the ``order`` of the blocks, and the blocks."""
+    """Clients that start from one message, in the ``order`` of the blocks, the blocks, and what an answer counts."""
 
     asked: Assignment
     order: Tensor
     tasks: list[BlockTask]
+    discount: float
 
 
 class Answers(NamedTuple):

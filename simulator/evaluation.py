@@ -74,10 +74,15 @@ def by_domain(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str
 
 
 def summarised(domains: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return of each metric by domain the worst, the mean of the worst tenth (from ten domains on) and the spread."""
+    """Return of each metric by domain the worst, the mean of the worst tenth (from ten domains on) and the spread.
+
+    A domain whose loss is no number counts as the worst; another metric may not exist there, as AUC with one class.
+    """
     found: dict[str, float] = {}
+    there = domains.get("examples", torch.ones(1)) > 0
     for name, each in domains.items():
-        known = each[each.isfinite()]
+        known = each[there.expand_as(each)]
+        known = known.nan_to_num(torch.inf, torch.inf) if less_is_better(name) else known[~known.isnan()]
         if name == "examples" or not len(known):
             continue
         worst = known.sort(descending=less_is_better(name)).values

@@ -294,7 +294,7 @@ class EngineRound:
             )
             for mine in map(asked.take, _blocks(torch.arange(len(asked.clients)), self._conditions.block_size))
         ]
-        return Group(asked, order, tasks)
+        return Group(asked, order, tasks, discount)
 
     def _own(self, phase: Phase, shared: Message, clients: Tensor) -> Tree:
         fresh = phase.own
@@ -320,7 +320,12 @@ class EngineRound:
         for clients, own in answers.own if phase.own is not None else ():
             self._memory.store.stage(clients, own)
         clients = torch.cat([g.asked.clients[kept] for g, kept in zip(groups, answers.kept, strict=True)])
-        return Reduced({s: r.final(answers.partials[s]) for s, r in phase.reduce.items()}, clients, answers.config)
+        unit = [
+            torch.full((int(k.sum()),), g.discount, dtype=torch.float64)
+            for g, k in zip(groups, answers.kept, strict=True)
+        ]
+        values = {s: r.final(answers.partials[s]) for s, r in phase.reduce.items()}
+        return Reduced(values, clients, answers.config, torch.cat(unit))
 
     def _learn(self, asked: Assignment, answers: Answers) -> None:
         """Tell the selection what the server has learnt of the clients of this round; nothing of those whose loss is no number."""

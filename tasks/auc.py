@@ -15,6 +15,7 @@ alpha = h- - h+, with value p (1-p) (v+ + v- + (1 - h+ + h-)^2 - 1).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -92,7 +93,10 @@ class AucMaximisation:
         return batch.mean(self._each(z, batch)), {}
 
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
-        """Return the ROC AUC; 0 where a score is not finite, as in the CDMA protocol."""
+        """Return the ROC AUC; 0 where a score is not finite, as in the CDMA protocol, NaN where there is one class alone."""
+        positive = data["y"] == self._options.positive_class
+        if positive.all() or not positive.any():
+            return {"auc": math.nan}
         if not bool(torch.isfinite(outputs).all()):
             return {"auc": 0.0}
-        return {"auc": float(roc_auc_score((data["y"] == self._options.positive_class).numpy(), outputs.numpy()))}
+        return {"auc": float(roc_auc_score(positive.numpy(), outputs.numpy()))}

@@ -81,6 +81,7 @@ class Experiment:
             self.z = load_model(Path(config.warm_start), self.z)
         if self.algorithm.domains is not None:
             check_grouped(f"algorithm={C.named(config, 'algorithm')!r}", size)
+            resolve.check_domains(config, data.test, summary.domains)
             self.algorithm.init(
                 self.z, rng.key(config.seed), self.problem
             )  # mixtures that cannot be are said before the work

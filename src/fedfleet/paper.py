@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import pandas as pd
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
+from fedfleet import campaign
 from fedfleet import config as C
 from fedfleet import study as studying
 from fedfleet.algorithms.options import Options
@@ -36,6 +38,14 @@ class PaperTable(Options):
     """Configuration whose ``compare`` has the rows; beside this file."""
     columns: dict[str, str] = Field(min_length=1)
     """Column -> final metric, such as accuracy, or accuracy[0] for that of domain 0."""
+
+    @field_validator("columns")
+    @classmethod
+    def _readable(cls, columns: dict[str, str]) -> dict[str, str]:
+        if wrong := [m for m in columns.values() if not re.fullmatch(r"\w+(\[\d+\])?", m)]:
+            raise ValueError(f"{wrong[0]!r}: write a metric, or metric[k] for that of domain k")
+        return columns
+
     worst_of: list[str] = Field(default=[])
     """Columns of which the worst is a column too."""
     less_is_better: bool = False
@@ -78,6 +88,12 @@ def run(
         if unknown := [row for row in named if row not in rows]:
             raise ConfigError(f"{path}: {key}: {unknown[0]!r} is no label of compare in {table.config}")
     prepared = studying.prepare(studying.plan(config, seeds=seeds, grid=False), progress)
+    known = campaign.prepare(prepared.study.trials[0], dict(prepared.data)).metric_names()
+    for column, metric in table.columns.items():
+        if f"eval/{metric.partition('[')[0]}" not in known:
+            raise ConfigError(
+                f"{path}: columns.{column}: {C.unknown('metric', metric, [k.removeprefix('eval/') for k in known])}"
+            )
     studying.run_trials(prepared, out, progress, jobs)
     found = collected(prepared, table, out)
     text = markdown(table, found)

@@ -80,7 +80,10 @@ def _clients(config: Config, data: Data) -> Population:
         raise ConfigError(f"population.partition={kind!r}, population.clients={clients}: {one_line(e)}") from None
     domain = torch.zeros(clients, dtype=torch.int64)
     if examples.domain is not None:
-        domain = examples.domain[partition.indices[partition.offsets[:-1]]]
+        each, sizes = examples.domain[partition.indices], partition.offsets.diff()
+        first = each[partition.offsets[:-1].clamp(max=len(each) - 1)]
+        if torch.equal(each, first.repeat_interleave(sizes)):  # otherwise clients that hold several are of none
+            domain = first
     return InMemoryPopulation({"x": examples.x, "y": examples.y}, partition.indices, partition.offsets, domain)
 
 
@@ -112,12 +115,12 @@ def check_clients(config: Config, population: Population, *, asynchronous: bool 
 def evaluation_data(config: Config, data: Data) -> dict[str, dict[str, Tensor]]:
     """Return the splits to evaluate on: "test", and "train" if it is asked for, each x (n, ...) and y (n,).
 
-    Test examples that come from several domains have a column "domain" (n,) too.
+    Test examples that come from several domains have a column "domain" (n,) too, if clients' domains are theirs.
     """
     splits = {"test": data.test}
     if config.evaluation.train_examples:
         splits["train"] = data.sample(config.evaluation.train_examples)
     found = {name: {"x": examples.x, "y": examples.y} for name, examples in splits.items()}
-    if data.test.domain is not None:
+    if data.test.domain is not None and C.named(config, "domains") == "given":
         found["test"]["domain"] = data.test.domain
     return found

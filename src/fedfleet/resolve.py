@@ -18,6 +18,7 @@ import torch
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config import Config, named, options, unknown
+from fedfleet.datasets.examples import Examples
 from fedfleet.reading import show
 from fedfleet.rules import LARGEST_BLOCK
 from fedfleet.simulator.algorithm import Algorithm, Task
@@ -191,6 +192,21 @@ def check_asynchronous(config: Config) -> None:
         raise ConfigError(
             f"selection.kind={named(config, 'selection')!r}: {named(config, 'algorithm')} is asynchronous and draws clients "
             f"uniformly: leave it out"
+        )
+
+
+def check_domains(config: Config, test: Examples, domains: int) -> None:
+    """Refuse what an algorithm over domains cannot be unbiased with. Raises ConfigError."""
+    if (kind := named(config, "selection")) != "uniform":
+        raise ConfigError(
+            f"selection.kind={kind!r}: {named(config, 'algorithm')} weighs clients as drawn uniformly, or draws them itself: "
+            f"leave it out"
+        )
+    several = test.domain is not None and len(test.domain.unique()) > 1
+    if several and domains == 1 and named(config, "domains") == "given":
+        raise ConfigError(
+            f"population.partition={named(config, 'population.partition')!r}: clients hold examples of several domains: use "
+            f"by_domain, or domains.kind=label"
         )
 
 

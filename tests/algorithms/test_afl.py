@@ -8,15 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedfleet.algorithms.afl import State, estimated
+from fedfleet.algorithms.afl import State, estimated, learnt
 from fedfleet.algorithms.mixture import Dual, DualOptions
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.algorithm import Problem, Reduced
 from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.policies import First
 from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.simulator.reduction import DomainMeans
-from tests.algorithms.harness import Bowl, World, build, play, records, script
+from fedfleet.simulator.responses import Federation
+from tests.algorithms.harness import Bowl, Fixed, World, build, play, records, script
 
 EXACT = {"batch_size": None, "lr": 0.1, "average": False}
 
@@ -219,7 +221,7 @@ def heard(where: World, clients: Sequence[int], point: float) -> Reduced:
         weight[p.domain[i]] += p.offsets[i + 1] - p.offsets[i]
     there = weight.nonzero().flatten()
     means = DomainMeans(there, total[there] / weight[there], weight[there])
-    return Reduced({"loss": means}, torch.tensor(list(clients)), {})
+    return Reduced({"loss": means}, torch.tensor(list(clients)), {}, torch.ones(len(clients), dtype=torch.float64))
 
 
 def problem(where: World) -> Problem:
@@ -238,9 +240,13 @@ def test_horvitz_thompson_is_unbiased_for_the_losses(size):
 
 
 def test_the_ratio_keeps_the_last_loss_of_a_domain_nobody_answered_for():
-    last = torch.tensor([7.0, 8.0, 9.0], dtype=torch.float64)
-    found = estimated(heard(MANY, [1, 2], 0.7), problem(MANY), last, "ratio")
-    assert found.tolist() == pytest.approx([7.0, float(losses(MANY, 0.7)[1]), 9.0])
+    answers = heard(MANY, [1, 2], 0.7)
+    known = learnt(answers, torch.tensor([7.0, 8.0, math.nan], dtype=torch.float64))
+    one = float(losses(MANY, 0.7)[1])
+    assert known[:2].tolist() == pytest.approx([7.0, one])
+    assert known[2].isnan()
+    found = estimated(answers, problem(MANY), known, "ratio")
+    assert found.tolist() == pytest.approx([7.0, one, (7 + one) / 2])  # of one that was never heard nothing is known
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -277,12 +283,14 @@ def mean_of(runs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
 def test_drawn_cohorts_are_unbiased(options):
     """Enough seeds to see a bias of a tenth of the step."""
     (whole,) = run(MANY, 1, w=0.7)
-    ones = [run(MANY, 1, w=0.7, seed=s, invite=3, **options)[0] for s in range(400)]
+    ones = [run(MANY, 1, w=0.7, seed=s, invite=3, dual={"lr": 1e-4}, **options)[0] for s in range(400)]
     mean, error = mean_of([torch.tensor([w(s)]) for s in ones])
     assert abs(float(mean) - w(whole)) < 4.5 * float(error)
     assert float(error) < 0.1 * abs(w(whole) - 0.7)
-    mean, error = mean_of([s.losses for s in ones])
-    assert ((mean - losses(MANY, 0.7)).abs() < 4.5 * error).all()
+    start = torch.tensor([3, 4, 2], dtype=torch.float64) / 9
+    mean, error = mean_of([(s.mixture - start) / 1e-4 for s in ones])  # the losses but for a constant
+    wanted = losses(MANY, 0.7)
+    assert ((mean - (wanted - wanted.mean())).abs() < 4.5 * error).all()
 
 
 def test_variances_of_the_gradients():
@@ -312,6 +320,41 @@ def test_local_steps_are_fedavg_with_the_weights_lambda():
     )
     for state, z in zip(states, wanted, strict=True):
         assert w(state) == pytest.approx(float(z["x"]["w"]), rel=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"estimator": "ratio"}, {"gradient": "weighted"}])
+def test_late_answers_count_less_in_what_they_are_divided_by_too(options):
+    """Two clients alike, of which the second is late and counts half: every step goes along a mean of gradients on the way."""
+    alike = world([(1, 0)], [(1, 0)], domain=[0, 0])
+    fleet = Federation(devices=Fixed((1.0, 1.5)), policy=First(1))
+    algorithm = build("afl", alike.task, CohortOptions(invite=2), **EXACT, **options)
+    found = records(algorithm, alike, 4, z=at(1.0), federation=fleet, stale_discount=0.5)
+    points = [1.0, *(w(r.state) for r in found)]
+    gradients = [(a - b) / 0.1 for a, b in itertools.pairwise(points)]
+    for i, gradient in enumerate(gradients):
+        assert points[i] - 1e-9 <= gradient <= 1 + 1e-9
+    if options != {"gradient": "weighted"}:  # whose cohort may be one client twice
+        assert gradients[1] == pytest.approx((points[1] + 0.5 * 1.0) / 1.5)
+
+
+def test_variances_of_the_losses():
+    """single: p sum E loss^2 - sum L_k^2; per domain: the sum of the domains' own (3.1)."""
+    where = world([(1, 0), (2, 1), (1, 4)], [(4, 3), (1, -2)], [(1, 1), (2, 4), (2, -3), (1, 0)])
+    x = where.population.data["x"]
+    each = [a * (0.7 - m) ** 2 / 2 for a, m in (x[i:j].unbind(1) for i, j in itertools.pairwise([0, 3, 5, 9]))]
+    mean = torch.stack([e.mean() for e in each])
+    second = torch.stack([e.square().mean() for e in each])
+    covariance = {"per_domain": (second - mean.square()).diag(), "single": 3 * second.diag() - mean[:, None] * mean}
+    wanted = {"per_domain": (second - mean.square()).sum(), "single": 3 * second.sum() - mean.square().sum()}
+    start = (torch.tensor([3, 2, 4], dtype=torch.float64) / 9).log()
+    away = torch.eye(3, dtype=torch.float64) - 1 / 3
+    for kind, matrix in covariance.items():
+        assert float(matrix.trace()) == pytest.approx(float(wanted[kind]))
+        options = {"dual_gradient": kind, "batch_size": 1, "invite": 3 if kind == "per_domain" else 1}
+        options |= {"dual": {"kind": "entropy", "lr": 1e-3}}  # from which the gradient can be read, but for a constant
+        logs = [run(where, 1, w=0.7, seed=s, **options)[0].mixture.log() for s in range(800)]
+        found = torch.stack([(log - start) / 1e-3 for log in logs]) @ away
+        assert float(found.var(0).sum()) == pytest.approx(float((away @ matrix @ away).trace()), rel=0.25)
 
 
 # DRFA, 5.3
@@ -359,12 +402,31 @@ def test_drfa_with_one_step_is_afls_step_and_losses_at_the_new_point(weighting):
 
 
 def test_drfas_floor_and_decay():
-    first, *_, last = drfa(
-        TWO, 30, steps=1, weighting="importance", dual={"lr": 1.0}, lambda_floor=0.01, gamma_decay=0.5
-    )
-    assert first.mixture.tolist() == pytest.approx([0.01 / 1.01, 1 / 1.01])
-    assert float(last.mixture.sum()) == pytest.approx(1.0)
-    assert float(last.mixture.min()) >= 0.0099
+    given = {"steps": 1, "weighting": "importance", "dual": {"lr": 1.0}}
+    states = drfa(TWO, 30, lambda_floor=0.01, gamma_decay=0.5, **given)
+    assert states[0].mixture.tolist() == pytest.approx([0.01, 0.99])
+    assert all(float(s.mixture.sum()) == pytest.approx(1.0) for s in states)
+    assert all(float(s.mixture.min()) >= 0.01 - 1e-12 for s in states)
+    moved = [
+        abs(float(b.mixture[0] - a.mixture[0])) for a, b in itertools.pairwise(drfa(TWO, 60, gamma_decay=0.5, **given))
+    ]
+    assert max(moved[-10:]) < 1e-9
+
+
+def test_drfas_lambda_moves_by_tau_gamma_times_the_losses_heard():
+    """E v = f over the uniform cohort: with one of two clients heard it is (0, 2 f_2) or (2 f_1, 0)."""
+    seen = set()
+    for seed in range(12):
+        (state,) = drfa(TWO, 1, steps=3, weighting="importance", dual={"lr": 0.001}, invite=1, seed=seed, w=0.7)
+        client = int(state.losses.isfinite().nonzero())
+        seen.add(client)
+        v = torch.zeros(2, dtype=torch.float64)
+        v[client] = 2 * state.losses[client]
+        rule = Dual.of(DualOptions(lr=1.0), torch.tensor([1, 1]))
+        torch.testing.assert_close(
+            state.mixture, rule.step(torch.tensor([0.5, 0.5], dtype=torch.float64), 3 * 0.001 * v)
+        )
+    assert seen == {0, 1}
 
 
 # Bad input
