@@ -23,6 +23,13 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     )
     yield "rounds, seed", f"{x.config.rounds}, {x.config.seed}"
     yield "clients", f"{x.problem.clients:,} with {summary.min_examples} to {summary.max_examples} examples each"
+    if x.algorithm.domains is not None and x.problem.domains is not None:
+        sizes = x.problem.domains.examples
+        yield (
+            "domains",
+            f"{len(sizes):,} with {int(sizes.min()):,} to {int(sizes.max()):,} examples each; skewness "
+            f"{float(sizes.sum() / sizes.min()):,.3g}",
+        )
     yield "model", f"{floats:,} floats ({_parts(x)}), {model_bytes / 1e6:.2f} MB"
     yield "phases a round", ", ".join(p.name for p in x.algorithm.phases)
     waits = (

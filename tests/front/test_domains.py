@@ -14,6 +14,7 @@ import torch
 import fedfleet
 from fedfleet import cli
 from fedfleet.datasets.files import DataError
+from fedfleet.plan import describe
 from fedfleet.report import write_report
 from fedfleet.simulator.errors import ConfigError
 
@@ -54,6 +55,15 @@ def test_every_domain_is_evaluated_on_its_own_test_examples(run):
     assert last["lambda"].sum() == pytest.approx(1.0)
     assert not np.allclose(last["lambda"], 1 / 3, atol=1e-3)
     assert run.table("domains")["round"].unique().tolist() == [2, 5]
+
+
+def test_the_plan_tells_the_domains():
+    lines = dict(describe(fedfleet.Experiment(fedfleet.load(BASE))))
+    assert lines["domains"] == "3 with 140 to 146 examples each; skewness 3.08"
+    plain = {"algorithm": "fedavg"}
+    assert "domains" not in dict(
+        describe(fedfleet.Experiment(fedfleet.load(BASE, {**plain, "population.partition": "iid"})))
+    )
 
 
 def torch_load(path: Path) -> dict[str, torch.Tensor]:
