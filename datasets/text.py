@@ -102,4 +102,7 @@ def _lines(path: Path, encoding: str = "utf-8") -> list[str]:
     try:
         return path.read_text(encoding=encoding).splitlines()
     except (OSError, ValueError) as e:
-        raise DataError(f"{path}: cannot be read ({e}): put the text there") from None
+        problem = e.strerror if isinstance(e, OSError) else e
+        raise DataError(
+            f"{path}: cannot be read ({problem}): it is not downloaded, so put it there, or set FEDFLEET_DATA to the folder above"
+        ) from None

@@ -77,7 +77,7 @@ class InMemoryPopulation:
         data: name -> (rows, ...) tensors, shared by all clients.
         indices: (total,) int64.
         offsets: (N + 1,) int64, rising.
-        domain: (N,) int64, the domain of each client.
+        domain: (N,) int64, the domain of each client, from 0 without a gap.
 
     """
 

@@ -80,7 +80,7 @@ def test_every_tenth_block_of_small_texts_is_for_testing(tmp_path):
 
 
 def test_what_cannot_be_read_says_so(tmp_path):
-    with pytest.raises(DataError, match=r"document\.txt: cannot be read .* put the text there"):
+    with pytest.raises(DataError, match=r"document\.txt: cannot be read .* so put it there"):
         text.load_small_texts(tmp_path)
     with pytest.raises(DataError, match="the document text has no 36 words"):
         text.windows("made", [["a"], ["a"] * 99], [["a"] * 99, ["a"] * 99], 10)

@@ -11,7 +11,7 @@ INDICES = torch.tensor([9, 2, 5, 0, 8, 7, 6, 1, 4, 3])
 
 def population() -> InMemoryPopulation:
     data = {"x": torch.arange(20).reshape(10, 2), "y": torch.arange(10)}
-    return InMemoryPopulation(data, INDICES, torch.tensor([0, *SIZES]).cumsum(0), torch.tensor([5, 6, 5, 7]))
+    return InMemoryPopulation(data, INDICES, torch.tensor([0, *SIZES]).cumsum(0), torch.tensor([0, 1, 0, 2]))
 
 
 def test_size_and_numbers_of_examples():
@@ -36,7 +36,7 @@ def test_a_block_lists_each_clients_rows_in_order_and_pads_with_its_first(ids):
     width = max(SIZES[c] for c in ids)
     assert local.rows.shape == (len(ids), width)
     assert local.counts.tolist() == [SIZES[c] for c in ids]
-    assert local.domain.tolist() == [(5, 6, 5, 7)[c] for c in ids]
+    assert local.domain.tolist() == [(0, 1, 0, 2)[c] for c in ids]
     for rows, c in zip(local.rows.tolist(), ids, strict=True):
         start = sum(SIZES[:c])
         own = INDICES[start : start + SIZES[c]].tolist()
