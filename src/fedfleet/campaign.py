@@ -148,10 +148,11 @@ def resume(out: Path, overrides: list[str] | None, progress: Progress, *, report
 
 def _note(config: Config, out: Path) -> None:
     """Write down what the runs in a folder are, for ``resume``."""
-    write_text(out / CAMPAIGN, _plain(config))
+    write_text(out / CAMPAIGN, as_given(config))
 
 
-def _plain(config: Config) -> str:
+def as_given(config: Config) -> str:
+    """Return in YAML what was given for a configuration, defaults left out."""
     return yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True), sort_keys=False)
 
 
@@ -188,7 +189,7 @@ def _in_processes(plan: list[Trial], out: Path, progress: Progress, jobs: int) -
         folder = out / trial.place
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "config.yaml"
-            path.write_text(_plain(trial.config), encoding="utf-8")
+            path.write_text(as_given(trial.config), encoding="utf-8")
             command = [sys.executable, "-m", "fedfleet", "run", str(path), "--out", str(folder), "--no-report"]
             process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True

@@ -94,7 +94,7 @@ def run(
             raise ConfigError(
                 f"{path}: columns.{column}: {C.unknown('metric', metric, [k.removeprefix('eval/') for k in known])}"
             )
-    studying.run_trials(prepared, out, progress, jobs)
+    studying.check(studying.run_trials(prepared, out, progress, jobs), prepared.study)
     found = collected(prepared, table, out)
     text = markdown(table, found)
     write_text(out / "table.md", text)

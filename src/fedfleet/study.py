@@ -185,24 +185,19 @@ def run(prepared: Prepared, out: Path, progress: Progress, jobs: int | None = No
     A trial that fails does not end the study: its row says so, and FedfleetError is raised at the end.
     """
     study = prepared.study
-    errors = run_trials(prepared, out, progress, jobs, keep_going=True)
+    errors = run_trials(prepared, out, progress, jobs)
     entries = [Entry(_keys(t), folder(out, t), errors.get(t.place)) for t in study.trials]
     tables = collect(entries, study.varied, study.target)
     tables.write(out)
     config = f"# target: {study.target or 'none'}\n"
-    config += yaml.safe_dump(study.config.model_dump(mode="json", exclude_unset=True), sort_keys=False)
+    config += campaign.as_given(study.config)
     progress.say(f"report: {write_study_report(tables, out, config)}")
-    _check(errors, study)
+    check(errors, study)
     return tables
 
 
-def run_trials(
-    prepared: Prepared, out: Path, progress: Progress, jobs: int | None = None, *, keep_going: bool = False
-) -> dict[str, str]:
-    """Run the trials that are not finished and return the errors of those that failed, by place.
-
-    Raises FedfleetError at the end where one failed, unless ``keep_going``.
-    """
+def run_trials(prepared: Prepared, out: Path, progress: Progress, jobs: int | None = None) -> dict[str, str]:
+    """Run the trials that are not finished and return the errors of those that failed, by place."""
     study = prepared.study
     there = finished(prepared, out)
     jobs = _jobs(study, jobs)
@@ -220,12 +215,11 @@ def run_trials(
         if error is not None:
             errors[trial.place] = error
         pace.tell(trial, error)
-    if not keep_going:
-        _check(errors, study)
     return errors
 
 
-def _check(errors: Mapping[str, str], study: Study) -> None:
+def check(errors: Mapping[str, str], study: Study) -> None:
+    """Raise FedfleetError where trials failed."""
     if errors:
         place, error = next(iter(errors.items()))
         raise FedfleetError(f"{len(errors)} of {len(study.trials)} trials: {place}: {error}")
