@@ -12,9 +12,8 @@ from typing import Any
 from pydantic import Field
 
 from fedfleet.algorithms.fedavg import FedAvgOptions, averaging
-from fedfleet.algorithms.local import Local, gradient
+from fedfleet.algorithms.local import Local, gradient, proximal
 from fedfleet.algorithms.options import CohortOptions
-from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.rng import Key
 from fedfleet.simulator.tree import Tree
@@ -31,8 +30,7 @@ class FedProxOptions(FedAvgOptions):
 def fedprox(options: FedProxOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FedProx."""
 
-    def proximal(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
-        g = gradient(ops, shared, local, batch, at, key)
-        return T.axpy(shared["mu"], T.sub(local.z, shared["z"]), g)
+    def held(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+        return proximal(gradient(ops, shared, local, batch, at, key), local.z, shared["z"], shared["mu"])
 
-    return averaging(options, task, cohort, proximal, {"mu": options.mu})
+    return averaging(options, task, cohort, held, {"mu": options.mu})

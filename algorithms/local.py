@@ -20,8 +20,8 @@ class Local(NamedTuple):
     own: Tree
 
 
-Direction = Callable[[Ops, Mapping[str, Any], Local, Batch, At, Key], Tree]
-"""``(ops, shared, local, batch, at, key) -> direction`` of one local step."""
+Direction = Callable[[Ops, Mapping[str, Any], Local, Any, At, Key], Tree]
+"""``(ops, shared, local, batch, at, key) -> direction`` of one local step; a tuple of batches where the plan has several a step."""
 Finish = Callable[[Mapping[str, Any], Tree, Tree, Local], tuple[Message, Tree]]
 
 
@@ -68,3 +68,13 @@ def full_local(evaluate: Evaluate, slot: str, chunk: int) -> LocalWork:
 
     everything = BatchPlan(size=chunk, epochs=1, shuffle=False)
     return LocalWork(begin=begin, stages=(Stage(step=step, batches=everything),), finish=finish, divisible=False)
+
+
+def gradient_at_z(ops: Ops, shared: Mapping[str, Any], batch: Batch, key: Key) -> Tree:
+    """Return the gradient direction at the point that was sent."""
+    return ops.grad("train", shared["z"], batch, key)[0]
+
+
+def proximal(direction: Tree, z: Tree, anchor: Mapping[str, Tree], weight: float) -> Tree:
+    """Return the direction with that of (weight/2) |z - anchor|^2 added: in the parts that the anchor has, whoever plays them."""
+    return {p: T.axpy(weight, T.sub(z[p], anchor[p]), d) if p in anchor else d for p, d in direction.items()}

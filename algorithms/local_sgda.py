@@ -17,12 +17,17 @@ from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
 from fedfleet.simulator.reduction import Mean
 from fedfleet.simulator.rng import Key
 from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import Message, Phase
+from fedfleet.simulator.work import LocalWork, Message, Phase
 
 
 def local_sgda(options: LocalOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build local SGDA; its state is z."""
-    train = Phase(name="train", work=local_training(options.plan()), reduce={"z": Mean()})
+    return averaged(options, task, cohort, local_training(options.plan()))
+
+
+def averaged(options: LocalOptions, task: Task, cohort: CohortOptions, work: LocalWork) -> Algorithm:
+    """Return the algorithm whose clients start at z and whose server takes the mean of their final points; its state is z."""
+    train = Phase(name="train", work=work, reduce={"z": Mean()})
 
     def init(z: Tree, key: Key, problem: Problem) -> Tree:
         return z

@@ -150,10 +150,14 @@ class LocalOptions(Options):
             raise ValueError("give steps or epochs, not both")
         return self
 
-    def plan(self) -> BatchPlan:
-        """Return the batch plan: random reshuffling."""
+    def plan(self, per_step: int = 1) -> BatchPlan:
+        """Return the batch plan: random reshuffling, so many minibatches a step."""
         epochs = None if self.steps is not None else (self.epochs or 1)
-        return BatchPlan(size=self.batch_size, steps=self.steps, epochs=epochs)
+        return BatchPlan(size=self.batch_size, steps=self.steps, epochs=epochs, per_step=per_step)
+
+    def local_steps(self, mean_examples: float) -> int:
+        """Return K: ``steps``, or those of a client with the mean number of examples."""
+        return self.steps or (self.epochs or 1) * max(1, math.ceil(mean_examples / self.batch_size))
 
     def rates(self, t: int, parts: tuple[str, ...]) -> Scalar:
         """Return the learning rates of round t, one a part of ``z``."""

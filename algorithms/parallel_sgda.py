@@ -7,18 +7,15 @@ The baseline of CDMA's experiments, where it is CDMA-ONE with K = 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from pydantic import Field
 
-from fedfleet.algorithms.local import full_local
+from fedfleet.algorithms.local import full_local, gradient_at_z
 from fedfleet.algorithms.options import CohortOptions, Options, Schedule
 from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
 from fedfleet.simulator.reduction import Mean
 from fedfleet.simulator.rng import Key
 from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import Batch, Message, Ops, Phase
+from fedfleet.simulator.work import Message, Phase
 
 
 class ParallelOptions(Options):
@@ -41,10 +38,8 @@ class ParallelOptions(Options):
 def parallel_sgda(options: ParallelOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build parallel SGDA; its state is z."""
 
-    def at_z(ops: Ops, shared: Mapping[str, Any], batch: Batch, key: Key) -> Tree:
-        return ops.grad("train", shared["z"], batch, key)[0]
-
-    gradients = Phase(name="gradient", work=full_local(at_z, "g", options.gradient_chunk), reduce={"g": Mean()})
+    work = full_local(gradient_at_z, "g", options.gradient_chunk)
+    gradients = Phase(name="gradient", work=work, reduce={"g": Mean()})
 
     def init(z: Tree, key: Key, problem: Problem) -> Tree:
         return z

@@ -6,12 +6,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedfleet.algorithms.afl import AflOptions, afl
+from fedfleet.algorithms.catalyst import CatalystOptions, catalyst_scaffold_s
 from fedfleet.algorithms.cdma import AdaOptions, CdmaOptions, cdma_ada, cdma_nc, cdma_one
+from fedfleet.algorithms.coda import CodaOptions, CodascaOptions, coda_plus, codasca
 from fedfleet.algorithms.drfa import DrfaOptions, drfa
+from fedfleet.algorithms.extra_step import extra_step
 from fedfleet.algorithms.fedavg import FedAvgOptions, FedOptOptions, fedavg
 from fedfleet.algorithms.fedbuff import FedBuffOptions, fedbuff
 from fedfleet.algorithms.fedprox import FedProxOptions, fedprox
 from fedfleet.algorithms.local_sgda import local_sgda
+from fedfleet.algorithms.local_sgda_plus import SgdaPlusOptions, local_sgda_plus
 from fedfleet.algorithms.options import CohortOptions, LocalOptions, Options
 from fedfleet.algorithms.parallel_sgda import ParallelOptions, parallel_sgda
 from fedfleet.algorithms.scaffold import ScaffoldOptions, scaffold
@@ -36,6 +40,13 @@ ALGORITHMS: dict[str, Entry] = {
     "drfa": Entry(DrfaOptions, drfa, "AFL with local steps: two phases (Deng et al. 2020)"),
     "parallel_sgda": Entry(ParallelOptions, parallel_sgda, "one server step along full local gradients; minimax"),
     "local_sgda": Entry(LocalOptions, local_sgda, "local descent-ascent, averaged (Deng & Mahdavi 2021); minimax"),
+    "local_sgda_plus": Entry(SgdaPlusOptions, local_sgda_plus, "local SGDA with a snapshot of x (ibid.); minimax"),
+    "extra_step": Entry(LocalOptions, extra_step, "local steps that look ahead (Beznosikov et al. 2020); minimax"),
+    "catalyst_scaffold_s": Entry(
+        CatalystOptions, catalyst_scaffold_s, "corrected steps around an anchor: two phases (Hou et al. 2021); minimax"
+    ),
+    "coda_plus": Entry(CodaOptions, coda_plus, "local SGDA in stages (Yuan et al. 2021); minimax"),
+    "codasca": Entry(CodascaOptions, codasca, "CODA+ with control variates (ibid.); minimax"),
     "cdma_nc": Entry(CdmaOptions, cdma_nc, "CDMA without correction: one phase; minimax"),
     "cdma_one": Entry(CdmaOptions, cdma_one, "CDMA with gradients collected first: two phases; minimax"),
     "cdma_ada": Entry(AdaOptions, cdma_ada, "CDMA with a recursive gradient estimate: two phases; minimax"),

@@ -12,20 +12,18 @@ Karimireddy et al., "SCAFFOLD: Stochastic controlled averaging for federated lea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from pydantic import Field
 
-from fedfleet.algorithms.local import Local, gradient
+from fedfleet.algorithms.control import controlled, no_control
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
 from fedfleet.simulator.reduction import Mean
 from fedfleet.simulator.rng import Key
 from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import At, Batch, LocalWork, Message, Ops, Phase, Stage
+from fedfleet.simulator.work import Message, Phase
 
 
 class ScaffoldOptions(LocalOptions):
@@ -42,36 +40,14 @@ class State(NamedTuple):
     c: Tree
 
 
-class Drift(NamedTuple):
-    """What a client carries besides its point: its control variate, the correction c - c_i, the steps it has done."""
-
-    control: Tree
-    correction: Tree
-    steps: Any
-
-
 def scaffold(options: ScaffoldOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build SCAFFOLD with option II, whose control variates cost no extra gradient."""
 
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Local:
-        return Local(shared["z"], None, Drift(own, T.sub(shared["c"], own), torch.zeros((), device=key.device)))
-
-    def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Local:
-        d = T.add(gradient(ops, shared, local, batch, at, key), local.own.correction)  # l. 10
-        moved = ops.step("train", local.z, shared["lr"], d)
-        return Local(moved, None, local.own._replace(steps=local.own.steps + 1))
-
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
-        # l. 12, option II: c_i+ = c_i - c + (x - y_i) / (K eta_l), with the steps this client really did
-        inverse = {p: 1.0 / (rate * local.own.steps) for p, rate in shared["lr"].items()}
-        control = T.sub(T.scale(inverse, T.sub(shared["z"], local.z)), local.own.correction)
-        return Message(send={"dz": T.sub(local.z, shared["z"]), "dc": T.sub(control, own)}), control  # l. 13
-
     train = Phase(
         name="train",
-        work=LocalWork(begin=begin, stages=(Stage(step=step, batches=options.plan()),), finish=finish),
+        work=controlled(options.plan()),
         reduce={"dz": Mean(), "dc": Mean()},
-        own=lambda shared: T.zeros_like(shared["z"]),
+        own=no_control,
     )
 
     def init(z: Tree, key: Key, problem: Problem) -> State:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fedfleet.simulator import rng
-from fedfleet.simulator.algorithm import Algorithm, Buffered, Cohort, Problem
+from fedfleet.simulator.algorithm import Algorithm, Buffered, Cohort, Problem, Reduced
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.factored import Notes
@@ -18,7 +18,7 @@ from fedfleet.simulator.memory import Memory
 from fedfleet.simulator.rng import Key
 from fedfleet.simulator.round import Conditions, EngineRound
 from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import Phase
+from fedfleet.simulator.work import Message, Phase
 
 CLIENTS, ROUNDS = 2, 2  # rounds may differ from the first, as with methods that remember the round before
 
@@ -52,6 +52,12 @@ class _Small(EngineRound):
 
     def draw(self, size: int, clients: Callable[[int, Key], Tensor]) -> Cohort:
         return super().draw(min(size, CLIENTS), clients)
+
+    def map_reduce(
+        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+    ) -> Reduced:
+        # The steps of the plan: those of a round may be drawn, and what an example costs depend on them.
+        return super().map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox)
 
     def buffered(self, phase: Phase, *, size: int, concurrency: int, **given: Any) -> list[Buffered]:
         few = min(size, CLIENTS)

@@ -60,8 +60,9 @@ def test_factored_equals_serial(name, model, fold_at, monkeypatch):
     assert (one[-1] - start).abs().max() > 1e-3
 
 
-STANDS_IN_THE_WAY = {"fedopt": "mul", "scaffold": "add with a tensor of each client's own"}
-"""Adam squares the gradient; SCAFFOLD adds a client's own control variate."""
+OWN = "add with a tensor of each client's own"
+STANDS_IN_THE_WAY = {"fedopt": "mul", "scaffold": OWN, "codasca": OWN}
+"""Adam squares the gradient; SCAFFOLD and CODASCA add a client's own control variate."""
 
 
 @pytest.mark.parametrize("name", CASES)
