@@ -73,6 +73,16 @@ def by_domain(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str
     return found
 
 
+def clients_by_domain(found: Mapping[str, Tensor], domain: Tensor, examples: Tensor) -> dict[str, Tensor]:
+    """Return "clients_<metric>" (p,) float64: metrics of clients (N,) on their own data, averaged over a domain's examples."""
+    count = int(domain.max()) + 1
+    total = torch.zeros(count, dtype=torch.float64).index_add_(0, domain, examples.double())
+    return {
+        f"clients_{name}": torch.zeros_like(total).index_add_(0, domain, each.double() * examples) / total
+        for name, each in found.items()
+    }
+
+
 def summarised(domains: Mapping[str, Tensor]) -> dict[str, float]:
     """Return of each metric by domain the worst, the mean of the worst tenth (from ten domains on) and the spread.
 

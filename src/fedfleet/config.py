@@ -92,7 +92,8 @@ class Evaluation(Options):
     train_examples: int = Field(default=0, ge=0)
     """Evaluate on this many training examples too (a fixed draw), as ``eval/train_<metric>``."""
     per_client: bool = False
-    """Write ``clients.parquet``: every client's own metrics on its own data at each evaluation."""
+    """Write ``clients.parquet``: every client's own metrics on its own data at each evaluation; their means by domain, if there
+    are domains, as ``clients_<metric>`` in ``domains.parquet``."""
 
 
 class Checkpoint(Options):

@@ -30,7 +30,7 @@ from fedfleet.simulator.block import Setup
 from fedfleet.simulator.codec import digest
 from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
-from fedfleet.simulator.evaluation import client_phase, summarised
+from fedfleet.simulator.evaluation import client_phase, clients_by_domain, summarised
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.factored import Notes
@@ -76,6 +76,8 @@ class Experiment:
         size, num_examples = self.population.size, self.population.num_examples
         domains = Grouped(size, summary.domains, self.population.domains, num_examples)
         self.problem = Problem(size, summary.mean_examples, num_examples, domains)
+        as_data_say = C.named(config, "domains") == "given" and population is None
+        self.domain_names: tuple[str, ...] = getattr(data, "domains", ()) if as_data_say else ()
         self.z = self.task.init(config.seed)
         if config.warm_start is not None:
             self.z = load_model(Path(config.warm_start), self.z)
@@ -86,8 +88,8 @@ class Experiment:
                 self.z, rng.key(config.seed), self.problem
             )  # mixtures that cannot be are said before the work
         self.evaluation = evaluation_data(config, data)
-        resolve.check_metrics(config, self.metric_names)
         self.config = config
+        resolve.check_metrics(config, self.metric_names)
         self.config = resolve.resolved(config, self._inner(), self._block_size())
         self.federation = federation(self.config, self.population)
         self.selection = selection(self.config)
@@ -101,7 +103,20 @@ class Experiment:
 
     def metric_names(self) -> list[str]:
         """Return what an evaluation measures, as ``eval/<metric>``."""
-        return _metric_names(self.task, self.z, self.evaluation)
+        found = _metric_names(self.task, self.z, self.evaluation)
+        if self.config.evaluation.per_client:
+            count = self.problem.clients
+            found += [
+                f"eval/{m}"
+                for m in summarised(self.by_domain(dict.fromkeys(self._client_metrics(), torch.zeros(count))))
+            ]
+        return found
+
+    def by_domain(self, found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return metrics of clients on their own data (N,) by domain (p,); empty where there is one domain alone."""
+        everybody = torch.arange(self.problem.clients)
+        domain = self.population.domains(everybody)
+        return clients_by_domain(found, domain, self.population.num_examples(everybody)) if domain.any() else {}
 
     @property
     def answers(self) -> int:

@@ -21,7 +21,7 @@ from fedfleet.runfolder import RunFolder
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.codec import encode
 from fedfleet.simulator.errors import FedfleetError
-from fedfleet.simulator.evaluation import Measured, Measurement, evaluate_clients, less_is_better
+from fedfleet.simulator.evaluation import Measured, Measurement, evaluate_clients, less_is_better, summarised
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.records import PhaseRecord
 from fedfleet.simulator.signals import put_off
@@ -52,7 +52,14 @@ class _Held(NamedTuple):
     """A round whose evaluation is under way."""
 
     record: RoundRecord
+    evaluation: _Evaluation
+
+
+class _Evaluation(NamedTuple):
+    """An evaluation under way, and the means over clients' own data, domain by domain, where clients are evaluated."""
+
     measurement: Measurement
+    own: Mapping[str, torch.Tensor]
 
 
 class Runner:
@@ -124,7 +131,7 @@ class Runner:
     def _rounds(self, executor: Executor) -> str:
         x = self.x
         if self.initial is None:
-            self.initial, _ = self._result(self._measure(executor), self.at.state, 0)
+            self.initial, _ = self._result(self._measure(executor, None), self.at.state, 0)
             self.folder.tables.metrics = tuple(self.initial)
             self._save()
         self.progress.initial(self.initial, self.at.index)
@@ -144,8 +151,7 @@ class Runner:
             if not self.unevaluated:
                 self._enter(record, {})
             else:
-                self.held = _Held(record, self._measure(executor))
-                self._evaluate_clients(executor)
+                self.held = _Held(record, self._measure(executor, record.index))
                 if (last or x.config.until is not None) and (self._reached(self._settle()) or out_of_time):
                     return "stopped"
             every_s = x.config.checkpoint.every_s
@@ -162,31 +168,35 @@ class Runner:
 
     def _evaluate_again(self, executor: Executor) -> None:
         """Evaluate the round of the checkpoint, whose evaluation was under way."""
-        metrics, domains = self._result(self._measure(executor), self.at.state, self.at.index)
-        self._evaluate_clients(executor)
+        evaluation = self._measure(executor, self.at.index - 1)
+        metrics, domains = self._result(evaluation, self.at.state, self.at.index)
         self._enter_domains(self.at.index - 1, domains)
         self.folder.tables.measured(metrics)
         self.unevaluated = False
 
-    def _evaluate_clients(self, executor: Executor) -> None:
-        if self.x.config.evaluation.per_client:
-            clients = self.x.problem.clients
-            found = evaluate_clients(executor, self._model(), clients)
+    def _evaluate_clients(self, executor: Executor, index: int | None) -> Mapping[str, torch.Tensor]:
+        """Evaluate clients on their own data; enter that after round ``index``, and return what it is by domain."""
+        if not self.x.config.evaluation.per_client:
+            return {}
+        found = evaluate_clients(executor, self._model(), self.x.problem.clients)
+        if index is not None:
             with put_off(), self.folder.writing():
-                self.folder.tables.add_each("clients", self.at.index - 1, found)
+                self.folder.tables.add_each("clients", index, found)
+        return self.x.by_domain(found)
 
     def _settle(self) -> dict[str, float]:
         """Wait for the evaluation of the round that is held, and enter both."""
         if self.held is None:
             return {}
-        record, measurement = self.held
-        metrics, domains = self._result(measurement, record.state, record.index + 1)
+        record, evaluation = self.held
+        metrics, domains = self._result(evaluation, record.state, record.index + 1)
         self._enter(record, metrics, domains)
         return metrics
 
-    def _result(self, measurement: Measurement, state: Any, rounds: int) -> Measured:
+    def _result(self, evaluation: _Evaluation, state: Any, rounds: int) -> Measured:
         """Wait for the evaluation of the state after so many rounds; write its model if no earlier one was as good."""
-        found, domains = measurement.result()
+        found, domains = evaluation.measurement.result()
+        found, domains = {**found, **summarised(evaluation.own)}, {**domains, **evaluation.own}
         if self.x.algorithm.domains is not None:
             domains = {**self.x.algorithm.domains(state), **domains}
         metrics = {f"eval/{name}": value for name, value in found.items()}
@@ -240,8 +250,9 @@ class Runner:
     def _model(self) -> T.Tree:
         return self.x.algorithm.views["global"].params(self.at.state)
 
-    def _measure(self, executor: Executor) -> Measurement:
-        return Measurement(executor, self.x.task, self._model(), self.x.evaluation)
+    def _measure(self, executor: Executor, index: int | None) -> _Evaluation:
+        measurement = Measurement(executor, self.x.task, self._model(), self.x.evaluation)
+        return _Evaluation(measurement, self._evaluate_clients(executor, index))
 
     def _newest(self) -> Mapping[str, float]:
         """Return the last evaluation."""
@@ -262,6 +273,7 @@ class Runner:
             "status": status,
             "error": error,
             "label": self.x.label,
+            "domains": list(self.x.domain_names),
             "rounds": len(rounds),
             "initial": self.initial or {},
             "final": dict(self._newest()),

@@ -15,7 +15,8 @@ import fedfleet
 from fedfleet import cli
 from fedfleet.datasets.files import DataError
 from fedfleet.plan import describe
-from fedfleet.report import write_report
+from fedfleet.report import domain_figures, write_report
+from fedfleet.report.tables import read as read_run
 from fedfleet.simulator.errors import ConfigError
 
 BASE: dict[str, Any] = {
@@ -57,6 +58,19 @@ def test_every_domain_is_evaluated_on_its_own_test_examples(run):
     assert run.table("domains")["round"].unique().tolist() == [2, 5]
 
 
+def test_the_report_calls_domains_by_their_names(run, tmp_path):
+    assert run.summary["domains"] == ["1", "4", "8"]
+    groups = {"run": [read_run(run.folder)]}
+    assert domain_figures._names(groups) == ["1", "4", "8"]
+    (tmp_path / "other").mkdir()
+    for file in run.folder.glob("*.*"):
+        (tmp_path / "other" / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "other" / "summary.json").write_text(json.dumps({**run.summary, "domains": ["a", "b", "c"]}))
+    both = {**groups, "other": [read_run(tmp_path / "other")]}
+    assert domain_figures._names(both) == []
+    assert domain_figures.draw(both)
+
+
 def test_the_plan_tells_the_domains():
     lines = dict(describe(fedfleet.Experiment(fedfleet.load(BASE))))
     assert lines["domains"] == "3 with 140 to 146 examples each; skewness 3.08"
@@ -70,6 +84,35 @@ def torch_load(path: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     return load_file(path)
+
+
+CLUSTERS = {
+    "population.clients": 40,
+    "population.partition.kind": "label_sorted",
+    "population.dataset.label_domains": False,
+    "domains": {"kind": "clusters", "count": 3, "min_examples": 30},
+    "evaluation": {"every": 3, "per_client": True},
+    "cohort.invite": 20,
+}
+
+
+def test_domains_without_test_examples_are_measured_on_their_clients_own(tmp_path):
+    x = fedfleet.Experiment(fedfleet.load(BASE, CLUSTERS))
+    run = x.run(tmp_path / "run")
+    everybody = torch.arange(40)
+    domain, examples = x.population.domains(everybody).numpy(), x.population.num_examples(everybody).numpy()
+    assert domain.max() > 1
+    for index in (2, 5):
+        each = run.table("clients").query(f"round == {index}")
+        found = run.table("domains").query(f"round == {index}")
+        for metric in ("accuracy", "loss"):
+            mine = each[metric].to_numpy()
+            want = [np.average(mine[domain == k], weights=examples[domain == k]) for k in range(domain.max() + 1)]
+            assert found[f"clients_{metric}"].tolist() == pytest.approx(want)
+    final = run.summary["final"]
+    assert final["eval/clients_accuracy_worst_domain"] == pytest.approx(found["clients_accuracy"].min())
+    assert final["eval/clients_loss_worst_domain"] == pytest.approx(found["clients_loss"].max())
+    assert list(run.summary["initial"]) == list(final) == x.metric_names()
 
 
 def test_a_run_that_goes_on_has_the_same_domains(run, tmp_path):

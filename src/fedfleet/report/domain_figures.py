@@ -49,8 +49,14 @@ def _column(groups: Groups, column: str) -> Picture | None:
     panels[0].set_ylabel(canvas.plain(column) if few else "domains, in the order of the last row")
     if few:
         count = max(values.shape[1] for _, values in shown.values())
+        names = _names(groups)
         handles = [Line2D([], [], color=_look(k)[0], linestyle=_look(k)[1]) for k in range(count)]
-        figure.legend(handles, [f"domain {k}" for k in range(count)], loc="outside lower center", ncols=min(count, 7))
+        figure.legend(
+            handles,
+            [*names[:count], *(f"domain {k}" for k in range(len(names), count))],
+            loc="outside lower center",
+            ncols=min(count, 7),
+        )
     told = "; ".join(
         f"{label + ': ' if len(groups) > 1 else ''}{number(np.nanmin(values[-1]))} to {number(np.nanmax(values[-1]))}"
         for label, (_, values) in shown.items()
@@ -120,6 +126,12 @@ def _heat(
     panel.grid(visible=False)
     if last:
         figure.colorbar(drawn, ax=panel, fraction=0.05)
+
+
+def _names(groups: Groups) -> list[str]:
+    """Return what the domains are called, where all runs call them alike."""
+    told = {tuple(map(str, run.summary.get("domains") or ())) for runs in groups.values() for run in runs}
+    return [canvas.plain(name) for name in told.pop()] if len(told) == 1 else []
 
 
 def _look(k: int) -> tuple[str, Any]:
