@@ -34,7 +34,7 @@ from fedfleet.algorithms.mixture import Dual, DualOptions
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, Options, Schedule
 from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
-from fedfleet.simulator.algorithm import Algorithm, Cohort, Problem, Reduced, Round, Task, View
+from fedfleet.simulator.algorithm import Algorithm, Cohort, Problem, Reduced, Round, Saddle, Task, View
 from fedfleet.simulator.domains import Domains
 from fedfleet.simulator.reduction import ByDomainMean, Total
 from fedfleet.simulator.rng import Key
@@ -306,4 +306,9 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     def by_domain(state: State) -> dict[str, Tensor]:
         return {"lambda": state.mixture, "mean_lambda": state.mixture_mean, "train_loss": state.losses}
 
-    return Algorithm(init, round, phases, {"global": view}, requires=("x",), domains=by_domain)
+    def saddle(state: State, problem: Problem) -> Saddle:
+        dual = Dual.of(options.dual, of_problem(problem).examples)
+        mixture = state.mixture_mean if options.average else state.mixture
+        return Saddle(view.params(state), mixture, dual.at, dual.value, lambda z: options.norm_penalty * T.norm(z))
+
+    return Algorithm(init, round, phases, {"global": view}, requires=("x",), domains=by_domain, saddle=saddle)

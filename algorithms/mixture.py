@@ -126,9 +126,12 @@ class Dual(NamedTuple):
 
     def value(self, losses: Tensor) -> float:
         """Return the agnostic loss of a model with these losses (p,), the regulariser included."""
-        best = self.best(losses)
+        return float(self.at(self.best(losses), losses))
+
+    def at(self, mixture: Tensor, losses: Tensor) -> Tensor:
+        """Return the loss under a mixture, the regulariser included."""
         minus = self.options.chi2 if self.options.chi2_sign == "minus" else 0.0
-        return float(best @ (losses + self.offsets)) - minus * lambda_sets.chi2(best, self.sizes)
+        return mixture @ (losses + self.offsets) - minus * lambda_sets.chi2(mixture, self.sizes)
 
 
 def _set(options: DualOptions, sizes: Tensor) -> LambdaSet:

@@ -18,6 +18,7 @@ from fedfleet.algorithms.local_sgda import local_sgda
 from fedfleet.algorithms.local_sgda_plus import SgdaPlusOptions, local_sgda_plus
 from fedfleet.algorithms.options import CohortOptions, LocalOptions, Options
 from fedfleet.algorithms.parallel_sgda import ParallelOptions, parallel_sgda
+from fedfleet.algorithms.qffl import QfflOptions, qffl
 from fedfleet.algorithms.scaffold import ScaffoldOptions, scaffold
 from fedfleet.simulator.algorithm import Algorithm, Task
 
@@ -38,6 +39,7 @@ ALGORITHMS: dict[str, Entry] = {
     "scaffold": Entry(ScaffoldOptions, scaffold, "control variates against client drift (Karimireddy et al. 2020)"),
     "afl": Entry(AflOptions, afl, "agnostic: the worst mixture of domains (Mohri et al. 2019)"),
     "drfa": Entry(DrfaOptions, drfa, "AFL with local steps: two phases (Deng et al. 2020)"),
+    "qffl": Entry(QfflOptions, qffl, "q-FFL: weight by a power of the loss (Li et al. 2020)"),
     "parallel_sgda": Entry(ParallelOptions, parallel_sgda, "one server step along full local gradients; minimax"),
     "local_sgda": Entry(LocalOptions, local_sgda, "local descent-ascent, averaged (Deng & Mahdavi 2021); minimax"),
     "local_sgda_plus": Entry(SgdaPlusOptions, local_sgda_plus, "local SGDA with a snapshot of x (ibid.); minimax"),

@@ -127,6 +127,25 @@ class View(NamedTuple):
     params: Callable[[Any], Tree]
 
 
+class Saddle(NamedTuple):
+    """A model and a mixture of domains, as an answer to min over models, max over mixtures.
+
+    Attributes:
+        z: the model.
+        mixture: (p,) float64.
+        value: ``(mixture, losses (p,)) -> value``, differentiable, of what is minimised and maximised, without the penalty.
+        worst: ``losses -> value`` under the worst mixture that is allowed.
+        penalty: ``z -> value`` of what the model costs itself.
+
+    """
+
+    z: Tree
+    mixture: Tensor
+    value: Callable[[Tensor, Tensor], Tensor]
+    worst: Callable[[Tensor], float]
+    penalty: Callable[[Tree], Tensor]
+
+
 class Algorithm(NamedTuple):
     """An algorithm as values and two functions.
 
@@ -137,6 +156,7 @@ class Algorithm(NamedTuple):
         views: name -> what is evaluated; the view "global" gives ``eval/<metric>``.
         requires: parts of ``z`` that the task must have.
         domains: ``state -> values`` (p,) by name for ``domains.parquet``, an entry a domain.
+        saddle: ``(state, problem) -> saddle`` that a run over domains has come to, for the duality gap.
         asynchronous: whether it draws clients from ``buffered`` alone, so that nothing about cohorts applies to it.
 
     """
@@ -148,6 +168,7 @@ class Algorithm(NamedTuple):
     requires: tuple[str, ...] = ("x",)
     asynchronous: bool = False
     domains: Callable[[Any], Mapping[str, Tensor]] | None = None
+    saddle: Callable[[Any, Problem], Saddle] | None = None
 
 
 class Task(Protocol):

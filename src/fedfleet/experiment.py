@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 
@@ -19,6 +19,7 @@ from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.checkpoint import Checkpoint, newest
 from fedfleet.config import Config
 from fedfleet.federation import federation, selection
+from fedfleet.gap import DomainLosses
 from fedfleet.population import Data, check_clients, check_grouped, evaluation_data, load_data, make_population
 from fedfleet.progress import Progress
 from fedfleet.runfolder import CHECKPOINTS, RunFolder, check_free, claim, load_model, locked
@@ -81,6 +82,7 @@ class Experiment:
         self.z = self.task.init(config.seed)
         if config.warm_start is not None:
             self.z = load_model(Path(config.warm_start), self.z)
+        resolve.check_gap(config, self.algorithm)
         if self.algorithm.domains is not None:
             check_grouped(f"algorithm={C.named(config, 'algorithm')!r}", size)
             resolve.check_domains(config, data.test, summary.domains)
@@ -110,7 +112,17 @@ class Experiment:
                 f"eval/{m}"
                 for m in summarised(self.by_domain(dict.fromkeys(self._client_metrics(), torch.zeros(count))))
             ]
-        return found
+        return found + ["eval/duality_gap"] * self.config.evaluation.duality_gap
+
+    @cached_property
+    def _losses(self) -> DomainLosses:
+        return DomainLosses(self.task, self.population)
+
+    def duality_gap(self, state: Any) -> dict[str, float]:
+        """Return the duality gap of an algorithm's state, where it is asked for."""
+        if not self.config.evaluation.duality_gap or self.algorithm.saddle is None:
+            return {}
+        return {"duality_gap": self._losses.gap(self.algorithm.saddle(state, self.problem))}
 
     def by_domain(self, found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return metrics of clients on their own data (N,) by domain (p,); empty where there is one domain alone."""

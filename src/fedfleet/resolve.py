@@ -210,6 +210,22 @@ def check_domains(config: Config, test: Examples, domains: int) -> None:
         )
 
 
+def check_gap(config: Config, algorithm: Algorithm) -> None:
+    """Refuse to measure the duality gap where there is none. Raises ConfigError."""
+    if not config.evaluation.duality_gap:
+        return
+    if algorithm.saddle is None:
+        raise ConfigError(
+            f"evaluation.duality_gap=true: {named(config, 'algorithm')} has no mixture of domains: use afl, or leave it out"
+        )
+    model = getattr(options(config, "task"), "model", None)
+    if model != "logistic":
+        raise ConfigError(
+            f"evaluation.duality_gap=true: the loss of task.model={model!r} is not convex: set task.model=logistic, or leave it "
+            f"out"
+        )
+
+
 def check_local(config: Config, largest: int) -> None:
     """Refuse batches that no client could fill, and what this machine has no memory for. Raises ConfigError."""
     chosen: Any = options(config, "algorithm")

@@ -196,7 +196,8 @@ class Runner:
     def _result(self, evaluation: _Evaluation, state: Any, rounds: int) -> Measured:
         """Wait for the evaluation of the state after so many rounds; write its model if no earlier one was as good."""
         found, domains = evaluation.measurement.result()
-        found, domains = {**found, **summarised(evaluation.own)}, {**domains, **evaluation.own}
+        found = {**found, **summarised(evaluation.own), **self.x.duality_gap(state)}
+        domains = {**domains, **evaluation.own}
         if self.x.algorithm.domains is not None:
             domains = {**self.x.algorithm.domains(state), **domains}
         metrics = {f"eval/{name}": value for name, value in found.items()}

@@ -11,6 +11,7 @@ CASES: dict[str, tuple[str, dict]] = {
     "scaffold": ("classification", {"epochs": 1, "batch_size": 7}),
     "afl": ("classification", {"batch_size": 7, "optimizer": {"name": "adagrad"}, "dual": {"lr": 0.1}}),
     "drfa": ("classification", {"steps": 3, "batch_size": 7, "dual": {"lr": 0.1}}),
+    "qffl": ("classification", {"steps": 3, "batch_size": 7, "q": 2.0}),
     "parallel_sgda": ("auc", {"gradient_chunk": 20}),
     "local_sgda": ("auc", {"epochs": 1, "batch_size": 7, "dual_lr": 0.2}),
     "local_sgda_plus": ("auc", {"steps": 3, "batch_size": 7, "snapshot_refresh": 2}),

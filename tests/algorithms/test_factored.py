@@ -61,8 +61,8 @@ def test_factored_equals_serial(name, model, fold_at, monkeypatch):
 
 
 OWN = "add with a tensor of each client's own"
-STANDS_IN_THE_WAY = {"fedopt": "mul", "scaffold": OWN, "codasca": OWN}
-"""Adam squares the gradient; SCAFFOLD and CODASCA add a client's own control variate."""
+STANDS_IN_THE_WAY = {"fedopt": "mul", "qffl": "mul", "scaffold": OWN, "codasca": OWN}
+"""Adam squares the gradient, q-FFL its update; SCAFFOLD and CODASCA add a client's own control variate."""
 
 
 @pytest.mark.parametrize("name", CASES)

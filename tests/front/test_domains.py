@@ -13,11 +13,16 @@ import torch
 
 import fedfleet
 from fedfleet import cli
+from fedfleet.algorithms.mixture import Dual, DualOptions
 from fedfleet.datasets.files import DataError
+from fedfleet.gap import DomainLosses
 from fedfleet.plan import describe
 from fedfleet.report import domain_figures, write_report
 from fedfleet.report.tables import read as read_run
+from fedfleet.simulator.algorithm import Saddle
 from fedfleet.simulator.errors import ConfigError
+from tests.algorithms.agnostic import TWO, at
+from tests.algorithms.harness import Bowl
 
 BASE: dict[str, Any] = {
     "rounds": 6,
@@ -84,6 +89,58 @@ def torch_load(path: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     return load_file(path)
+
+
+class Losses(Bowl):
+    functions = {  # noqa: RUF012
+        "per_example": lambda z, batch: {"loss": batch.x[:, 0] * (z["x"]["w"] - batch.x[:, 1]) ** 2 / 2}
+    }
+
+
+def test_the_duality_gap_of_a_toy_is_that_worked_out_by_hand():
+    sizes = torch.ones(2)
+    for point, first, chi2 in ((2.0, 2 / 3, 0.0), (1.0, 0.25, 0.0), (0.5, 0.9, 0.3)):
+        dual = Dual.of(DualOptions(chi2=chi2), sizes)
+        mixture = torch.tensor([first, 1 - first], dtype=torch.float64)
+        saddle = Saddle(at(point), mixture, dual.at, dual.value, lambda z: torch.zeros(()))
+        a, b = first, 4 * (1 - first)  # curvatures, around 0 and 3
+        regular = chi2 * 2 * ((first - 0.5) ** 2 + (0.5 - first) ** 2)
+        least = a * b / (a + b) * 9 / 2 - regular
+        grid = torch.linspace(0, 1, 200_001, dtype=torch.float64)
+        one, two = point**2 / 2, 4 * (point - 3) ** 2 / 2
+        most = (grid * one + (1 - grid) * two - chi2 * 4 * (grid - 0.5) ** 2).max()
+        found = DomainLosses(Losses(), TWO.population).gap(saddle)
+        assert found == pytest.approx(float(most) - least, abs=1e-6)
+    assert DomainLosses(Losses(), TWO.population).gap(  # the saddle itself
+        Saddle(at(2.0), torch.tensor([2 / 3, 1 / 3]).double(), torch.dot, lambda v: float(v.max()), lambda z: v0)
+    ) == pytest.approx(0.0, abs=1e-7)
+
+
+v0 = torch.zeros(())
+
+
+def test_the_duality_gap_of_a_run_falls(tmp_path):
+    x = fedfleet.Experiment(
+        fedfleet.load(
+            BASE, {"evaluation.duality_gap": True, "evaluation.every": 50, "rounds": 200, "algorithm.batch_size": None}
+        )
+    )
+    found = x.run(tmp_path / "run")
+    gaps = [found.summary["initial"]["eval/duality_gap"], *found.rounds["eval/duality_gap"].dropna()]
+    assert gaps == sorted(gaps, reverse=True)
+    assert 0 < gaps[-1] < 0.6 * gaps[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"algorithm": "fedavg"}, "no mixture of domains"),
+        ({"task.model": "mlp"}, "not convex: set task.model=logistic"),
+    ],
+)
+def test_a_duality_gap_that_is_none(change, says):
+    with pytest.raises(ConfigError, match=says):
+        fedfleet.Experiment(fedfleet.load(BASE, {"evaluation.duality_gap": True, **change}))
 
 
 CLUSTERS = {
