@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from benchmarks import lists
 from benchmarks.peers import workload
 from benchmarks.peers.workload import CLASSES, Case
-from benchmarks.robust import LAMBDA
+from fedfleet.tasks.robust import RobustOptions
 
+LAMBDA = RobustOptions().penalty
 ALPHA = 0.9  # of the recursion; below 1, so that phase 1 takes its two gradients
 PRIOR = 1 / CLASSES
 POSITIVE, SCORE = 0, 1  # the positive class, and the output that is the score

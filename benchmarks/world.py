@@ -11,7 +11,6 @@ from torch import nn
 from benchmarks.cdma_loop import ALPHA
 from benchmarks.peers import workload
 from benchmarks.peers.workload import CLASSES, Case
-from benchmarks.robust import RobustTraining
 from fedfleet import rules
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.registry import ALGORITHMS
@@ -26,6 +25,7 @@ from fedfleet.simulator.simulate import RoundRecord, simulate
 from fedfleet.tasks.auc import AucMaximisation, AucOptions
 from fedfleet.tasks.classification import Classification
 from fedfleet.tasks.options import DataShape, ModelOptions
+from fedfleet.tasks.robust import RobustOptions, RobustTraining
 from fedfleet.tune import How
 
 
@@ -54,7 +54,7 @@ def task(case: Case) -> Task:
     """Return what the clients of a case learn."""
     shape = DataShape(case.shape, CLASSES)
     if case.task == "robust":
-        return RobustTraining(case)
+        return RobustTraining(RobustOptions(model=case.model, hidden=(200, 200)), shape)
     if case.task == "auc":
         return AucMaximisation(AucOptions(model=case.model), shape)
     if case.model == "cnn":

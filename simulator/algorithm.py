@@ -172,7 +172,10 @@ class Algorithm(NamedTuple):
 
 
 class Task(Protocol):
-    """What is learnt. The tree ``z`` has a part a player: ``{"x": ...}``, or ``{"x": ..., "y": ...}`` for a minimax task."""
+    """What is learnt. The tree ``z`` has a part a player: ``{"x": ...}``, or ``{"x": ..., "y": ...}`` for a minimax task.
+
+    One with ``whole = True`` is evaluated on all examples of a split at once, rather than in chunks.
+    """
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -42,7 +42,8 @@ class Measurement:
 
     def _start(self, executor: Executor, z: Tree, split: str) -> Iterator[Any]:
         size = len(next(iter(self._data[split].values())))
-        chunks = [Chunk("predict", split, i, min(i + CHUNK, size)) for i in range(0, size, CHUNK)]
+        step = size if getattr(self._task, "whole", False) else CHUNK
+        chunks = [Chunk("predict", split, i, min(i + step, size)) for i in range(0, size, step)]
         return executor.map(run_chunk, Message(send={"z": z}), chunks, background=True)
 
     def result(self) -> Measured:

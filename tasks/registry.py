@@ -12,6 +12,7 @@ from fedfleet.tasks.auc import AucMaximisation, AucOptions
 from fedfleet.tasks.classification import Classification
 from fedfleet.tasks.language import LanguageModel, LanguageOptions
 from fedfleet.tasks.options import DataShape, ModelOptions
+from fedfleet.tasks.robust import RobustOptions, RobustTraining
 
 
 class Entry(NamedTuple):
@@ -25,5 +26,6 @@ class Entry(NamedTuple):
 TASKS: dict[str, Entry] = {
     "classification": Entry(ModelOptions, Classification, "cross-entropy, accuracy; minimisation"),
     "language_model": Entry(LanguageOptions, LanguageModel, "an LSTM, perplexity; minimisation"),
+    "robust": Entry(RobustOptions, RobustTraining, "a net against a perturbation all images share; minimax"),
     "auc": Entry(AucOptions, AucMaximisation, "l2-relaxed AUC maximisation of one class against the rest; minimax"),
 }

@@ -89,6 +89,9 @@ class Evaluation(Options):
 
     every: Count = 10
     """Rounds between evaluations; the initial and the final model are always evaluated."""
+    test_examples: int = Field(default=0, ge=0)
+    """Evaluate on this many test examples (a fixed draw), and at the end on all of them too, as ``eval/all_<metric>`` in
+    ``summary.json``; 0: on all of them each time."""
     train_examples: int = Field(default=0, ge=0)
     """Evaluate on this many training examples too (a fixed draw), as ``eval/train_<metric>``."""
     per_client: bool = False

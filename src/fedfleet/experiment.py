@@ -20,7 +20,15 @@ from fedfleet.checkpoint import Checkpoint, newest
 from fedfleet.config import Config
 from fedfleet.federation import federation, selection
 from fedfleet.gap import DomainLosses
-from fedfleet.population import Data, check_clients, check_grouped, evaluation_data, load_data, make_population
+from fedfleet.population import (
+    Data,
+    check_clients,
+    check_grouped,
+    evaluation_data,
+    final_data,
+    load_data,
+    make_population,
+)
 from fedfleet.progress import Progress
 from fedfleet.runfolder import CHECKPOINTS, RunFolder, check_free, claim, load_model, locked
 from fedfleet.runner import Run, Runner
@@ -89,7 +97,7 @@ class Experiment:
             self.algorithm.init(
                 self.z, rng.key(config.seed), self.problem
             )  # mixtures that cannot be are said before the work
-        self.evaluation = evaluation_data(config, data)
+        self.evaluation, self.final = evaluation_data(config, data), final_data(config, data)
         self.config = config
         resolve.check_metrics(config, self.metric_names)
         self.config = resolve.resolved(config, self._inner(), self._block_size())
@@ -155,7 +163,12 @@ class Experiment:
         """Return what workers need."""
         e = self.config.executor
         made = Setup.of(
-            self.algorithm, self.task, self.population, e.inner, evaluation=self.evaluation, device=e.device
+            self.algorithm,
+            self.task,
+            self.population,
+            e.inner,
+            evaluation={**self.evaluation, **self.final},
+            device=e.device,
         )
         if not self.config.evaluation.per_client:
             return made

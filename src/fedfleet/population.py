@@ -10,7 +10,7 @@ from torch import Tensor
 from fedfleet import config as C
 from fedfleet.config import Config
 from fedfleet.datasets import registry
-from fedfleet.datasets.examples import Dataset, FederatedDataset
+from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
 from fedfleet.datasets.files import DataError, data_dir
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.policies import rounded_up
@@ -117,10 +117,20 @@ def evaluation_data(config: Config, data: Data) -> dict[str, dict[str, Tensor]]:
 
     Test examples that come from several domains have a column "domain" (n,) too, if clients' domains are theirs.
     """
-    splits = {"test": data.test}
+    few = config.evaluation.test_examples
+    splits = {"test": data.test.sample(few) if few else data.test}
     if config.evaluation.train_examples:
         splits["train"] = data.sample(config.evaluation.train_examples)
-    found = {name: {"x": examples.x, "y": examples.y} for name, examples in splits.items()}
-    if data.test.domain is not None and C.named(config, "domains") == "given":
-        found["test"]["domain"] = data.test.domain
+    found = {name: _columns(examples) for name, examples in splits.items()}
+    if (domain := splits["test"].domain) is not None and C.named(config, "domains") == "given":
+        found["test"]["domain"] = domain
     return found
+
+
+def final_data(config: Config, data: Data) -> dict[str, dict[str, Tensor]]:
+    """Return the split that only the last model is evaluated on: "all" test examples, if there are more than those of "test"."""
+    return {"all": _columns(data.test)} if 0 < config.evaluation.test_examples < len(data.test) else {}
+
+
+def _columns(examples: Examples) -> dict[str, Tensor]:
+    return {"x": examples.x, "y": examples.y}

@@ -76,6 +76,7 @@ class Runner:
         )
         encode(self.at.state)  # what cannot be kept is said before the work
         self.initial: dict[str, float] | None = None
+        self.of_last: dict[str, float] = {}  # of the last model, on all test examples
         self.best: dict[str, float] = {}  # of every metric, the initial model's included
         self.held: _Held | None = None
         self.last: RoundRecord | None = None
@@ -107,6 +108,7 @@ class Runner:
             self.progress.say(f"starting: {describe(self.x)}")
             executor.start(self.x.setup())
             status = self._rounds(executor)
+            self.of_last = self._measure_last(executor)
         except (KeyboardInterrupt, SystemExit):
             status = "interrupted"
             raise
@@ -255,6 +257,11 @@ class Runner:
         measurement = Measurement(executor, self.x.task, self._model(), self.x.evaluation)
         return _Evaluation(measurement, self._evaluate_clients(executor, index))
 
+    def _measure_last(self, executor: Executor) -> dict[str, float]:
+        """Return the metrics of the last model on all test examples, where only some were evaluated on so far."""
+        found = Measurement(executor, self.x.task, self._model(), self.x.final).result().metrics
+        return {f"eval/{name}": value for name, value in found.items()}
+
     def _newest(self) -> Mapping[str, float]:
         """Return the last evaluation."""
         found = self.folder.tables.evaluations()
@@ -277,7 +284,7 @@ class Runner:
             "domains": list(self.x.domain_names),
             "rounds": len(rounds),
             "initial": self.initial or {},
-            "final": dict(self._newest()),
+            "final": {**self._newest(), **self.of_last},
             "best": self.best,
             "median_seconds_per_round": statistics.median(rounds["seconds"]) if len(rounds) else None,
             "seconds": self._seconds(),
