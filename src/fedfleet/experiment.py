@@ -122,6 +122,11 @@ class Experiment:
             ]
         return found + ["eval/duality_gap"] * self.config.evaluation.duality_gap
 
+    def final_names(self) -> list[str]:
+        """Return what is measured at the end: what an evaluation measures, and the same on all test examples."""
+        test = _metric_names(self.task, self.z, self.final)
+        return self.metric_names() + test
+
     @cached_property
     def _losses(self) -> DomainLosses:
         return DomainLosses(self.task, self.population)

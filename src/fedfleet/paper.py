@@ -21,6 +21,7 @@ from fedfleet.files import write_text
 from fedfleet.progress import Progress
 from fedfleet.runfolder import summary_of
 from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.evaluation import less_is_better
 
 WORST = "worst"
 Found = dict[str, dict[str, list[float]]]
@@ -47,8 +48,7 @@ class PaperTable(Options):
         return columns
 
     worst_of: list[str] = Field(default=[])
-    """Columns of which the worst is a column too."""
-    less_is_better: bool = False
+    """Columns of which the worst is a column too; all of them losses, or all of them merits."""
     scale: float = 1.0
     """What a metric is multiplied by."""
     digits: int = 2
@@ -88,7 +88,7 @@ def run(
         if unknown := [row for row in named if row not in rows]:
             raise ConfigError(f"{path}: {key}: {unknown[0]!r} is no label of compare in {table.config}")
     prepared = studying.prepare(studying.plan(config, seeds=seeds, grid=False), progress)
-    known = campaign.prepare(prepared.study.trials[0], dict(prepared.data)).metric_names()
+    known = campaign.prepare(prepared.study.trials[0], dict(prepared.data)).final_names()
     for column, metric in table.columns.items():
         if f"eval/{metric.partition('[')[0]}" not in known:
             raise ConfigError(
@@ -117,8 +117,13 @@ def collected(prepared: studying.Prepared, table: PaperTable, out: Path) -> Foun
     return found
 
 
+def _less_is_better(table: PaperTable, column: str) -> bool:
+    column = table.worst_of[0] if column == WORST else column
+    return less_is_better(table.columns[column])
+
+
 def _worst(table: PaperTable) -> Callable[[Iterable[float]], float]:
-    return max if table.less_is_better else min
+    return max if _less_is_better(table, WORST) else min
 
 
 def _value(run: Path, final: Mapping[str, float], metric: str) -> float:
@@ -165,14 +170,15 @@ def _differences(table: PaperTable, found: Found) -> Iterator[str]:
     yield f"|---|{'---|' * len(base)}"
     for label, mine in found.items():
         if label != table.baseline:
-            gaps = ([a - b for a, b in zip(mine[c], base[c], strict=True)] for c in base)
-            yield f"| {label} | {' | '.join(_gap(each, table) for each in gaps)} |"
+            gaps = {c: [a - b for a, b in zip(mine[c], base[c], strict=True)] for c in base}
+            cells = (_gap(each, table.digits, _less_is_better(table, c)) for c, each in gaps.items())
+            yield f"| {label} | {' | '.join(cells)} |"
 
 
-def _gap(gaps: list[float], table: PaperTable) -> str:
-    better = sum(g < 0 if table.less_is_better else g > 0 for g in gaps)
-    error = f" ± {statistics.stdev(gaps) / len(gaps) ** 0.5:.{table.digits}f}" if len(gaps) > 1 else ""
-    return f"{statistics.fmean(gaps):+.{table.digits}f}{error} ({better} of {len(gaps)})"
+def _gap(gaps: list[float], digits: int, less: bool) -> str:
+    better = sum(g < 0 if less else g > 0 for g in gaps)
+    error = f" ± {statistics.stdev(gaps) / len(gaps) ** 0.5:.{digits}f}" if len(gaps) > 1 else ""
+    return f"{statistics.fmean(gaps):+.{digits}f}{error} ({better} of {len(gaps)})"
 
 
 def _mean(values: list[float], digits: int) -> str:
