@@ -47,7 +47,7 @@ class CatalystOptions(LocalOptions):
     global_lr: float = Field(default=1.0, gt=0)
     """Server learning rate, eta_g / eta_l."""
     gradient_chunk: int = Field(default=500, ge=1)
-    """Examples a client takes at once while it averages its full local gradient; bounds memory, changes no result."""
+    """Examples a client takes at once while it averages its full local gradient; a matter of memory alone, as in CDMA."""
 
 
 class State(NamedTuple):

@@ -25,9 +25,10 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from fedfleet.algorithms.local import Local, full_local, gradient, local_training
+from fedfleet.algorithms.local import Evaluate, Local, full_local, gradient, local_training
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
 from fedfleet.algorithms.theory import CdmaTheory
+from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
 from fedfleet.simulator.reduction import Mean
@@ -44,7 +45,10 @@ class CdmaOptions(LocalOptions):
     theory: CdmaTheory | None = None
     """Constants of the problem: take the schedules of Theorems 1-3 instead of lr, dual_lr, decay and alpha."""
     gradient_chunk: int = Field(default=500, ge=1)
-    """Examples a client takes at once while it averages its full local gradient; bounds memory, changes no result."""
+    """Examples a client takes at once while it averages its full local gradient. It bounds memory and changes no result, unless
+    the task draws noise for a batch, or normalises by it: then it is the B of Eq. (2)."""
+    share_noise: bool = True
+    """Take the same noise at both points of Eq. (2) and (3), where the task draws any; false is the released code."""
 
 
 class AdaOptions(CdmaOptions):
@@ -66,18 +70,30 @@ def corrected(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, a
     """Return u_t + (grad F(z^(k); b) - grad F(z_t; b)), Eq. (3) with beta = 1."""
     if at.k == 0:
         return shared["u"]  # both gradients are at z_t: the bracket is exactly zero
-    here, _ = ops.grad("train", local.z, batch, key)
-    there, _ = ops.grad("train", shared["z"], batch, key)
-    return T.add(shared["u"], T.sub(here, there))
+    return _corrected(ops, shared, local, batch, key, key)
 
 
-def difference(ops: Ops, shared: Mapping[str, Any], batch: Batch, key: Key) -> Tree:
-    """Return grad f_i(z_t) - (1 - alpha_t) grad f_i(z_{t-1}), Eq. (2); without z_{t-1} just the gradient."""
-    here, _ = ops.grad("train", shared["z"], batch, key)
-    if "z_before" not in shared:
-        return here
-    there, _ = ops.grad("train", shared["z_before"], batch, key)
-    return T.axpy(shared["alpha"] - 1.0, there, here)
+def corrected_with_own_noise(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+    """Return the same with noise of its own at z_t, so that the bracket is not zero at first either."""
+    return _corrected(ops, shared, local, batch, key, rng.fold(key, "there"))
+
+
+def _corrected(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, key: Key, there: Key) -> Tree:
+    now, _ = ops.grad("train", local.z, batch, key)
+    then, _ = ops.grad("train", shared["z"], batch, there)
+    return T.add(shared["u"], T.sub(now, then))
+
+
+def _recursed(share_noise: bool) -> Evaluate:
+    def difference(ops: Ops, shared: Mapping[str, Any], batch: Batch, key: Key) -> Tree:
+        """Return grad f_i(z_t) - (1 - alpha_t) grad f_i(z_{t-1}), Eq. (2); without z_{t-1} just the gradient."""
+        here, _ = ops.grad("train", shared["z"], batch, key)
+        if "z_before" not in shared:
+            return here
+        there, _ = ops.grad("train", shared["z_before"], batch, key if share_noise else rng.fold(key, "there"))
+        return T.axpy(shared["alpha"] - 1.0, there, here)
+
+    return difference
 
 
 def cdma_nc(options: CdmaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
@@ -97,8 +113,11 @@ def cdma_ada(options: AdaOptions, task: Task, cohort: CohortOptions) -> Algorith
 
 def _cdma(variant: str, options: CdmaOptions, task: Task, cohort: CohortOptions, alpha_0: float | None) -> Algorithm:
     correct = alpha_0 is not None  # beta
-    collect = Phase(name="gradient", work=full_local(difference, "r", options.gradient_chunk), reduce={"r": Mean()})
-    direction = corrected if correct else gradient
+    work = full_local(_recursed(options.share_noise), "r", options.gradient_chunk)
+    collect = Phase(name="gradient", work=work, reduce={"r": Mean()})
+    direction = gradient
+    if correct:
+        direction = corrected if options.share_noise else corrected_with_own_noise
     update = Phase(name="update", work=local_training(options.plan(), direction), reduce={"z": Mean()})
 
     def coefficients(t: int) -> tuple[dict[str, float], float]:

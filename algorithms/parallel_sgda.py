@@ -27,7 +27,7 @@ class ParallelOptions(Options):
     """Dual step, gamma; the same as ``lr`` if not given."""
     lr_schedule: Schedule = Schedule()
     gradient_chunk: int = Field(default=500, ge=1)
-    """Examples a client takes at once while it averages its full local gradient; bounds memory, changes no result."""
+    """Examples a client takes at once while it averages its full local gradient; a matter of memory alone, as in CDMA."""
 
     def rates(self, t: int) -> dict[str, float]:
         """Return the steps of round t."""

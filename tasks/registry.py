@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from fedfleet.simulator.algorithm import Task
 from fedfleet.tasks.auc import AucMaximisation, AucOptions
 from fedfleet.tasks.classification import Classification
+from fedfleet.tasks.gan import Gan, GanOptions
 from fedfleet.tasks.language import LanguageModel, LanguageOptions
 from fedfleet.tasks.options import DataShape, ModelOptions
 from fedfleet.tasks.robust import RobustOptions, RobustTraining
@@ -27,5 +28,6 @@ TASKS: dict[str, Entry] = {
     "classification": Entry(ModelOptions, Classification, "cross-entropy, accuracy; minimisation"),
     "language_model": Entry(LanguageOptions, LanguageModel, "an LSTM, perplexity; minimisation"),
     "robust": Entry(RobustOptions, RobustTraining, "a net against a perturbation all images share; minimax"),
+    "gan": Entry(GanOptions, Gan, "a generator against a discriminator; Inception Score, FID; minimax"),
     "auc": Entry(AucOptions, AucMaximisation, "l2-relaxed AUC maximisation of one class against the rest; minimax"),
 }

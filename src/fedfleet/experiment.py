@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
@@ -18,6 +18,7 @@ from fedfleet import resolve, rules, timing
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.checkpoint import Checkpoint, newest
 from fedfleet.config import Config
+from fedfleet.datasets.examples import Dataset
 from fedfleet.federation import federation, selection
 from fedfleet.gap import DomainLosses
 from fedfleet.population import (
@@ -97,6 +98,7 @@ class Experiment:
             self.algorithm.init(
                 self.z, rng.key(config.seed), self.problem
             )  # mixtures that cannot be are said before the work
+        self._train = data.train if isinstance(data, Dataset) else None
         self.evaluation, self.final = evaluation_data(config, data), final_data(config, data)
         self.config = config
         resolve.check_metrics(config, self.metric_names)
@@ -110,6 +112,21 @@ class Experiment:
     def label(self) -> str:
         """Return the run's name in reports."""
         return self.config.label or C.named(self.config, "algorithm")
+
+    def prepare(self, say: Callable[[str], None]) -> str | None:
+        """Let the task make ready what it measures with; return what that is. Raises ConfigError."""
+        ready = getattr(self.task, "prepare", None)
+        if ready is None:
+            return None
+        if self._train is None:
+            raise ConfigError(
+                f"population.dataset={C.named(self.config, 'population.dataset')!r}: task.name={C.named(self.config, 'task')!r} "
+                f"needs a data set with training images: choose another"
+            )
+        try:
+            return ready(self._train.x, self._train.y, say)
+        except (OSError, ValueError) as e:
+            raise ConfigError(one_line(e)) from None
 
     def metric_names(self) -> list[str]:
         """Return what an evaluation measures, as ``eval/<metric>``."""

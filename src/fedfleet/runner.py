@@ -76,6 +76,7 @@ class Runner:
         )
         encode(self.at.state)  # what cannot be kept is said before the work
         self.initial: dict[str, float] | None = None
+        self.scorer: str | None = None
         self.of_last: dict[str, float] = {}  # of the last model, on all test examples
         self.best: dict[str, float] = {}  # of every metric, the initial model's included
         self.held: _Held | None = None
@@ -106,6 +107,7 @@ class Runner:
         status, error = "failed", None
         try:
             self.progress.say(f"starting: {describe(self.x)}")
+            self.scorer = self.x.prepare(self.progress.say)
             executor.start(self.x.setup())
             status = self._rounds(executor)
             self.of_last = self._measure_last(executor)
@@ -281,6 +283,7 @@ class Runner:
             "status": status,
             "error": error,
             "label": self.x.label,
+            "scorer": self.scorer,
             "domains": list(self.x.domain_names),
             "rounds": len(rounds),
             "initial": self.initial or {},

@@ -107,13 +107,18 @@ TOY = rows([(1, 2, 1, 1, -1)], [(3, 0, 2, -3, 2)])
 """The two-client game of the CDMA specification; saddle (1/4, 1/2)."""
 
 
-def digits(task: str, partition: str = "label_sorted", clients: int = 30, **options: Any) -> World:
+NET = {"model": "mlp", "hidden": (8,)}
+
+
+def digits(
+    task: str, partition: str = "label_sorted", clients: int = 30, net: Mapping[str, Any] = NET, **options: Any
+) -> World:
     data = load(None)  # type: ignore[arg-type]
     split = PARTITIONS[partition](**options).split(data.train.y, None, clients, 0)
     domain = torch.arange(clients) % 3
     population = InMemoryPopulation({"x": data.train.x, "y": data.train.y}, split.indices, split.offsets, domain)
     entry = TASKS[task]
-    return World(entry.build(entry.options(model="mlp", hidden=(8,)), DataShape((1, 8, 8), 10)), population)
+    return World(entry.build(entry.options(**net), DataShape((1, 8, 8), 10)), population)
 
 
 def build(name: str, task: Task, cohort: CohortOptions | None = None, **options: Any) -> Algorithm:

@@ -6,6 +6,7 @@ from harness import TOY, Game, World, build, digits, flat, play, point, records,
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.theory import CdmaTheory
+from fedfleet.simulator import rng
 from fedfleet.simulator.policies import Siwer
 
 GAME = World(Game(), TOY)
@@ -168,6 +169,31 @@ def test_the_correction_cancels_linear_minibatch_noise():
         ),
         abs=1e-3,
     )
+
+
+class Noise(Game):
+    """Gradients that are the noise of a step alone."""
+
+    def _loss(self, z, batch, ctx, key):
+        drawn = rng.normal(key, (2,), torch.float64)
+        return drawn[0] * z["x"]["x"] + drawn[1] * z["y"]["y"] + 0 * batch.x.sum(), {}
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_noise_is_shared_between_the_two_points(share):
+    noise = World(Noise(), TOY)
+    one = build("cdma_one", noise.task, **TWO_STEPS, share_noise=share)
+    (first,) = records(one, noise, 1)
+    moved = [(a - b) / 0.2 for a, b in zip(xy(point(1, -1)), xy(first.state.z), strict=True)]
+    assert (moved == pytest.approx(xy(first.state.u), abs=1e-9)) == share
+    # alpha = 1/4: u_1 = 3/4 u_0 + mean r with r = g - 3/4 g', a quarter of one draw where the noise is shared
+    draws = []
+    for seed in range(40):
+        ada = build("cdma_ada", noise.task, **TWO_STEPS, share_noise=share, alpha=0.25)
+        a, b = (r.state.u for r in records(ada, noise, 2, seed=seed))
+        draws += [y - 0.75 * x for x, y in zip(xy(a), xy(b), strict=True)]
+    variance = torch.tensor(draws).square().mean().item() * 2  # two clients heard
+    assert variance == pytest.approx(1 / 16 if share else 1 + 9 / 16, rel=0.5)
 
 
 def test_floats_follow_the_message_formulas():

@@ -1,0 +1,147 @@
+"""The frozen classifier that judges generated images: one trained here on the real ones, or torchvision's Inception.
+
+A classifier is trained once, and kept as safetensors in the user's cache under a name made of the data and its options.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict, Field
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torchvision.models import inception_v3, resnet18
+
+from fedfleet.simulator.population import decode
+
+BATCH = 64
+INCEPTION = "inception_v3_google-0cc3c7bd.pth"
+INCEPTION_SIDE = 299
+
+
+class ScorerOptions(BaseModel):
+    """Which classifier judges."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    net: Literal["small", "resnet18", "inception"] = "small"
+    """small: two convolutions and a layer of 64, in seconds; resnet18: CDMA's, in hours on a CPU; inception: torchvision's
+    Inception-v3 of ImageNet, if its weights are in torch's cache (other weights than those behind published FIDs)."""
+    epochs: float = Field(default=2.0, gt=0)
+    """Passes over the training examples (CDMA: 60), in batches of 64 drawn with replacement; Adagrad with a rate of 0.01."""
+
+
+class Scorer(nn.Module):
+    """A classifier in two parts. ``about`` says in words what it is; an untrained one stands in until there is another."""
+
+    def __init__(self, body: nn.Module, head: nn.Module, about: str = "untrained"):
+        super().__init__()
+        self.body, self.head, self.about = body, head, about
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return probabilities (B, classes) and features (B, f) of images (B, ...) in [-1, 1]."""
+        features = self.body(x)
+        return self.head(features).softmax(1), features
+
+
+class _Inception(nn.Module):
+    """Pooled features (B, 2048) of images enlarged to 299 x 299."""
+
+    def __init__(self, net: nn.Module):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features."""
+        x = x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x
+        size = (INCEPTION_SIDE, INCEPTION_SIDE)
+        return self.net(F.interpolate(x, size, mode="bilinear", align_corners=False, antialias=True))
+
+
+def untrained(options: ScorerOptions, shape: tuple[int, ...], classes: int, seed: int = 0) -> Scorer:
+    """Return a classifier of images of a shape with random weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        channels, height, width = shape
+        if options.net == "resnet18":
+            net = resnet18(num_classes=classes)
+            net.conv1 = nn.Conv2d(channels, 64, 7, 2, 3)
+            head, net.fc = net.fc, nn.Identity()  # pyright: ignore
+            return Scorer(net, head)
+        body = nn.Sequential(
+            *(nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(32 * (height // 4) * (width // 4), 64), nn.ReLU()),
+        )
+        return Scorer(body, nn.Linear(64, classes))
+
+
+def prepared(options: ScorerOptions, x: Tensor, y: Tensor, classes: int, say: Callable[[str], None]) -> Scorer:
+    """Return the classifier for images like x (n, c, h, w) with labels y (n,), trained unless the cache has it; frozen."""
+    if options.net == "inception":
+        return _frozen(_inception())
+    made = untrained(options, tuple(x.shape[1:]), classes)
+    name = f"{options.net}-{options.epochs:g}-{_digest(x, y)}"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedfleet" / "classifiers"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.safetensors"
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be training it
+        if not path.exists():
+            say(f"training a classifier ({options.net}) on {len(x):,} images to score generated ones by; once")
+            _train(made, options, x, y, say)
+            scratch = path.with_suffix(".part")
+            save_file({k: v.contiguous() for k, v in made.state_dict().items()}, scratch)
+            scratch.replace(path)
+    made.load_state_dict(load_file(path))
+    made.about = f"a classifier trained here ({name})"
+    return _frozen(made)
+
+
+def _train(made: Scorer, options: ScorerOptions, x: Tensor, y: Tensor, say: Callable[[str], None]) -> None:
+    draw = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.Adagrad(made.parameters(), lr=0.01)
+    steps = max(1, round(options.epochs * len(x) / BATCH))
+    made.train()
+    for step in range(steps):
+        rows = torch.randint(len(x), (BATCH,), generator=draw)
+        features = made.body(decode(x[rows]))
+        loss = F.cross_entropy(made.head(features), y[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if (step + 1) % max(1, steps // 5) == 0:
+            say(f"classifier: step {step + 1}/{steps}, loss {loss.item():.3f}")
+
+
+def _inception() -> Scorer:
+    path = Path(torch.hub.get_dir()) / "checkpoints" / INCEPTION
+    expected = INCEPTION.removesuffix(".pth").rpartition("-")[2]
+    if not path.exists():
+        raise ValueError(
+            f"task.scorer.net='inception': {path} is not there: download torchvision's weights, or set task.scorer.net=small"
+        )
+    if not hashlib.sha256(path.read_bytes()).hexdigest().startswith(expected):
+        raise ValueError(f"task.scorer.net='inception': {path} is not torchvision's file: download it again")
+    net = inception_v3(weights=None, transform_input=False, init_weights=False)
+    net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    net.aux_logits, net.AuxLogits = False, None
+    head, net.fc = net.fc, nn.Identity()  # pyright: ignore
+    return Scorer(_Inception(net), head, f"torchvision's Inception-v3 ({INCEPTION})")
+
+
+def _frozen(made: Scorer) -> Scorer:
+    return made.eval().requires_grad_(requires_grad=False)
+
+
+def _digest(x: Tensor, y: Tensor) -> str:
+    found = hashlib.sha256(x.contiguous().numpy().tobytes())
+    found.update(y.numpy().tobytes())
+    return found.hexdigest()[:12]

@@ -1,0 +1,44 @@
+"""Scores of generated images, from what a frozen classifier says of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+SPLITS = 10
+
+
+def inception_score(probabilities: Tensor, splits: int = SPLITS, *, legacy_splits: bool = False) -> float:
+    """Return the mean over splits of exp(mean KL(p(y|x) || p(y))) of probabilities (n, classes).
+
+    Salimans et al., "Improved techniques for training GANs", NeurIPS 2016. 1 where all are alike, the number of classes where
+    each is certain and all are equally frequent. ``legacy_splits``: as in CDMA's released code, split k is rows k to
+    (k + 1) n / splits, so that splits overlap.
+    """
+    size = len(probabilities) // splits
+    found = []
+    for k in range(splits):
+        part = probabilities[(k if legacy_splits else k * size) : (k + 1) * size].double()
+        mean = part.mean(0, keepdim=True)
+        divergence = (torch.xlogy(part, part) - torch.xlogy(part, mean)).sum(1)
+        found.append(divergence.mean().exp())
+    return float(torch.stack(found).mean())
+
+
+def frechet_distance(a: Tensor, b: Tensor) -> float:
+    """Return |m_a - m_b|^2 + tr(C_a + C_b - 2 (C_a C_b)^(1/2)) of features (n, f) and (m, f), in float64.
+
+    Heusel et al., "GANs trained by a two time-scale update rule converge to a local Nash equilibrium", NeurIPS 2017.
+    """
+    means, roots, traces = [], [], []
+    for each in (a.double(), b.double()):
+        mean = each.mean(0)
+        centred = each - mean
+        covariance = centred.T @ centred / (len(each) - 1)
+        means.append(mean)
+        roots.append(covariance)
+        traces.append(covariance.trace())
+    values, vectors = torch.linalg.eigh(roots[0])
+    root = vectors * values.clamp(min=0).sqrt() @ vectors.T
+    between = torch.linalg.eigvalsh(root @ roots[1] @ root).clamp(min=0).sqrt().sum()
+    return float((means[0] - means[1]).square().sum() + traces[0] + traces[1] - 2 * between)

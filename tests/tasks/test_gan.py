@@ -1,0 +1,181 @@
+"""GAN training: nets, objectives and scores against what can be worked out."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import fedfleet
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.simulator import rng
+from fedfleet.simulator import tree as T
+from fedfleet.simulator.work import Batch
+from fedfleet.tasks import gan_nets, scorer
+from fedfleet.tasks.gan import Gan, GanOptions
+from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.scores import frechet_distance, inception_score
+from tests.algorithms.harness import build, digits, flat, play
+
+SMALL = DataShape((1, 8, 8), 10)
+
+
+def batch(n=12, padded=0):
+    x = rng.uniform(rng.key(3), (n + padded, 1, 8, 8)) * 2 - 1
+    return Batch({"x": x}, torch.cat([torch.ones(n), torch.zeros(padded)]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "primal", "dual"),
+    [((1, 28, 28), 6_679_105, 1_102_721), ((3, 64, 64), 3_576_704, 2_765_568)],
+)
+def test_sizes_are_the_papers(shape, primal, dual):
+    z = Gan(GanOptions(), DataShape(shape, 10)).init(0)
+    assert (T.count(z["x"]), T.count(z["y"])) == (primal, dual)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)])
+def test_images_have_the_shape_of_the_data(shape):
+    generator, discriminator = gan_nets.build(shape, 0.125, 0)
+    noise, real = torch.rand(5, gan_nets.LATENT), torch.ones(5)
+    images = generator(noise, real)
+    assert images.shape == (5, *shape)
+    assert images.abs().max() <= 1
+    assert discriminator(images, real).shape == (5,)
+
+
+def test_shapes_without_nets():
+    with pytest.raises(ValueError, match=r"task.name='gan': images of shape \(54,\)"):
+        Gan(GanOptions(), DataShape((54,), 2))
+
+
+def test_normalisation_is_torchs_in_training_mode_and_padding_does_not_count():
+    norm = gan_nets.Norm(4)
+    with torch.no_grad():
+        norm.weight.copy_(torch.rand(4))
+        norm.bias.copy_(torch.rand(4))
+    for x in (torch.randn(9, 4), torch.randn(9, 4, 3, 3)):
+        want = F.batch_norm(x, None, None, norm.weight, norm.bias, training=True)
+        torch.testing.assert_close(norm(x, torch.ones(9)), want)
+        garbage = torch.cat([x, 100 * torch.ones_like(x[:3])])
+        found = norm(garbage, torch.tensor([1.0] * 9 + [0.0] * 3))[:9]
+        torch.testing.assert_close(found, want)
+
+
+def test_each_player_has_its_own_objective():
+    made, data, key = Gan(GanOptions(width=0.0625), SMALL), batch(), rng.key(5)
+    z = T.map(lambda leaf: leaf.clone().requires_grad_(), made.init(0))
+    value, _ = made.objectives["train"].loss(z, data, None, key)
+    first, second = (2 * rng.uniform(rng.fold(key, k), (12, 100)) - 1 for k in (1, 2))
+    ones = torch.ones(12)
+    against = F.binary_cross_entropy_with_logits(made.judge(z, data.x, ones), ones)
+    against = against + F.binary_cross_entropy_with_logits(
+        made.judge(z, made.generate(z, first, ones), ones), torch.zeros(12)
+    )
+    fooled = F.binary_cross_entropy_with_logits(made.judge(z, made.generate(z, second, ones), ones), ones)
+    assert value["x"].item() == pytest.approx(fooled.item(), abs=1e-6)
+    assert value["y"].item() == pytest.approx(-against.item(), abs=1e-6)
+    grads = torch.autograd.grad(value["y"], T.leaves(z["x"]), allow_unused=True, retain_graph=True)
+    assert all(g is None for g in grads)  # G(z1) is cut off
+    assert any(g.abs().max() > 0 for g in torch.autograd.grad(value["x"], T.leaves(z["x"])))
+
+
+def test_padding_changes_no_loss():
+    made, key = Gan(GanOptions(width=0.0625), SMALL), rng.key(5)
+    z = made.init(0)
+    losses = made.objectives["train"].loss
+    plain, padded = (losses(z, data, None, key)[0] for data in (batch(), batch(padded=4)))
+    torch.testing.assert_close(plain, padded, rtol=1e-5, atol=1e-6)
+
+
+def test_inception_score():
+    assert inception_score(torch.full((1000, 10), 0.1)) == pytest.approx(1.0)
+    certain = torch.eye(10).repeat(100, 1)
+    assert inception_score(certain) == pytest.approx(10.0)
+    # rows in the order of their class: each split of 100 has one class, overlapping ones have more
+    ordered = torch.eye(10).repeat_interleave(100, 0)
+    assert inception_score(ordered) == pytest.approx(1.0)
+    growing = sum(_effective(k) for k in range(10)) / 10
+    assert inception_score(ordered, legacy_splits=True) == pytest.approx(growing)
+
+
+def _effective(k: int) -> float:
+    """exp(entropy) of the classes among rows k to 100 (k + 1)."""
+    counts = torch.eye(10).repeat_interleave(100, 0)[k : 100 * (k + 1)].sum(0)
+    shares = counts / counts.sum()
+    return math.exp(-float(torch.xlogy(shares, shares).sum()))
+
+
+def test_frechet_distance():
+    a = torch.randn(500, 6, generator=torch.Generator().manual_seed(0)).double()
+    assert frechet_distance(a, a) == pytest.approx(0.0, abs=1e-9)
+    shift = torch.arange(6.0).double()
+    assert frechet_distance(a, a + shift) == pytest.approx(float(shift.square().sum()), abs=1e-9)
+    b = 3 * a  # roots commute: tr (C + 9 C - 2 * 3 C) = 4 tr C
+    want = float((2 * a.mean(0)).square().sum() + 4 * a.T.cov().trace())
+    assert frechet_distance(a, b) == pytest.approx(want, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["cdma_ada", "codasca", "extra_step", "local_sgda_plus"])
+def test_one_client_at_a_time_is_many_at_once(name):
+    world = digits("gan", "quantity_skew", net={"width": 0.0625}, alpha=1.0, min_size=8)
+    options = {"steps": 2, "batch_size": 7, "lr": 0.01}
+    one, many = (
+        flat(play(build(name, world.task, CohortOptions(invite=5), **options), world, 2, inner=inner)[-1])
+        for inner in ("serial", "batched")
+    )
+    torch.testing.assert_close(one, many, rtol=1e-4, atol=1e-5)
+
+
+CONFIG = {
+    "rounds": 2,
+    "population": {"dataset": "digits", "clients": 10, "partition": {"kind": "label_sorted"}},
+    "task": {"name": "gan", "width": 0.0625, "samples": 1000, "scorer": {"epochs": 3.0}},
+    "algorithm": {"name": "cdma_one", "steps": 2, "batch_size": 30, "gradient_chunk": 30, "lr": 0.01},
+    "cohort.invite": 4,
+    "executor": {"kind": "local", "block_size": 4},
+    "evaluation": {"every": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def test_a_run_is_scored_by_a_classifier_that_is_trained_once(tmp_path, monkeypatch):
+    data = fedfleet.Experiment(fedfleet.load(CONFIG))
+    run = data.run(tmp_path / "run")
+    assert "a classifier trained here" in run.summary["scorer"]
+    final = run.summary["final"]
+    assert 1 <= final["eval/inception_score"] <= 10
+    assert final["eval/fid"] > 0
+    for name in ("eval/generator_loss", "eval/discriminator_loss"):
+        assert math.isfinite(final[name])
+
+    def never(*args):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(scorer, "_train", never)
+    again = fedfleet.Experiment(fedfleet.load(CONFIG)).run(tmp_path / "again")
+    assert again.summary["final"] == final
+
+
+def test_the_classifier_has_learnt_something():
+    from fedfleet.datasets.digits import load
+
+    digits = load(None)  # type: ignore[arg-type]
+    told = []
+    made = scorer.prepared(scorer.ScorerOptions(epochs=20), digits.train.x, digits.train.y, 10, told.append)
+    probabilities, features = made(digits.test.x)
+    assert float((probabilities.argmax(1) == digits.test.y).double().mean()) > 0.85
+    assert features.shape == (len(digits.test), 64)
+    assert any("training a classifier" in line for line in told)
+    assert not any(p.requires_grad for p in made.parameters())
+
+
+def test_inception_without_its_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    x = fedfleet.Experiment(fedfleet.load(CONFIG, {"task.scorer.net": "inception"}))
+    with pytest.raises(fedfleet.ConfigError, match="is not there: download torchvision's weights"):
+        x.run(tmp_path / "run")
