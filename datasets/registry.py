@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from fedfleet.datasets import adult, cifar, digits, disk, mnist, synthetic, text
+from fedfleet.datasets import adult, celeba, cifar, digits, disk, mnist, synthetic, text
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.published import Published, chosen
@@ -25,6 +25,7 @@ LOADERS: Mapping[str, Callable[[Path], Dataset]] = {
     "cornell_ptb": text.load_cornell_ptb,
     "cifar10": cifar.load_cifar10,
     "cifar100": cifar.load_cifar100,
+    "celeba": celeba.load_celeba,
 }
 
 

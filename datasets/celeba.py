@@ -1,0 +1,129 @@
+"""CelebA at 64 x 64 from its original files: aligned photographs of faces, labelled by who they show.
+
+Z. Liu, P. Luo, X. Wang, X. Tang, "Deep learning face attributes in the wild", ICCV 2015,
+https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html. Its terms ask that it be fetched by hand. In `celeba/`:
+
+    img_align_celeba.zip, or unpacked img_align_celeba/000001.jpg, ...
+    identity_CelebA.txt          a line a photograph: its file, the number of the person
+    list_eval_partition.txt      a line a photograph: its file, 0 (training), 1 (validation) or 2 (test)
+
+The short side becomes 64 pixels, and the middle 64 x 64 are kept, as in CDMA's experiments. What comes of it is kept in
+`celeba/images_64.safetensors`, since reading 202,599 photographs takes minutes.
+"""
+
+import io
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+from PIL import Image, UnidentifiedImageError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torchvision.transforms.functional import pil_to_tensor
+
+from fedfleet.datasets.examples import Dataset, Examples
+from fedfleet.datasets.files import DataError, broken, is_there
+
+SITE = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
+SIDE = 64
+KEPT = "images_64.safetensors"
+TELL_EVERY = 10_000
+
+
+def load_celeba(folder: Path) -> Dataset:
+    """Return CelebA from `folder`/celeba: uint8 (162,770 + 19,962, 3, 64, 64); labels number the people from 0.
+
+    Raises DataError.
+    """
+    root = folder / "celeba"
+    who = _column(root / "identity_CelebA.txt")
+    split = _column(root / "list_eval_partition.txt")
+    if who.keys() != split.keys():
+        only = sorted(who.keys() ^ split.keys())[0]
+        raise broken(root / "list_eval_partition.txt", f"{only} is in one of the lists alone", SITE)
+    if wrong := [f"{name} {part}" for name, part in split.items() if part not in (0, 1, 2)]:
+        raise broken(root / "list_eval_partition.txt", f"has the line {wrong[0]!r}, expected 0, 1 or 2", SITE)
+    names = {part: [name for name, p in split.items() if p == part] for part in (0, 2)}
+    if empty := [part for part, found in names.items() if not found]:
+        raise broken(root / "list_eval_partition.txt", f"has no photograph of part {empty[0]}", SITE)
+    images = _images(root, names[0] + names[2])
+    people = {identity: label for label, identity in enumerate(sorted(set(who.values())))}
+    y = torch.tensor([people[who[name]] for name in names[0] + names[2]])
+    cut = len(names[0])
+    train, test = (Examples(images[part], y[part], len(people)) for part in (slice(cut), slice(cut, None)))
+    return Dataset("celeba", train, test)
+
+
+def _column(path: Path) -> dict[str, int]:
+    """Read lines of a file name and a number."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except FileNotFoundError:
+        raise DataError(f"{path} is not there: fetch it from {SITE}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise broken(path, f"cannot be read ({error})", SITE) from error
+    found: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        name, _, value = line.strip().partition(" ")
+        if not (name.endswith(".jpg") and "/" not in name and value.strip().isdigit()):
+            raise broken(path, f"line {number} is {line[:40]!r}, not a file name and a number", SITE)
+        found[name] = int(value)
+    return found
+
+
+def _images(root: Path, names: list[str]) -> Tensor:
+    """Return the photographs (n, 3, 64, 64) uint8, from what an earlier call has kept if it is of these."""
+    kept = root / KEPT
+    with suppress(OSError, SafetensorError, KeyError):
+        found = load_file(kept)
+        if bytes(found["names"].tolist()).decode() == "\n".join(names):
+            return found["images"]
+    images = torch.empty(len(names), 3, SIDE, SIDE, dtype=torch.uint8)
+    with _opened(root) as read, ThreadPoolExecutor(os.cpu_count()) as pool:
+        for i, image in enumerate(pool.map(lambda name: _small(root, name, read), names)):
+            images[i] = image
+            if (i + 1) % TELL_EVERY == 0:
+                print(f"fedfleet: {i + 1:,} of {len(names):,} photographs of CelebA read", file=sys.stderr)
+    with suppress(OSError, SafetensorError):  # where it cannot be kept it is read again
+        part = kept.with_suffix(".part")
+        save_file({"images": images, "names": torch.tensor(list("\n".join(names).encode()), dtype=torch.uint8)}, part)
+        part.replace(kept)
+    return images
+
+
+@contextmanager
+def _opened(root: Path) -> Iterator[Callable[[str], bytes]]:
+    """Give the function that reads a photograph, from the folder or the archive."""
+    folder, archive = root / "img_align_celeba", root / "img_align_celeba.zip"
+    if folder.is_dir():
+        yield lambda name: (folder / name).read_bytes()
+    elif is_there(archive):
+        try:
+            opened = zipfile.ZipFile(archive)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise broken(archive, f"cannot be read ({error})", SITE) from error
+        with opened as members:
+            yield lambda name: members.read(f"img_align_celeba/{name}")
+    else:
+        raise DataError(f"neither {folder} nor {archive} is there: fetch the aligned photographs from {SITE}")
+
+
+def _small(root: Path, name: str, read: Callable[[str], bytes]) -> Tensor:
+    path = root / "img_align_celeba" / name
+    try:
+        image = Image.open(io.BytesIO(read(name))).convert("RGB")
+    except (FileNotFoundError, KeyError):
+        raise broken(path, "is not there", SITE) from None
+    except (OSError, UnidentifiedImageError, zipfile.BadZipFile) as error:
+        raise broken(path, f"is no image ({error})", SITE) from error
+    scale = SIDE / min(image.size)
+    width, height = (max(SIDE, int(scale * n)) for n in image.size)
+    left, top = (width - SIDE) // 2, (height - SIDE) // 2
+    image = image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + SIDE, top + SIDE))
+    return pil_to_tensor(image)
