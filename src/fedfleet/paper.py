@@ -7,7 +7,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import yaml
@@ -49,6 +49,8 @@ class PaperTable(Options):
 
     worst_of: list[str] = Field(default=[])
     """Columns of which the worst is a column too; all of them losses, or all of them merits."""
+    value: Literal["final", "best"] = "final"
+    """Which value of a metric: that of the last model, or the best over the run."""
     scale: float = 1.0
     """What a metric is multiplied by."""
     digits: int = 2
@@ -107,7 +109,7 @@ def collected(prepared: studying.Prepared, table: PaperTable, out: Path) -> Foun
     found: Found = {}
     for trial in prepared.study.trials:
         folder = studying.folder(out, trial)
-        final = summary_of(folder).get("final", {})
+        final = summary_of(folder).get(table.value, {})
         values = {name: table.scale * _value(folder, final, metric) for name, metric in table.columns.items()}
         if table.worst_of:
             values[WORST] = _worst(table)(values[name] for name in table.worst_of)
