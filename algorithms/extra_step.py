@@ -1,7 +1,7 @@
 """Extra Step Local SGD: every local step first looks ahead, on a minibatch of its own.
 
-Beznosikov, Samokhin & Gasnikov, "Distributed saddle-point problems: lower bounds, optimal and robust algorithms", arXiv
-2010.13112 (2020), with a sampled cohort. Averages are unweighted.
+Beznosikov, Samokhin & Gasnikov, "Distributed saddle-point problems: lower bounds, optimal algorithms and federated GANs",
+arXiv 2010.13112 (2020), with a sampled cohort. Averages are unweighted.
 
     paper            here
     gamma            lr, of both parts (dual_lr is not the paper's)

@@ -175,7 +175,8 @@ class Task(Protocol):
     """What is learnt. The tree ``z`` has a part a player: ``{"x": ...}``, or ``{"x": ..., "y": ...}`` for a minimax task.
 
     One with ``whole = True`` is evaluated on all examples of a split at once, rather than in chunks. One that has a method
-    ``prepare(x, y, say) -> about`` is given the training examples before a run begins, to make ready what it measures with.
+    ``prepare(x, y, say) -> about`` is given the training examples before a run begins, to make ready what it measures with; one
+    with ``images(z)`` has some images (n, c, h, w) of the last model kept and shown.
     """
 
     @property

@@ -114,6 +114,10 @@ class Gan:
         device = next(iter(z["x"].values())).device
         return torch.cat([self.generate(z, n, torch.ones(len(n), device=device)) for n in noise.to(device).split(ROWS)])
 
+    def images(self, z: Tree) -> Tensor:
+        """Return a few images (n, ...), to look at."""
+        return self.samples(z, ROWS)
+
     def _predict(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
         images = self.samples(z, self._options.samples)
         probabilities, features = self._judged(images)

@@ -128,6 +128,14 @@ class Experiment:
         except (OSError, ValueError) as e:
             raise ConfigError(one_line(e)) from None
 
+    def images(self, z: Tree) -> torch.Tensor | None:
+        """Return images (n, c, h, w) that a model generates, where the task is to generate any."""
+        draw = getattr(self.task, "images", None)
+        if draw is None:
+            return None
+        with torch.no_grad():
+            return draw(z)
+
     def metric_names(self) -> list[str]:
         """Return what an evaluation measures, as ``eval/<metric>``."""
         found = _metric_names(self.task, self.z, self.evaluation)

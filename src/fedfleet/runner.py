@@ -129,7 +129,7 @@ class Runner:
             try:
                 self._save()
             finally:
-                self.folder.finish(self._model(), summary)
+                self.folder.finish(self._model(), summary, self.x.images(self._model()))
         return Run(self.folder.folder, summary)
 
     def _rounds(self, executor: Executor) -> str:

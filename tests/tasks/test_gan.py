@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import fedfleet
 from fedfleet.algorithms.options import CohortOptions
+from fedfleet.report import write_report
 from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.work import Batch
@@ -150,6 +152,14 @@ def test_a_run_is_scored_by_a_classifier_that_is_trained_once(tmp_path, monkeypa
     final = run.summary["final"]
     assert 1 <= final["eval/inception_score"] <= 10
     assert final["eval/fid"] > 0
+    kept = load_file(run.folder / "samples.safetensors")["images"]
+    assert (kept.shape, kept.dtype) == ((100, 1, 8, 8), torch.uint8)
+    z = load_file(run.folder / "model.safetensors")
+    model = {part: {k[2:]: v for k, v in z.items() if k.startswith(part)} for part in ("x", "y")}
+    torch.testing.assert_close(kept.float() / 127.5 - 1, data.task.samples(model, 100), atol=1 / 127.5, rtol=0)
+    page = write_report([run.folder], tmp_path / "report").read_text()
+    assert "Generated images" in page
+    assert (tmp_path / "report" / "samples.png").stat().st_size > 1000
     for name in ("eval/generator_loss", "eval/discriminator_loss"):
         assert math.isfinite(final[name])
 

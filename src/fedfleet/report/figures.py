@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedfleet.report import canvas, domain_figures
+from fedfleet.report import canvas, domain_figures, samples
 from fedfleet.report.canvas import Groups
 from fedfleet.report.page import Picture, joined, number, quantity, share
 from fedfleet.report.tables import FATES, Curve, Run, band, fate_shares, gini, heard_counts, smooth, worst_tenth
@@ -29,7 +29,13 @@ def draw(groups: Groups) -> list[Picture]:
         matplotlib.rcParams.update(canvas.STYLE)
         runs = [run for group in groups.values() for run in group]
         drawn = [_metric(groups, metric) for metric in dict.fromkeys(m for run in runs for m in run.metrics)]
-        drawn += [_train_loss(groups), _participation(groups), _fates(groups), _communication(groups)]
+        drawn += [
+            samples.draw(groups),
+            _train_loss(groups),
+            _participation(groups),
+            _fates(groups),
+            _communication(groups),
+        ]
         drawn += [_clients(groups, column) for column in dict.fromkeys(c for run in runs for c in _client_metrics(run))]
         drawn += domain_figures.draw(groups)
     return list(canvas.distinct(picture for picture in drawn if picture))
