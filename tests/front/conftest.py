@@ -5,10 +5,14 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import fedfleet
 from fedfleet import cli
+from tests.front.resuming import config
 
 
 @pytest.fixture
@@ -26,3 +30,16 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
     yield call
     signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return the folder of a run of a case that never stopped."""
+    folder, done = tmp_path_factory.mktemp("undisturbed"), {}
+
+    def run(case: str) -> Path:
+        if case not in done:
+            done[case] = fedfleet.Experiment(config(case)).run(folder / case).folder
+        return done[case]
+
+    return run

@@ -4,90 +4,23 @@ from __future__ import annotations
 
 import json
 import random
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import fedfleet
-from fedfleet.checkpoint import Damaged, load, newest
+from fedfleet.checkpoint import newest
 from fedfleet.runner import Runner
-from fedfleet.simulator import state
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 from fedfleet.simulator.executors.local import LocalExecutor
-
-BASE: dict[str, Any] = {
-    "rounds": 9,
-    "population": {"clients": 30, "partition": {"kind": "dirichlet", "alpha": 0.3, "min_size": 8}},
-    "task": {"name": "classification", "model": "logistic"},
-    "availability": {"kind": "bernoulli", "rate": 0.7},
-    "devices": "lognormal",
-    "executor": {"kind": "local", "block_size": 3},
-    "evaluation": {"every": 2},
-    "checkpoint": {"every_s": 0},
-}
-CASES: dict[str, dict[str, Any]] = {
-    "stateless": {"algorithm": {"name": "fedavg", "steps": 2}, "evaluation": {"every": 2, "per_client": True}},
-    "server state": {"algorithm": {"name": "fedopt", "steps": 2}, "selection": "round_robin"},
-    "two phases": {"task": {"name": "auc", "model": "logistic"}, "algorithm": {"name": "cdma_ada", "steps": 2}},
-    "client state": {"algorithm": {"name": "scaffold", "steps": 2}, "cohort": {"min_responses": 4, "attempts": 50}},
-    "late answers": {
-        "algorithm": {"name": "fedavg", "steps": 2},
-        "cohort": {"late": "keep", "stale_discount": 0.5, "respond": 4},
-        "selection": "oort",
-    },
-    "asynchronous": {"algorithm": {"name": "fedbuff", "steps": 2, "buffer": 5, "concurrency": 12}},
-}
-for name, case in CASES.items():
-    if name != "asynchronous":
-        case["cohort"] = {"invite": 8, "respond": "siwer", **case.get("cohort", {})}
-TABLES = ("rounds", "phases", "fates", "clients")
-
-
-def config(case: str) -> fedfleet.Config:
-    return fedfleet.load(BASE, CASES[case])
-
-
-def outcome(run: Path) -> tuple[bytes, dict[str, pd.DataFrame], dict[str, Any]]:
-    tables = {t: pd.read_parquet(run / f"{t}.parquet") for t in TABLES if (run / f"{t}.parquet").exists()}
-    summary = json.loads((run / "summary.json").read_text())
-    said = {k: v for k, v in summary.items() if "seconds" not in k}
-    tables["rounds"] = tables["rounds"].drop(columns="seconds")
-    return (run / "model.safetensors").read_bytes(), tables, said
-
-
-def check_equal(run: Path, other: Path) -> None:
-    (model, tables, summary), (model_2, tables_2, summary_2) = outcome(run), outcome(other)
-    assert model == model_2
-    assert list(tables) == list(tables_2)
-    for name, frame in tables.items():
-        pd.testing.assert_frame_equal(frame, tables_2[name], check_exact=True)
-    assert summary == summary_2
-    assert (run / "best.safetensors").read_bytes() == (other / "best.safetensors").read_bytes()
-    assert not (run / "fates").exists()
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return the folder of a run of a case that never stopped."""
-    folder, done = tmp_path_factory.mktemp("undisturbed"), {}
-
-    def run(case: str) -> Path:
-        if case not in done:
-            done[case] = fedfleet.Experiment(config(case)).run(folder / case).folder
-        return done[case]
-
-    return run
+from tests.front.resuming import BASE, CASES, check_equal, config, outcome
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -257,15 +190,6 @@ def test_stopped_before_the_first_checkpoint(tmp_path, command, undisturbed, mon
     check_equal(out, undisturbed("stateless"))
 
 
-@pytest.mark.parametrize("text", ["[]", "null", "{", ""])
-def test_a_damaged_summary_is_none(tmp_path, command, undisturbed, text):
-    out = shutil.copytree(undisturbed("stateless"), tmp_path / "run")
-    (out / "summary.json").write_text(text)
-    status, _, _ = command("resume", out, "--no-report")
-    assert status == 0
-    check_equal(out, undisturbed("stateless"))
-
-
 def test_other_data_are_refused(tmp_path, undisturbed):
     out = shutil.copytree(undisturbed("stateless"), tmp_path / "run")
     path = out / "config.yaml"
@@ -284,78 +208,6 @@ def test_parts_in_python_are_asked_for(tmp_path):
     with pytest.raises(ConfigError, match="the run had a task of its own, made in Python"):
         fedfleet.resume(out, ["rounds=3"])
     assert fedfleet.resume(out, ["rounds=3"], task=x.task).summary["rounds"] == 3
-
-
-@pytest.mark.parametrize("case", ["client state", "late answers"])
-def test_a_damaged_checkpoint_is_passed_over(tmp_path, undisturbed, case):
-    out = fedfleet.Experiment(fedfleet.load(BASE, {**CASES[case], "rounds": 6})).run(tmp_path / "run").folder
-    old, new = sorted((out / "checkpoints").glob("*.safetensors"))
-    new.write_bytes(new.read_bytes()[:-7])
-    said: list[str] = []
-    progress = fedfleet.progress.Progress.silent()
-    progress.say = said.append
-    fedfleet.resume(out, ["rounds=9"], progress)
-    assert any(f"{new}: not a readable checkpoint" in line for line in said)
-    assert any("going on after 5 rounds" in line for line in said)
-    check_equal(out, undisturbed(case))
-    assert not old.exists()
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_a_checkpoint_is_read_whole_or_not_at_all(undisturbed, tmp_path_factory, data):
-    whole = max((undisturbed("asynchronous") / "checkpoints").glob("*.safetensors")).read_bytes()
-    path = tmp_path_factory.mktemp("damaged") / "round-1.safetensors"
-    if data.draw(st.booleans()):
-        damaged = whole[: data.draw(st.integers(0, len(whole) - 1))]
-    else:
-        damaged = bytearray(whole)
-        damaged[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    path.write_bytes(damaged)
-    with pytest.raises(Damaged):
-        load(path)
-
-
-def test_damaged_client_states_are_found(tmp_path, undisturbed):
-    out = shutil.copytree(undisturbed("client state"), tmp_path / "run")
-    path = out / "checkpoints" / "states.bin"
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(FedfleetError, match=r"states\.bin: cut short"):
-        fedfleet.resume(out, ["rounds=12"])
-
-
-def test_a_second_process_is_kept_out(tmp_path, undisturbed):
-    out = shutil.copytree(undisturbed("stateless"), tmp_path / "run")
-    holder = f"import fcntl, time; f = open({str(out / '.lock')!r}, 'a'); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True)"
-    process = subprocess.Popen([sys.executable, "-c", f"{holder}; time.sleep(60)"], stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()
-        with pytest.raises(ConfigError, match="another process is at work in it"):
-            fedfleet.resume(out, ["rounds=12"])
-    finally:
-        process.kill()
-        process.wait()
-    fedfleet.resume(out, ["rounds=10"])
-
-
-def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path, undisturbed):
-    """No file may grow beyond a few KB: what a full disk does, for this process alone."""
-    out = fedfleet.Experiment(fedfleet.load(BASE, {**CASES["client state"], "rounds": 4})).run(tmp_path / "run").folder
-    newer = max((out / "checkpoints").glob("*.safetensors"))
-    before, limits = newer.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
-    x = fedfleet.Experiment(config("client state"))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) - 1, limits[1]))
-    try:
-        with pytest.raises(
-            FedfleetError, match=rf"{out}: cannot be written \(.+\): mend that, then go on with `fedfleet resume"
-        ):
-            x.resume(out)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert newer.read_bytes() == before
-    fedfleet.resume(out, ["rounds=9"])
-    check_equal(out, undisturbed("client state"))
 
 
 def test_another_environment_is_on_record(tmp_path, undisturbed):
@@ -432,34 +284,3 @@ def test_an_unknown_best_is_refused_and_none_is_kept_where_none_is_wanted(tmp_pa
         tmp_path / "run"
     )
     assert not (run.folder / "best.safetensors").exists()
-
-
-def test_a_process_killed_while_it_wrote(tmp_path, undisturbed):
-    """A part, a checkpoint and an event that were under way are nothing."""
-    given = {**CASES["stateless"], "rounds": 5}
-    out = fedfleet.Experiment(fedfleet.load(BASE, given)).run(tmp_path / "run").folder
-    (out / "fates.part.tmp").write_bytes(b"PAR1")
-    (out / "fates").mkdir()
-    (out / "checkpoints" / "round-00000009.tmp").write_bytes(b"half")
-    (out / "events.jsonl").write_text('{"round": 3, "event": "worker_died"}\n{"round": 4, "ev')
-    fedfleet.resume(out, ["rounds=9"])
-    check_equal(out, undisturbed("stateless"))
-    events = [json.loads(line)["event"] for line in (out / "events.jsonl").read_text().splitlines()]
-    assert events == ["worker_died", "resumed"]
-
-
-def test_a_disk_that_fails_in_the_middle_of_a_commit(tmp_path, undisturbed, monkeypatch):
-    out, write, calls = tmp_path / "run", state._write, []
-
-    def failing(*args: Any) -> None:
-        calls.append(args)
-        if len(calls) == 30:
-            raise OSError(5, "Input/output error")
-        write(*args)
-
-    x = fedfleet.Experiment(config("client state"))
-    monkeypatch.setattr(state, "_write", failing)
-    with pytest.raises(FedfleetError, match="Input/output error"):
-        x.run(out)
-    assert fedfleet.resume(out).summary["rounds"] > 0
-    check_equal(out, undisturbed("client state"))

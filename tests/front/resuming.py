@@ -1,0 +1,61 @@
+"""Runs that are stopped and go on, for the tests of that."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import fedfleet
+
+BASE: dict[str, Any] = {
+    "rounds": 9,
+    "population": {"clients": 30, "partition": {"kind": "dirichlet", "alpha": 0.3, "min_size": 8}},
+    "task": {"name": "classification", "model": "logistic"},
+    "availability": {"kind": "bernoulli", "rate": 0.7},
+    "devices": "lognormal",
+    "executor": {"kind": "local", "block_size": 3},
+    "evaluation": {"every": 2},
+    "checkpoint": {"every_s": 0},
+}
+CASES: dict[str, dict[str, Any]] = {
+    "stateless": {"algorithm": {"name": "fedavg", "steps": 2}, "evaluation": {"every": 2, "per_client": True}},
+    "server state": {"algorithm": {"name": "fedopt", "steps": 2}, "selection": "round_robin"},
+    "two phases": {"task": {"name": "auc", "model": "logistic"}, "algorithm": {"name": "cdma_ada", "steps": 2}},
+    "client state": {"algorithm": {"name": "scaffold", "steps": 2}, "cohort": {"min_responses": 4, "attempts": 50}},
+    "late answers": {
+        "algorithm": {"name": "fedavg", "steps": 2},
+        "cohort": {"late": "keep", "stale_discount": 0.5, "respond": 4},
+        "selection": "oort",
+    },
+    "asynchronous": {"algorithm": {"name": "fedbuff", "steps": 2, "buffer": 5, "concurrency": 12}},
+}
+for name, case in CASES.items():
+    if name != "asynchronous":
+        case["cohort"] = {"invite": 8, "respond": "siwer", **case.get("cohort", {})}
+TABLES = ("rounds", "phases", "fates", "clients")
+
+
+def config(case: str) -> fedfleet.Config:
+    return fedfleet.load(BASE, CASES[case])
+
+
+def outcome(run: Path) -> tuple[bytes, dict[str, pd.DataFrame], dict[str, Any]]:
+    tables = {t: pd.read_parquet(run / f"{t}.parquet") for t in TABLES if (run / f"{t}.parquet").exists()}
+    summary = json.loads((run / "summary.json").read_text())
+    said = {k: v for k, v in summary.items() if "seconds" not in k}
+    tables["rounds"] = tables["rounds"].drop(columns="seconds")
+    return (run / "model.safetensors").read_bytes(), tables, said
+
+
+def check_equal(run: Path, other: Path) -> None:
+    (model, tables, summary), (model_2, tables_2, summary_2) = outcome(run), outcome(other)
+    assert model == model_2
+    assert list(tables) == list(tables_2)
+    for name, frame in tables.items():
+        pd.testing.assert_frame_equal(frame, tables_2[name], check_exact=True)
+    assert summary == summary_2
+    assert (run / "best.safetensors").read_bytes() == (other / "best.safetensors").read_bytes()
+    assert not (run / "fates").exists()
