@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.optim import Optimizer, sgd
 from fedfleet.simulator.rng import Key
@@ -61,7 +62,9 @@ def full_local(evaluate: Evaluate, slot: str, chunk: int) -> LocalWork:
         return T.zeros_like(shared["z"])
 
     def step(ops: Ops, shared: Mapping[str, Any], total: Tree, batch: Batch, at: At, key: Key) -> Tree:
-        return T.axpy(batch.count() / at.num_examples, evaluate(ops, shared, batch, key), total)
+        # A key of its own: local steps of another phase of the round draw from theirs.
+        found = evaluate(ops, shared, batch, rng.fold(key, "full"))
+        return T.axpy(batch.count() / at.num_examples, found, total)
 
     def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, total: Tree) -> tuple[Message, Tree]:
         return Message(send={slot: total}), own

@@ -21,7 +21,7 @@ from fedfleet.simulator.tree import Tree
 from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Ops, Phase, Stage
 
 TENTH = 10
-HIGH_IS_BAD = re.compile(r"loss|err|mse|mae|nll|perplexity|regret|gap|violation|spread|(^|_)fid(_|$)", re.IGNORECASE)
+HIGH_IS_BAD = re.compile(r"loss|err|mse|mae|nll|perplexity|regret|gap|violation|spread|(^|[_/])fid(_|$)", re.IGNORECASE)
 CHUNK = 500  # fixed, since the chunk decides the bits
 CLIENTS_A_BLOCK = 32
 

@@ -39,9 +39,9 @@ class GanOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    width: float = Field(default=1.0, gt=0)
+    width: float = Field(default=1.0, gt=0, le=64)
     """Channels and units of the nets, as a share of CDMA's."""
-    samples: int = Field(default=10_000, ge=1000)
+    samples: int = Field(default=10_000, ge=1000, le=1_000_000, multiple_of=ROWS)
     """Images generated at an evaluation, from fixed noise."""
     scorer: ScorerOptions = ScorerOptions()
     legacy_splits: bool = False
@@ -98,11 +98,14 @@ class Gan:
     def losses(self, z: Tree, batch: Batch, key: Key) -> dict[str, Tensor]:
         """Return the generator's and the discriminator's losses (B,), both to be small."""
         real, rows = batch.weight, len(batch.weight)
-        first, second = (2 * rng.uniform(rng.fold(key, k), (rows, gan_nets.LATENT)).to(real.dtype) - 1 for k in (1, 2))
+        first, second = (self._noise(rng.fold(key, k), rows, batch.x) for k in (1, 2))
         fake = self.generate(z, first, real).detach()
         against = F.softplus(-self.judge(z, batch.x, real)) + F.softplus(self.judge(z, fake, real))
         fooled = F.softplus(-self.judge(z, self.generate(z, second, real), real))
         return {"generator_loss": fooled, "discriminator_loss": against}
+
+    def _noise(self, key: Key, rows: int, like: Tensor) -> Tensor:
+        return 2 * rng.uniform(key, (rows, gan_nets.LATENT)).to(like.device, like.dtype) - 1
 
     def _loss(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         found = self.losses(z, batch, key)
@@ -110,9 +113,9 @@ class Gan:
 
     def samples(self, z: Tree, count: int) -> Tensor:
         """Return images (count, ...) from fixed noise."""
-        noise = 2 * rng.uniform(rng.fold(rng.key(0), "samples"), (count, gan_nets.LATENT)) - 1
-        device = next(iter(z["x"].values())).device
-        return torch.cat([self.generate(z, n, torch.ones(len(n), device=device)) for n in noise.to(device).split(ROWS)])
+        like = next(iter(z["x"].values()))
+        noise = self._noise(rng.fold(rng.key(0), "samples"), count, like)
+        return torch.cat([self.generate(z, n, torch.ones_like(n[:, 0])) for n in noise.split(ROWS)])
 
     def images(self, z: Tree) -> Tensor:
         """Return a few images (n, ...), to look at."""
@@ -123,7 +126,7 @@ class Gan:
         probabilities, features = self._judged(images)
         if self._options.legacy_range:
             features = self._judged(2 * images - 1)[1]
-        where = (tuple(batch.x.shape), float(batch.x.double().sum()))
+        where = (tuple(batch.x.shape), float(batch.x.sum(dtype=torch.float64)))
         if where not in self._real:
             self._real[where] = self._judged(2 * batch.x - 1 if self._options.legacy_range else batch.x)[1]
         found = {

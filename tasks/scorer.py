@@ -34,7 +34,7 @@ class ScorerOptions(BaseModel):
     net: Literal["small", "resnet18", "inception"] = "small"
     """small: two convolutions and a layer of 64, in seconds; resnet18: CDMA's, in hours on a CPU; inception: torchvision's
     Inception-v3 of ImageNet, if its weights are in torch's cache (other weights than those behind published FIDs)."""
-    epochs: float = Field(default=2.0, gt=0)
+    epochs: float = Field(default=2.0, gt=0, le=10_000)
     """Passes over the training examples (CDMA: 60), in batches of 64 drawn with replacement; Adagrad with a rate of 0.01."""
 
 

@@ -33,6 +33,8 @@ class PaperTable(Options):
     """What a paper's table says, and the configuration that computes it."""
 
     title: str
+    rows: str = "trained on"
+    """What the rows are."""
     source: str
     """The paper, and which of its tables."""
     config: Path
@@ -151,7 +153,7 @@ def _ours(table: PaperTable, found: Found) -> Iterator[str]:
     seeds = len(next(iter(first.values())))
     heads = [*first, "worst of the means"] if table.worst_of else list(first)
     yield f"{table.title} ({table.source}); ours: mean ± standard deviation over {seeds} seeds\n"
-    yield f"| trained on | | {' | '.join(heads)} |"
+    yield f"| {table.rows} | | {' | '.join(heads)} |"
     yield f"|---|---|{'---|' * len(heads)}"
     for label, mine in found.items():
         cells = [_mean(values, table.digits) for values in mine.values()]
@@ -168,7 +170,7 @@ def _differences(table: PaperTable, found: Found) -> Iterator[str]:
         return
     base = found[table.baseline]
     yield f"\nDifferences from {table.baseline}, seed by seed: mean ± standard error (seeds that are better)\n"
-    yield f"| trained on | {' | '.join(base)} |"
+    yield f"| {table.rows} | {' | '.join(base)} |"
     yield f"|---|{'---|' * len(base)}"
     for label, mine in found.items():
         if label != table.baseline:
