@@ -40,7 +40,7 @@ class CatalystOptions(LocalOptions):
 
     theta: float = Field(default=0.0, ge=0)
     """Weight of the proximal terms: + (theta/2) |x - anchor|^2 - (theta/2) |y - anchor|^2."""
-    stage_iterations: int = Field(default=2000, ge=1)
+    stage_iterations: int = Field(default=2000, ge=1, le=10_000_000)
     """Virtual iterations a stage, T_0."""
     random_steps: bool = True
     """Draw K_r; false takes K local steps every round, and T_0 / K rounds a stage."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedfleet.algorithms.local import Evaluate, Local, full_local, gradient, local_training
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
@@ -54,8 +54,14 @@ class CdmaOptions(LocalOptions):
 class AdaOptions(CdmaOptions):
     """Options of CDMA-ADA."""
 
-    alpha: float = Field(default=5.0, gt=0)
+    alpha: float = Field(default=0.95, gt=0)
     """alpha_0 in alpha_t = min(1, alpha_0 / (t+1)^(2s)); 1 is CDMA-ONE."""
+
+    @model_validator(mode="after")
+    def _recurses(self) -> AdaOptions:
+        if self.alpha > 1 and not self.decay and self.theory is None:
+            raise ValueError("alpha above 1 stays at 1 without decay, which is cdma_one: set alpha below 1, or decay")
+        return self
 
 
 class State(NamedTuple):
@@ -114,15 +120,15 @@ def cdma_ada(options: AdaOptions, task: Task, cohort: CohortOptions) -> Algorith
 def _cdma(variant: str, options: CdmaOptions, task: Task, cohort: CohortOptions, alpha_0: float | None) -> Algorithm:
     correct = alpha_0 is not None  # beta
     work = full_local(_recursed(options.share_noise), "r", options.gradient_chunk)
-    collect = Phase(name="gradient", work=work, reduce={"r": Mean()})
+    collect = Phase(name="gradient", work=work, reduce={"r": Mean()}, dated=variant == "ada")
     direction = gradient
     if correct:
         direction = corrected if options.share_noise else corrected_with_own_noise
     update = Phase(name="update", work=local_training(options.plan(), direction), reduce={"z": Mean()})
 
-    def coefficients(t: int) -> tuple[dict[str, float], float]:
+    def coefficients(t: int, problem: Problem) -> tuple[dict[str, float], float]:
         if options.theory is not None:
-            return options.theory.at(variant, options.steps or 1, t)
+            return options.theory.at(variant, options.local_steps(problem.mean_examples), t)
         shrink = (t + 1.0) ** -options.decay
         rates = {p: rate * shrink for p, rate in options.rates(t, task.parts).items()}
         return rates, 1.0 if variant != "ada" else min(1.0, (alpha_0 or 1.0) * shrink**2)
@@ -131,7 +137,7 @@ def _cdma(variant: str, options: CdmaOptions, task: Task, cohort: CohortOptions,
         return State(z, z, None)
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
-        lr, alpha = coefficients(rnd.index)
+        lr, alpha = coefficients(rnd.index, rnd.problem)
         invited = rnd.invite(cohort.invite)
         send, u = {"z": state.z}, state.u
         if correct:  # phase 1, Alg. 1 l. 3-8

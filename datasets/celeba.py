@@ -13,15 +13,18 @@ The short side becomes 64 pixels, and the middle 64 x 64 are kept, as in CDMA's 
 
 import io
 import os
+import re
 import sys
+import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -34,6 +37,8 @@ SITE = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 SIDE = 64
 KEPT = "images_64.safetensors"
 TELL_EVERY = 10_000
+UNREADABLE = (OSError, ValueError, RuntimeError, zlib.error, zipfile.BadZipFile, Image.DecompressionBombError)
+"""What a damaged, encrypted or hostile photograph or archive makes its readers raise."""
 
 
 def load_celeba(folder: Path) -> Dataset:
@@ -71,7 +76,7 @@ def _column(path: Path) -> dict[str, int]:
     found: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         name, _, value = line.strip().partition(" ")
-        if not (name.endswith(".jpg") and "/" not in name and value.strip().isdigit()):
+        if not re.fullmatch(r"\w+\.jpg", name) or not re.fullmatch(r"\s*\d{1,9}", value):
             raise broken(path, f"line {number} is {line[:40]!r}, not a file name and a number", SITE)
         found[name] = int(value)
     return found
@@ -80,20 +85,23 @@ def _column(path: Path) -> dict[str, int]:
 def _images(root: Path, names: list[str]) -> Tensor:
     """Return the photographs (n, 3, 64, 64) uint8, from what an earlier call has kept if it is of these."""
     kept = root / KEPT
+    wanted = torch.tensor(list("\n".join(names).encode()), dtype=torch.uint8)
     with suppress(OSError, SafetensorError, KeyError):
         found = load_file(kept)
-        if bytes(found["names"].tolist()).decode() == "\n".join(names):
-            return found["images"]
+        images, of = found["images"], found["names"]
+        right = images.dtype == torch.uint8 and images.shape == (len(names), 3, SIDE, SIDE)
+        if right and of.dtype == torch.uint8 and torch.equal(of, wanted):
+            return images
     images = torch.empty(len(names), 3, SIDE, SIDE, dtype=torch.uint8)
     with _opened(root) as read, ThreadPoolExecutor(os.cpu_count()) as pool:
         for i, image in enumerate(pool.map(lambda name: _small(root, name, read), names)):
             images[i] = image
             if (i + 1) % TELL_EVERY == 0:
                 print(f"fedfleet: {i + 1:,} of {len(names):,} photographs of CelebA read", file=sys.stderr)
-    with suppress(OSError, SafetensorError):  # where it cannot be kept it is read again
-        part = kept.with_suffix(".part")
-        save_file({"images": images, "names": torch.tensor(list("\n".join(names).encode()), dtype=torch.uint8)}, part)
-        part.replace(kept)
+    # Where it cannot be kept it is read again.
+    with suppress(OSError, SafetensorError), tempfile.TemporaryDirectory(prefix=".", dir=root) as scratch:
+        save_file({"images": images, "names": wanted}, Path(scratch) / KEPT)
+        (Path(scratch) / KEPT).replace(kept)
     return images
 
 
@@ -117,10 +125,10 @@ def _opened(root: Path) -> Iterator[Callable[[str], bytes]]:
 def _small(root: Path, name: str, read: Callable[[str], bytes]) -> Tensor:
     path = root / "img_align_celeba" / name
     try:
-        image = Image.open(io.BytesIO(read(name))).convert("RGB")
+        image = Image.open(io.BytesIO(read(name)), formats=["JPEG"]).convert("RGB")
     except (FileNotFoundError, KeyError):
         raise broken(path, "is not there", SITE) from None
-    except (OSError, UnidentifiedImageError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise broken(path, f"is no image ({error})", SITE) from error
     scale = SIDE / min(image.size)
     width, height = (max(SIDE, int(scale * n)) for n in image.size)

@@ -176,7 +176,8 @@ class Task(Protocol):
 
     One with ``whole = True`` is evaluated on all examples of a split at once, rather than in chunks. One that has a method
     ``prepare(x, y, say) -> about`` is given the training examples before a run begins, to make ready what it measures with; one
-    with ``images(z)`` has some images (n, c, h, w) of the last model kept and shown.
+    with ``images(z)`` has some images (n, c, h, w) of the last model kept and shown. ``measured``, if there, names its metrics, so
+    that nothing need be evaluated to know them.
     """
 
     @property

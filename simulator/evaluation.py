@@ -54,12 +54,17 @@ class Measurement:
             outputs, data = T.concat(list(pending)), self._data[split]
             if split == "test":
                 found |= self._task.metrics(outputs, data)
-                if "domain" in data:
+                if "domain" in data and has_rows(outputs, len(data["domain"])):
                     domains = by_domain(self._task, outputs, data)
                     found |= summarised(domains)
             else:
                 found |= {f"{split}_{name}": value for name, value in self._task.metrics(outputs, data).items()}
         return Measured(found, domains)
+
+
+def has_rows(outputs: Tree, size: int) -> bool:
+    """Say whether outputs have an entry an example, so that those of a domain can be looked at apart."""
+    return all(leaf.dim() > 0 and len(leaf) == size for leaf in T.leaves(outputs))
 
 
 def by_domain(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, Tensor]:

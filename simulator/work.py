@@ -165,6 +165,7 @@ class Phase:
         weight: "uniform", "num_examples", or the name of a scalar in the client's message config.
         own: builds a client's state the first time it is needed, from ``shared``; None means clients are stateless.
         uplink: transforms applied in order to what a client sends, before it is reduced.
+        dated: what is sent is of use in its own round alone, so that late answers cannot be kept.
 
     """
 
@@ -174,6 +175,7 @@ class Phase:
     weight: str = "uniform"
     own: Callable[[Mapping[str, Any]], Tree] | None = None
     uplink: tuple[Uplink, ...] = ()
+    dated: bool = False
 
 
 LossFn = Callable[[Tree, Batch, Any, Key], tuple[Tensor | Mapping[str, Tensor], Mapping[str, Tensor]]]

@@ -58,8 +58,10 @@ class Gan:
 
     parts = ("x", "y")
     whole = True
+    measured = ("inception_score", "fid", "generator_loss", "discriminator_loss")
 
     def __init__(self, options: GanOptions, shape: DataShape):
+        scorer.check(options.scorer)
         self._options, self._shape = options, shape
         self._generator, self._discriminator = self._build(0)
         self.scorer = scorer.untrained(options.scorer, shape.example, shape.classes)

@@ -103,11 +103,10 @@ class RobustTraining:
     def _predict(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
         y = self.attacked(z, batch)
         norm = y.square().sum().expand(len(batch.y)).contiguous()
-        return {
-            "robust": self.logits(z, batch.x, y),
-            "clean": self.logits(z, batch.x, torch.zeros_like(y)),
-            "squared_norm": norm,
-        }
+        robust, clean = (
+            torch.cat([self.logits(z, x, at) for x in batch.x.split(ROWS)]) for at in (y, torch.zeros_like(y))
+        )
+        return {"robust": robust, "clean": clean, "squared_norm": norm}
 
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
         """Return robust loss and accuracy, and the accuracy without perturbation."""

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torchvision.models import inception_v3, resnet18
@@ -88,32 +89,42 @@ def prepared(options: ScorerOptions, x: Tensor, y: Tensor, classes: int, say: Ca
     if options.net == "inception":
         return _frozen(_inception())
     made = untrained(options, tuple(x.shape[1:]), classes)
-    name = f"{options.net}-{options.epochs:g}-{_digest(x, y)}"
+    name = f"{options.net}-{options.epochs:g}-{classes}-{_digest(x, y)}"
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedfleet" / "classifiers"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.safetensors"
     with (folder / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be training it
-        if not path.exists():
+        if not _kept(made, path):
             say(f"training a classifier ({options.net}) on {len(x):,} images to score generated ones by; once")
             _train(made, options, x, y, say)
             scratch = path.with_suffix(".part")
-            save_file({k: v.contiguous() for k, v in made.state_dict().items()}, scratch)
+            save_file({k: v.cpu().contiguous() for k, v in made.state_dict().items()}, scratch)
             scratch.replace(path)
-    made.load_state_dict(load_file(path))
+            _kept(made.cpu(), path)
     made.about = f"a classifier trained here ({name})"
     return _frozen(made)
 
 
+def _kept(made: Scorer, path: Path) -> bool:
+    """Load what an earlier run has kept; say whether there was anything that fits."""
+    try:
+        made.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError):
+        return False
+    return True
+
+
 def _train(made: Scorer, options: ScorerOptions, x: Tensor, y: Tensor, say: Callable[[str], None]) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     draw = torch.Generator().manual_seed(0)
+    made.to(device).train()
     optimizer = torch.optim.Adagrad(made.parameters(), lr=0.01)
     steps = max(1, round(options.epochs * len(x) / BATCH))
-    made.train()
     for step in range(steps):
         rows = torch.randint(len(x), (BATCH,), generator=draw)
-        features = made.body(decode(x[rows]))
-        loss = F.cross_entropy(made.head(features), y[rows])
+        features = made.body(decode(x[rows].to(device)))
+        loss = F.cross_entropy(made.head(features), y[rows].to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -121,13 +132,21 @@ def _train(made: Scorer, options: ScorerOptions, x: Tensor, y: Tensor, say: Call
             say(f"classifier: step {step + 1}/{steps}, loss {loss.item():.3f}")
 
 
-def _inception() -> Scorer:
-    path = Path(torch.hub.get_dir()) / "checkpoints" / INCEPTION
-    expected = INCEPTION.removesuffix(".pth").rpartition("-")[2]
-    if not path.exists():
+def check(options: ScorerOptions) -> None:
+    """Refuse a classifier whose weights are not there. Raises ValueError."""
+    if options.net == "inception" and not _weights().exists():
         raise ValueError(
-            f"task.scorer.net='inception': {path} is not there: download torchvision's weights, or set task.scorer.net=small"
+            f"task.scorer.net='inception': {_weights()} is not there: download torchvision's weights, or set task.scorer.net=small"
         )
+
+
+def _weights() -> Path:
+    return Path(torch.hub.get_dir()) / "checkpoints" / INCEPTION
+
+
+def _inception() -> Scorer:
+    path = _weights()
+    expected = INCEPTION.removesuffix(".pth").rpartition("-")[2]
     if not hashlib.sha256(path.read_bytes()).hexdigest().startswith(expected):
         raise ValueError(f"task.scorer.net='inception': {path} is not torchvision's file: download it again")
     net = inception_v3(weights=None, transform_input=False, init_weights=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -28,8 +30,11 @@ def inception_score(probabilities: Tensor, splits: int = SPLITS, *, legacy_split
 def frechet_distance(a: Tensor, b: Tensor) -> float:
     """Return |m_a - m_b|^2 + tr(C_a + C_b - 2 (C_a C_b)^(1/2)) of features (n, f) and (m, f), in float64.
 
-    Heusel et al., "GANs trained by a two time-scale update rule converge to a local Nash equilibrium", NeurIPS 2017.
+    Heusel et al., "GANs trained by a two time-scale update rule converge to a local Nash equilibrium", NeurIPS 2017. NaN where
+    there are fewer than two rows, or one is not finite.
     """
+    if min(len(a), len(b)) < 2 or not (a.isfinite().all() and b.isfinite().all()):
+        return math.nan
     means, roots, traces = [], [], []
     for each in (a.double(), b.double()):
         mean = each.mean(0)

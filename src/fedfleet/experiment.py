@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from safetensors import SafetensorError
 
 from fedfleet import config as C
 from fedfleet import resolve, rules, timing
@@ -40,7 +41,7 @@ from fedfleet.simulator.block import Setup
 from fedfleet.simulator.codec import digest
 from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
-from fedfleet.simulator.evaluation import client_phase, clients_by_domain, summarised
+from fedfleet.simulator.evaluation import client_phase, clients_by_domain, has_rows, summarised
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.factored import Notes
@@ -99,6 +100,11 @@ class Experiment:
                 self.z, rng.key(config.seed), self.problem
             )  # mixtures that cannot be are said before the work
         self._train = data.train if isinstance(data, Dataset) else None
+        if self._train is None and hasattr(self.task, "prepare"):
+            raise ConfigError(
+                f"population.dataset={C.named(config, 'population.dataset')!r}: task.name={C.named(config, 'task')!r} needs the "
+                f"training images of a published data set: choose one"
+            )
         self.evaluation, self.final = evaluation_data(config, data), final_data(config, data)
         self.config = config
         resolve.check_metrics(config, self.metric_names)
@@ -116,16 +122,11 @@ class Experiment:
     def prepare(self, say: Callable[[str], None]) -> str | None:
         """Let the task make ready what it measures with; return what that is. Raises ConfigError."""
         ready = getattr(self.task, "prepare", None)
-        if ready is None:
+        if ready is None or self._train is None:
             return None
-        if self._train is None:
-            raise ConfigError(
-                f"population.dataset={C.named(self.config, 'population.dataset')!r}: task.name={C.named(self.config, 'task')!r} "
-                f"needs a data set with training images: choose another"
-            )
         try:
             return ready(self._train.x, self._train.y, say)
-        except (OSError, ValueError) as e:
+        except (OSError, SafetensorError, ValueError) as e:
             raise ConfigError(one_line(e)) from None
 
     def images(self, z: Tree) -> torch.Tensor | None:
@@ -315,6 +316,8 @@ def _task(config: Config, data: Data) -> Task:
 
 def _metric_names(task: Task, z: Tree, splits: Mapping[str, Mapping[str, torch.Tensor]]) -> list[str]:
     """Ask the task for ``eval/<metric>`` names by evaluating a few examples."""
+    if (told := getattr(task, "measured", None)) is not None:
+        return [f"eval/{'' if split == 'test' else f'{split}_'}{name}" for split in splits for name in told]
     found = []
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):  # a few examples may hold one class only
         for split, tensors in splits.items():
@@ -322,7 +325,7 @@ def _metric_names(task: Task, z: Tree, splits: Mapping[str, Mapping[str, torch.T
             outputs = task.functions["predict"](z, Batch(few, torch.ones(len(few["y"]))))
             prefix = "" if split == "test" else f"{split}_"
             metrics = dict(task.metrics(outputs, few))
-            if split == "test" and "domain" in tensors:
+            if split == "test" and "domain" in tensors and has_rows(outputs, len(few["y"])):
                 domains = tensors["domain"].unique()
                 metrics |= summarised({name: torch.zeros(len(domains)) for name in metrics})
             found += [f"eval/{prefix}{name}" for name in metrics]

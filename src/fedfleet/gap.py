@@ -1,10 +1,11 @@
-"""The duality gap of an agnostic model, where the losses are convex: how far from the best it can be at most.
+"""The duality gap of an agnostic model, where the losses are convex: how far from the best it can be.
 
 Mohri, Sivek & Suresh, "Agnostic federated learning", ICML 2019, Theorem 2, bounds
 
     max over lambda of L(w^A, lambda) - min over w of L(w, lambda^A)
 
-which shrinks like 1 / sqrt(T). The minimum is sought by L-BFGS on all examples, in float64.
+which shrinks like 1 / sqrt(T). The minimum is sought by L-BFGS on all examples, in float64; as far as that stops short of it,
+the gap is larger.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -68,11 +69,14 @@ def read(path: Path) -> PaperTable:
         found = PaperTable.model_validate_json(
             json.dumps(yaml.safe_load(path.read_text(encoding="utf-8"))), strict=True
         )
-    except (OSError, yaml.YAMLError) as e:
-        raise ConfigError(f"{path}: cannot be read ({one_line(e)}): give the YAML file of a table") from None
     except ValidationError as e:
         first = e.errors()[0]
         raise ConfigError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    except (OSError, yaml.YAMLError, TypeError, ValueError, RecursionError) as e:
+        raise ConfigError(f"{path}: cannot be read ({one_line(e)}): give the YAML file of a table") from None
+    printed = {*found.columns, WORST}
+    if strange := [f"{row}.{c}" for row, values in found.paper.items() for c in values if c not in printed]:
+        raise ConfigError(f"{path}: paper.{strange[0]}: no such column: choose of {', '.join(found.columns)}")
     if unknown := [c for c in found.worst_of if c not in found.columns]:
         raise ConfigError(f"{path}: worst_of: {unknown[0]!r} is none of the columns {', '.join(found.columns)}")
     return found
@@ -91,28 +95,39 @@ def run(
     for key, named in (("baseline", [table.baseline] if table.baseline else []), ("paper", list(table.paper))):
         if unknown := [row for row in named if row not in rows]:
             raise ConfigError(f"{path}: {key}: {unknown[0]!r} is no label of compare in {table.config}")
+    by_domain = [c for c, metric in table.columns.items() if "[" in metric]
     prepared = studying.prepare(studying.plan(config, seeds=seeds, grid=False), progress)
-    known = campaign.prepare(prepared.study.trials[0], dict(prepared.data)).final_names()
+    first = campaign.prepare(prepared.study.trials[0], dict(prepared.data))
+    known = first.final_names()
     for column, metric in table.columns.items():
         if f"eval/{metric.partition('[')[0]}" not in known:
             raise ConfigError(
                 f"{path}: columns.{column}: {C.unknown('metric', metric, [k.removeprefix('eval/') for k in known])}"
             )
-    studying.check(studying.run_trials(prepared, out, progress, jobs), prepared.study)
+    if by_domain and "domain" not in first.evaluation["test"]:
+        raise ConfigError(
+            f"{path}: columns.{by_domain[0]}: the test examples of {table.config} have no domains: write a metric alone"
+        )
+    errors = studying.run_trials(prepared, out, progress, jobs)
     found = collected(prepared, table, out)
     text = markdown(table, found)
     write_text(out / "table.md", text)
-    write_text(out / "table.json", json.dumps(found, indent=2) + "\n")
+    write_text(out / "table.json", json.dumps(found, indent=2).replace("NaN", "null") + "\n")
+    studying.check(errors, prepared.study)
     return text
 
 
 def collected(prepared: studying.Prepared, table: PaperTable, out: Path) -> Found:
-    """Return of each row the columns, and the worst of some of them, over the seeds in their order; scaled."""
+    """Return of each row the columns, and the worst of some, over the seeds in their order; scaled; NaN where there is none."""
     found: Found = {}
     for trial in prepared.study.trials:
         folder = studying.folder(out, trial)
-        final = summary_of(folder).get(table.value, {})
-        values = {name: table.scale * _value(folder, final, metric) for name, metric in table.columns.items()}
+        summary = summary_of(folder)
+        ended, final = summary.get("status") in ("finished", "stopped"), summary.get(table.value, {})
+        values = {
+            name: table.scale * _value(folder, final, metric) if ended else math.nan
+            for name, metric in table.columns.items()
+        }
         if table.worst_of:
             values[WORST] = _worst(table)(values[name] for name in table.worst_of)
         mine = found.setdefault(trial.label, {})
@@ -135,7 +150,8 @@ def _value(run: Path, final: Mapping[str, float], metric: str) -> float:
     if not domain:
         if f"eval/{name}" not in final:
             raise ConfigError(f"columns: {metric!r} is not measured: choose one of {', '.join(final)}")
-        return final[f"eval/{name}"]
+        value = final[f"eval/{name}"]
+        return math.nan if value is None else value
     each = pd.read_parquet(run / "domains.parquet")
     if name not in each.columns or int(domain) not in set(each["domain"]):
         raise ConfigError(f"columns: {metric!r} is not measured: choose one of {', '.join(each)}")
@@ -180,14 +196,21 @@ def _differences(table: PaperTable, found: Found) -> Iterator[str]:
 
 
 def _gap(gaps: list[float], digits: int, less: bool) -> str:
+    gaps = [g for g in gaps if math.isfinite(g)]
+    if not gaps:
+        return "none"
     better = sum(g < 0 if less else g > 0 for g in gaps)
     error = f" ± {statistics.stdev(gaps) / len(gaps) ** 0.5:.{digits}f}" if len(gaps) > 1 else ""
     return f"{statistics.fmean(gaps):+.{digits}f}{error} ({better} of {len(gaps)})"
 
 
 def _mean(values: list[float], digits: int) -> str:
-    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{spread}"
+    known = [v for v in values if math.isfinite(v)]
+    if not known:
+        return "none"
+    spread = f" ± {statistics.stdev(known):.{digits}f}" if len(known) > 1 else ""
+    of = f" ({len(known)} of {len(values)} runs)" if len(known) < len(values) else ""
+    return f"{statistics.fmean(known):.{digits}f}{spread}{of}"
 
 
 def _printed(value: Any, digits: int) -> str:

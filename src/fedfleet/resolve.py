@@ -23,6 +23,7 @@ from fedfleet.reading import show
 from fedfleet.rules import LARGEST_BLOCK
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.evaluation import less_is_better
 from fedfleet.simulator.policies import rounded_up
 
 ROW_BYTES = 64
@@ -171,6 +172,11 @@ def check_pairing(config: Config, algorithm: Algorithm, task: Task) -> None:
             f"cohort.late='keep': clients of {named(config, 'algorithm')} keep a state in phase {stateful[0]!r}, which has moved "
             f"on when a late answer is used: leave it out"
         )
+    if config.cohort.late == "keep" and (dated := [p.name for p in algorithm.phases if p.dated]):
+        raise ConfigError(
+            f"cohort.late='keep': what clients of {named(config, 'algorithm')} send in phase {dated[0]!r} is of use in its own "
+            f"round alone: leave it out"
+        )
     if algorithm.asynchronous:
         check_asynchronous(config)
 
@@ -257,12 +263,12 @@ def check_model(config: Config, floats: int) -> None:
 def parse_until(text: str, key: str = "until") -> tuple[str, bool, float]:
     """Return (metric, whether to stop when it is at least the value, the value). Raises ConfigError.
 
-    ``=`` means at least, and at most for a metric called a loss; ``>=`` and ``<=`` say it outright.
+    ``=`` means at least, and at most for a metric of which less is better; ``>=`` and ``<=`` say it outright.
     """
     found = re.fullmatch(r"\s*(eval/.*?)\s*(>=|<=|=)(.*)", text)
     with contextlib.suppress(ValueError):
         if found and math.isfinite(float(found[3])):
-            return found[1], found[2] == ">=" or (found[2] == "=" and "loss" not in found[1]), float(found[3])
+            return found[1], found[2] == ">=" or (found[2] == "=" and not less_is_better(found[1])), float(found[3])
     raise ConfigError(f"{key}={show(text)}: write a metric and a number, such as eval/auc=0.95")
 
 

@@ -143,15 +143,17 @@ class RunFolder:
             if self._best_before.exists():
                 self._best_before.replace(self._best)
 
-    def finish(self, z: Tree, summary: Mapping[str, Any], images: torch.Tensor | None) -> None:
-        """Write the tables, the model, images (n, c, h, w) in [-1, 1] that it generates, and the summary."""
+    def finish(self, z: Tree, summary: Mapping[str, Any]) -> None:
+        """Write the tables, the model and the summary."""
         with self.writing():
             self.tables.finish()
             save_model(self.folder / "model.safetensors", z)
-            if images is not None:
-                with whole(self.folder / "samples.safetensors") as scratch:
-                    save_file({"images": ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)}, scratch)
             write_text(self.folder / SUMMARY, json.dumps(_finite(dict(summary)), indent=2))
+
+    def keep_images(self, images: torch.Tensor) -> None:
+        """Write images (n, c, h, w) in [-1, 1] that the model generates."""
+        with self.writing(), whole(self.folder / "samples.safetensors") as scratch:
+            save_file({"images": ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)}, scratch)
 
     def close(self) -> None:
         """Let another process have it."""

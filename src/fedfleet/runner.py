@@ -129,7 +129,9 @@ class Runner:
             try:
                 self._save()
             finally:
-                self.folder.finish(self._model(), summary, self.x.images(self._model()))
+                self.folder.finish(self._model(), summary)
+        if (images := self.x.images(self._model())) is not None:
+            self.folder.keep_images(images)
         return Run(self.folder.folder, summary)
 
     def _rounds(self, executor: Executor) -> str:

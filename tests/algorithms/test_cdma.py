@@ -232,8 +232,14 @@ def test_practical_schedule():
     algorithm = build("cdma_ada", AUC.task, INVITE, decay=0.2, alpha=5.0, **LOCAL)
     alphas = [r.metrics["alpha"] for r in records(algorithm, AUC, 3, inner="batched")]
     assert alphas == [1.0, 1.0, 1.0]
-    alphas = [min(1, 5 / (t + 1) ** 0.4) for t in range(60)]
-    assert alphas.index(next(a for a in alphas if a < 1)) == 55  # alpha_t = 1 for t <= 54
+    falling = build("cdma_ada", GAME.task, **TWO_STEPS | {"steps": 1}, decay=0.2, alpha=0.9)
+    z = point(1, -1)
+    for r in records(falling, GAME, 4):  # K = 1: z_{t+1} = z_t - eta_t u_t
+        assert r.metrics["alpha"] == pytest.approx(0.9 / (r.index + 1) ** 0.4)
+        rate = 0.1 / (r.index + 1) ** 0.2
+        want = [a - rate * b for a, b in zip(xy(z), xy(r.state.u), strict=True)]
+        z = r.state.z
+        assert xy(z) == pytest.approx(want, abs=1e-12)
 
 
 def test_theory_schedules():
@@ -256,14 +262,66 @@ def test_theory_schedules():
     assert late == pytest.approx(12 ** (1 / 3) / (2 ** (2 / 3) * 10 * 10 * (1 / 16 + 1e12) ** (1 / 3)))
 
 
-def test_the_gradient_estimate_has_the_stationary_variance_of_its_recursion():
+def test_a_step_of_svrg_is_taken_at_the_minibatch():
+    """One client with two examples, K = 2, B = 1: u + grad at z^(1) - grad at z_0 of the second, in either order."""
+    first, second = (1, 2, 1, 5, -1), (3, 0, 2, -3, 2)
+    alone = World(Game(), rows([first, second]))
+    found = xy(play(build("cdma_one", alone.task, CohortOptions(invite=1), **TWO_STEPS), alone, 1)[0])
+
+    def direction(of, x, y):
+        a, b, c, p, q = of
+        return a * x + b * y + p, b * x - c * y + q
+
+    u = [sum(g) / 2 for g in zip(direction(first, 1, -1), direction(second, 1, -1), strict=True)]
+    x, y = 1 - 0.1 * u[0], -1 + 0.1 * u[1]
+    ends = []
+    for of in (first, second):
+        now, then = direction(of, x, y), direction(of, 1, -1)
+        ends.append((x - 0.1 * (u[0] + now[0] - then[0]), y + 0.1 * (u[1] + now[1] - then[1])))
+    assert any(found == pytest.approx(end, abs=1e-12) for end in ends)
+    assert ends[0] != pytest.approx(ends[1], abs=1e-3)
+
+
+def test_with_identical_hessians_and_everybody_heard_nc_is_centralised():
+    same = World(Game(), rows([(1, 2, 1, 5, -1)], [(1, 2, 1, -3, 2)], [(1, 2, 1, 0, 7)]))
+    x, y = 1.0, -1.0
+    for _ in range(8):
+        x, y = x - 0.1 * (x + 2 * y + 2 / 3), y + 0.1 * (2 * x - y + 8 / 3)
+    algorithm = build("cdma_nc", same.task, CohortOptions(invite=3), steps=4, batch_size=1, lr=0.1)
+    assert xy(play(algorithm, same, 2)[-1]) == pytest.approx((x, y), abs=1e-12)
+
+
+def test_the_mean_over_clients_of_what_phase_one_collects_is_that_of_all(monkeypatch):
+    found = []
+    for cohort in ([0], [1], [0, 1]):
+        script(monkeypatch, [[0, 1], [0, 1], cohort, [0, 1]])  # the same first round for all
+        *_, last = records(build("cdma_ada", GAME.task, alpha=0.3, **TWO_STEPS), GAME, 2)
+        found.append(xy(last.state.u))
+    mean = [(a + b) / 2 for a, b in zip(found[0], found[1], strict=True)]
+    assert mean == pytest.approx(found[2], abs=1e-12)
+
+
+def test_algorithms_of_one_seed_see_the_same_cohorts():
+    def seen(name, seed, **options):
+        run = records(build(name, AUC.task, INVITE, **options), AUC, 4, policy=Siwer(), seed=seed, inner="batched")
+        return [
+            (p.clients.tolist(), p.responses.heard.tolist(), p.counts["floats_up"]) for r in run for p in r.phases[:1]
+        ]
+
+    nc = seen("cdma_nc", 5, **LOCAL)
+    assert nc == seen("cdma_nc", 5, **LOCAL) == seen("local_sgda_plus", 5, **LOCAL) == seen("parallel_sgda", 5, lr=0.3)
+    assert nc != seen("cdma_nc", 6, **LOCAL)
+
+
+@pytest.mark.parametrize(("alpha", "rounds", "within"), [(0.5, 1500, 0.15), (0.1, 6000, 0.25)])
+def test_the_gradient_estimate_has_the_stationary_variance_of_its_recursion(alpha, rounds, within):
     # identical Hessians, clients' gradients differ by noise of variance sigma^2: Var(u) -> alpha / (2 - alpha) * sigma^2 / S
     noise = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     noise = (noise - noise.mean()) / noise.std(correction=0)
     clients = World(Game(), rows(*([(0.5, 0, 0.5, float(p), 0)] for p in noise)))
-    alpha = 0.5
     algorithm = build("cdma_ada", clients.task, CohortOptions(invite=1), alpha=alpha, steps=1, batch_size=1, lr=1e-3)
     errors = [
-        float(r.state.u["x"]["x"]) - 0.5 * float(r.state.z_before["x"]["x"]) for r in records(algorithm, clients, 1500)
-    ][50:]
-    assert torch.tensor(errors).var().item() == pytest.approx(alpha / (2 - alpha), rel=0.15)
+        float(r.state.u["x"]["x"]) - 0.5 * float(r.state.z_before["x"]["x"])
+        for r in records(algorithm, clients, rounds)
+    ][100:]
+    assert torch.tensor(errors).var().item() == pytest.approx(alpha / (2 - alpha), rel=within)

@@ -16,6 +16,19 @@ TWO_STEPS = {"steps": 2, "batch_size": 1, "lr": 0.1}
 SADDLE = (0.25, 0.5)
 FIXED = {"random_steps": False, "stage_iterations": 2000}
 
+
+def positions(monkeypatch):
+    """The positions of runs that are started from now on, which have the clients' states."""
+    kept = []
+
+    def started(*args, **given):
+        kept.append(start(*args, **given))
+        return kept[-1]
+
+    monkeypatch.setattr(simulate, "start", started)
+    return kept
+
+
 ROUNDS = [
     ("local_sgda_plus", {}, [(0.98, -0.45), (0.8684, -0.05505), (0.727001, 0.21008475)]),
     ("extra_step", {}, [(0.9482, -0.5405), (0.84913274, -0.217582785), (0.7370447816, 0.0006269255)]),
@@ -52,13 +65,15 @@ def test_toy_game_limit(name, options, limit):
 
 def test_controls_of_codasca_under_partial_participation(monkeypatch):
     script(monkeypatch, [[0], [1], [0]])
+    kept = positions(monkeypatch)
     states = [r.state for r in records(build("codasca", GAME.task, **TWO_STEPS), GAME, 3)]
     want = [(0.96, -0.62), (0.9634, 0.1342), (0.544411, 0.330823)]
     assert [xy(s.z) for s in states] == [pytest.approx(z, abs=1e-9) for z in want]
     c = xy(states[-1].c)
     assert (c[0], -c[1]) == pytest.approx((1.0682225, 1.6718075), abs=1e-9)  # the dual part in direction space
-    mean = ((2.253445 - 0.117) / 2, (0.522615 + 2.821) / 2)
-    assert (c[0], -c[1]) == pytest.approx(mean, abs=1e-9)
+    own = kept[0].memory.store.get(torch.arange(2), lambda: states[-1].c)
+    assert own["x"]["x"].tolist() == pytest.approx([2.253445, -0.117], abs=1e-9)
+    assert (-own["y"]["y"]).tolist() == pytest.approx([0.522615, 2.821], abs=1e-9)
 
 
 def test_catalyst_at_the_saddle_stays_whatever_its_anchor_weighs():
@@ -131,13 +146,7 @@ def test_stages_divide_the_steps_and_move_the_anchor():
 
 
 def test_the_servers_control_is_the_mean_of_all_clients(monkeypatch):
-    kept = []
-
-    def started(*args, **given):
-        kept.append(start(*args, **given))
-        return kept[-1]
-
-    monkeypatch.setattr(simulate, "start", started)
+    kept = positions(monkeypatch)
     everyone = torch.arange(AUC.population.size)
     algorithm = build("codasca", AUC.task, INVITE, **LOCAL, theta=0.1, stage_iterations=6)
     for r in records(algorithm, AUC, 5, policy=Siwer(), inner="batched"):
@@ -190,3 +199,15 @@ def test_floats_follow_the_message_formulas():
             for i, phase in enumerate(r.phases):
                 assert phase.counts["floats_up"] == phase.counts["heard"] * d * up[i]
                 assert phase.counts["floats_down"] == 8 * down[i]
+    old = build("local_sgda_plus", AUC.task, INVITE, **LOCAL, snapshot_refresh=2)
+    sent = [r.phases[0].counts["floats_down"] for r in records(old, AUC, 3, inner="batched")]
+    assert sent == [8 * d, 8 * (d + p), 8 * d]
+    plain = build("catalyst_scaffold_s", AUC.task, INVITE, **LOCAL)  # no anchor where it weighs nothing
+    (r,) = records(plain, AUC, 1, inner="batched")
+    assert [phase.counts["floats_down"] for phase in r.phases] == [8 * d, 16 * d]
+
+
+def test_one_step_through_phase_two_is_parallel_sgda():
+    once = {"steps": 1, "batch_size": 7, "lr": 0.3, **FIXED}
+    for a, b in zip(auc("catalyst_scaffold_s", **once), auc("parallel_sgda", lr=0.3), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

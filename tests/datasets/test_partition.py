@@ -1,6 +1,7 @@
 """Partitions: what every one has to hold, and what each kind promises."""
 
 import bisect
+import itertools
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -335,3 +336,25 @@ def test_every_setting_says_what_it_is():
     for model in PARTITIONS.values():
         for name, field in model.model_fields.items():
             assert name == "kind" or field.description
+
+
+@pytest.mark.parametrize(
+    ("sizes", "per_client", "dropped", "most"),
+    [
+        ([5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949], 120, 0, 2),  # MNIST
+        ([6000] * 10, 120, 0, 1),  # Fashion-MNIST
+        ([5000] * 10, 100, 0, 1),  # CIFAR-10
+        ([16] * 10173 + [2], 325, 270, None),  # CelebA, of which only the number of examples matters
+    ],
+)
+def test_cdmas_blocks(sizes, per_client, dropped, most):
+    labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))]
+    split = PARTITIONS["label_sorted"]().split(labels, None, 500, 0)
+    counts = split.offsets.diff()
+    assert counts.unique().tolist() == [per_client]
+    assert len(labels) - int(counts.sum()) == dropped
+    if most is not None:
+        mine = [labels[split.indices[a:b]].unique() for a, b in itertools.pairwise(split.offsets.tolist())]
+        assert max(map(len, mine)) == most
+        assert sum(len(classes) > 1 for classes in mine) <= 9

@@ -55,6 +55,8 @@ def config(tmp_path) -> str:
         (["executor.kind=spark"], ["executor.kind='spark'", "'ray'"]),
         (["task.name=classification"], ["algorithm.name='cdma_ada'", "task.name='classification'", "dual"]),
         (["task.model=lenet"], ["lenet", "16x16"]),
+        (["algorithm.alpha=5.0"], ["alpha above 1 stays at 1 without decay"]),
+        (["cohort.late=keep"], ["cohort.late='keep'", "'gradient' is of use in its own round alone"]),
         (["seed.deep=1"], ["seed=", "integer"]),
         (["rounds"], ["rounds", "key=value"]),
         (["until=soon"], ["until='soon'", "eval/auc=0.95"]),

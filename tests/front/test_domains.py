@@ -287,6 +287,21 @@ paper: {plain: {all: [90.0, 1.5], ones: 91, worst: 88.0}}
 """
 
 
+def test_a_table_is_written_though_runs_failed(tmp_path, capsys, monkeypatch):
+    compare = {"plain": {}, "diverging": {"algorithm.lr": 1e30, "algorithm.average": False}}
+    (tmp_path / "digits.yaml").write_text(json.dumps({**BASE, "seeds": [0, 1], "compare": compare}))
+    table = "title: Digits\nsource: a paper\nconfig: digits.yaml\ncolumns: {all: accuracy, ones: 'accuracy[0]'}\nbaseline: plain\n"
+    (tmp_path / "table.yaml").write_text(table)
+    monkeypatch.setattr("sys.argv", ["fedfleet", "paper", str(tmp_path / "table.yaml"), "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "2 of 4 trials: diverging" in capsys.readouterr().err
+    lines = (tmp_path / "out" / "table.md").read_text().splitlines()
+    assert any(line.startswith("| diverging | ours | none | none") for line in lines)
+    assert any(line.startswith("| plain | ours | 0.") for line in lines)
+    assert json.loads((tmp_path / "out" / "table.json").read_text())["diverging"]["all"] == [None, None]
+
+
 def test_a_papers_table(tmp_path, capsys, monkeypatch):
     compare = {"plain": {"algorithm.dual.lambda_set.kind": "sizes"}, "agnostic": {}}
     (tmp_path / "digits.yaml").write_text(json.dumps({**BASE, "seeds": [0, 1], "compare": compare}))

@@ -9,9 +9,13 @@ from torch.nn import functional as F
 
 import fedfleet
 from fedfleet.algorithms.options import CohortOptions
+from fedfleet.datasets.examples import FederatedDataset
 from fedfleet.report import write_report
+from fedfleet.resolve import parse_until
 from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
+from fedfleet.simulator.evaluation import less_is_better
+from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.simulator.work import Batch
 from fedfleet.tasks import gan_nets, scorer
 from fedfleet.tasks.gan import Gan, GanOptions
@@ -186,6 +190,75 @@ def test_the_classifier_has_learnt_something():
 
 def test_inception_without_its_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    x = fedfleet.Experiment(fedfleet.load(CONFIG, {"task.scorer.net": "inception"}))
     with pytest.raises(fedfleet.ConfigError, match="is not there: download torchvision's weights"):
-        x.run(tmp_path / "run")
+        fedfleet.Experiment(fedfleet.load(CONFIG, {"task.scorer.net": "inception"}))
+
+
+def test_clients_without_training_images():
+    from fedfleet.datasets.digits import load
+
+    digits = load(None)  # type: ignore[arg-type]
+    x, y = digits.train.x, digits.train.y
+    sizes = torch.arange(0, 1001, 100)
+    clients = InMemoryPopulation({"x": x, "y": y}, torch.arange(1000), sizes, torch.zeros(10, dtype=torch.int64))
+    own = FederatedDataset("disk", clients, digits.test, digits.train.sample)
+    config = fedfleet.load({**CONFIG, "population": {"dataset": {"name": "disk", "path": "anywhere"}}})
+    with pytest.raises(fedfleet.ConfigError, match="needs the training images of a published data set"):
+        fedfleet.Experiment(config, data=own)
+
+
+def test_scores_where_there_are_none():
+    assert math.isnan(frechet_distance(torch.ones(1, 3), torch.ones(5, 3)))
+    assert math.isnan(frechet_distance(torch.full((5, 3), torch.inf), torch.ones(5, 3)))
+    assert math.isnan(inception_score(torch.full((100, 10), torch.nan)))
+
+
+def test_less_fid_is_better():
+    assert less_is_better("eval/fid")
+    assert less_is_better("fid")
+    assert not less_is_better("eval/confidence")
+    assert parse_until("eval/fid=40") == ("eval/fid", False, 40.0)
+
+
+def test_domains_of_images_are_not_scored_apart(tmp_path):
+    labels = {"population.dataset": {"name": "digits", "label_domains": True}, "population.partition": "by_domain"}
+    x = fedfleet.Experiment(fedfleet.load(CONFIG, labels))
+    run = x.run(tmp_path / "run")
+    assert list(run.summary["final"]) == x.metric_names()
+    assert not any("domain" in name for name in run.summary["final"])
+
+
+def test_the_released_codes_range_is_taken_twice_for_the_fid_alone():
+    made, other = (Gan(GanOptions(width=0.0625, samples=1000, legacy_range=range_), SMALL) for range_ in (False, True))
+    z, data = made.init(0), batch(40)
+    with torch.no_grad():
+        plain, twice = (made_.functions["predict"](z, data) for made_ in (made, other))
+        images = made.samples(z, 1000)
+        want = frechet_distance(made.scorer(2 * images - 1)[1], made.scorer(2 * data.x - 1)[1])
+    assert plain["inception_score"] == twice["inception_score"]
+    assert float(twice["fid"]) == pytest.approx(want, rel=1e-6)
+    assert float(plain["fid"]) != pytest.approx(want, rel=1e-2)
+
+
+def test_a_damaged_classifier_is_trained_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    x, y = torch.randint(0, 256, (64, 1, 8, 8), dtype=torch.uint8), torch.arange(64) % 10
+    options = scorer.ScorerOptions(epochs=1.0)
+    first = scorer.prepared(options, x, y, 10, lambda line: None)
+    (kept,) = tmp_path.rglob("*.safetensors")
+    kept.write_bytes(kept.read_bytes()[:100])
+    second = scorer.prepared(options, x, y, 10, lambda line: None)
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_one_local_step_is_parallel_sgda_with_noise_that_is_shared():
+    """K = 1 through phase 2: every client returns z - lr u, whatever noise it draws."""
+    world = digits("gan", net={"width": 0.0625})
+    once = {"steps": 1, "batch_size": 10, "gradient_chunk": 10, "lr": 0.01, "random_steps": False}
+    given = {"gradient_chunk": 10, "lr": 0.01}
+    one, other = (
+        flat(play(build(name, world.task, CohortOptions(invite=5), **options), world, 2, inner="batched")[-1])
+        for name, options in (("catalyst_scaffold_s", once), ("parallel_sgda", given))
+    )
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
