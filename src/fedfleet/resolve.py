@@ -222,7 +222,7 @@ def check_gap(config: Config, algorithm: Algorithm) -> None:
         return
     if algorithm.saddle is None:
         raise ConfigError(
-            f"evaluation.duality_gap=true: {named(config, 'algorithm')} has no mixture of domains: use afl, or leave it out"
+            f"evaluation.duality_gap=true: {named(config, 'algorithm')} does not say between what: use afl, or leave it out"
         )
     model = getattr(options(config, "task"), "model", None)
     if model != "logistic":

@@ -134,7 +134,7 @@ def test_the_duality_gap_of_a_run_falls(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"algorithm": "fedavg"}, "no mixture of domains"),
+        ({"algorithm": "fedavg"}, "fedavg does not say between what: use afl"),
         ({"task.model": "mlp"}, "not convex: set task.model=logistic"),
     ],
 )
