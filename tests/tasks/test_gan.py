@@ -1,11 +1,13 @@
 """GAN training: nets, objectives and scores against what can be worked out."""
 
+import hashlib
 import math
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
+from torchvision.models import inception_v3
 
 import fedfleet
 from fedfleet.algorithms.options import CohortOptions
@@ -262,3 +264,31 @@ def test_one_local_step_is_parallel_sgda_with_noise_that_is_shared():
         for name, options in (("catalyst_scaffold_s", once), ("parallel_sgda", given))
     )
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 64, 64)])
+def test_a_resnet_judges_images(shape):
+    made = scorer.untrained(scorer.ScorerOptions(net="resnet18"), shape, 7).eval()
+    probabilities, features = made(torch.zeros(2, *shape))
+    assert (probabilities.shape, features.shape) == ((2, 7), (2, 512))
+    assert sum(p.numel() for p in made.parameters()) == 11_176_512 - 3 * 64 * 49 + shape[0] * 64 * 49 + 64 + 512 * 7 + 7
+
+
+def test_inception_judges_images_by_the_weights_in_torchs_cache(tmp_path, monkeypatch):
+    """Random weights in the place of torchvision's: images of any size, grey or not, give 2048 features."""
+    path = tmp_path / "checkpoints" / scorer.INCEPTION
+    path.parent.mkdir()
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    net = inception_v3(weights=None, transform_input=False, init_weights=False)
+    torch.save(net.state_dict(), path)
+    with pytest.raises(ValueError, match="is not torchvision's file"):
+        scorer.prepared(scorer.ScorerOptions(net="inception"), torch.empty(0), torch.empty(0), 10, lambda line: None)
+    monkeypatch.setattr(scorer, "INCEPTION", f"inception-{hashlib.sha256(path.read_bytes()).hexdigest()[:8]}.pth")
+    path.rename(path.with_name(scorer.INCEPTION))
+    options = scorer.ScorerOptions(net="inception")
+    made = scorer.prepared(options, torch.empty(0), torch.empty(0), 10, lambda line: None)
+    assert "Inception" in made.about
+    for channels in (1, 3):
+        probabilities, features = made(torch.rand(2, channels, 28, 28) * 2 - 1)
+        assert (probabilities.shape, features.shape) == ((2, 1000), (2, 2048))
+        torch.testing.assert_close(probabilities.sum(1), torch.ones(2))
