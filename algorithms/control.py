@@ -38,7 +38,8 @@ def controlled(plan: BatchPlan, direction: Direction = gradient, parts: tuple[st
     """Step along ``direction`` + c - c_i, in the given ``parts`` of the model if not in all; send the changes of z and c_i."""
 
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Local:
-        return Local(shared["z"], None, Drift(T.sub(shared["c"], own), torch.zeros((), device=key.device)))
+        none_yet = torch.zeros((), dtype=T.leaves(own)[0].dtype, device=key.device)
+        return Local(shared["z"], None, Drift(T.sub(shared["c"], own), none_yet))
 
     def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Local:
         d, correction = direction(ops, shared, local, batch, at, key), local.own.correction
