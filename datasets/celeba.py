@@ -31,7 +31,7 @@ from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 
 from fedfleet.datasets.examples import Dataset, Examples
-from fedfleet.datasets.files import DataError, broken, is_there
+from fedfleet.datasets.files import ENVIRONMENT, DataError, broken, is_there
 
 SITE = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 SIDE = 64
@@ -70,7 +70,9 @@ def _column(path: Path) -> dict[str, int]:
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except FileNotFoundError:
-        raise DataError(f"{path} is not there: fetch it from {SITE}") from None
+        raise DataError(
+            f"{path} is not there: fetch it from {SITE}, or set {ENVIRONMENT} to the folder that has it"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise broken(path, f"cannot be read ({error})", SITE) from error
     found: dict[str, int] = {}

@@ -80,5 +80,5 @@ def test_every_loader_says_what_is_missing(name: str, tmp_path: Path, no_network
         load(name, tmp_path / "data")
     assert "\n" not in str(caught.value)
     assert str(tmp_path / "data") in str(caught.value)
-    assert no_network or name in ("small_texts", "cornell_ptb")  # which are not downloaded
+    assert no_network or name in ("small_texts", "cornell_ptb", "celeba")  # which are not downloaded
     assert not (tmp_path / "data").exists()

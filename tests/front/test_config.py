@@ -107,7 +107,7 @@ def test_a_written_configuration_reads_as_itself(tmp_path: Path) -> None:
 def test_every_default_is_written() -> None:
     raw = complete(load({"algorithm": "cdma_ada"}))
     assert raw["schema_version"] == 1
-    assert raw["algorithm"]["alpha"] == 5.0
+    assert raw["algorithm"]["alpha"] == 0.95
     assert raw["algorithm"]["lr_schedule"]["kind"] == "constant"
     assert raw["task"] == {"name": "classification", "model": "mlp", "hidden": [64]}
 
