@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torchvision.models import inception_v3, resnet18
 
+from fedfleet.simulator.codec import digest
 from fedfleet.simulator.population import decode
 
 BATCH = 64
@@ -89,7 +90,7 @@ def prepared(options: ScorerOptions, x: Tensor, y: Tensor, classes: int, say: Ca
     if options.net == "inception":
         return _frozen(_inception())
     made = untrained(options, tuple(x.shape[1:]), classes)
-    name = f"{options.net}-{options.epochs:g}-{classes}-{_digest(x, y)}"
+    name = f"{options.net}-{options.epochs:g}-{classes}-{digest('', {'x': x, 'y': y})[:12]}"
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedfleet" / "classifiers"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.safetensors"
@@ -158,9 +159,3 @@ def _inception() -> Scorer:
 
 def _frozen(made: Scorer) -> Scorer:
     return made.eval().requires_grad_(requires_grad=False)
-
-
-def _digest(x: Tensor, y: Tensor) -> str:
-    found = hashlib.sha256(x.contiguous().numpy().tobytes())
-    found.update(y.numpy().tobytes())
-    return found.hexdigest()[:12]

@@ -35,15 +35,9 @@ def frechet_distance(a: Tensor, b: Tensor) -> float:
     """
     if min(len(a), len(b)) < 2 or not (a.isfinite().all() and b.isfinite().all()):
         return math.nan
-    means, roots, traces = [], [], []
-    for each in (a.double(), b.double()):
-        mean = each.mean(0)
-        centred = each - mean
-        covariance = centred.T @ centred / (len(each) - 1)
-        means.append(mean)
-        roots.append(covariance)
-        traces.append(covariance.trace())
-    values, vectors = torch.linalg.eigh(roots[0])
+    a, b = a.double(), b.double()
+    of_a, of_b = a.T.cov(), b.T.cov()
+    values, vectors = torch.linalg.eigh(of_a)
     root = vectors * values.clamp(min=0).sqrt() @ vectors.T
-    between = torch.linalg.eigvalsh(root @ roots[1] @ root).clamp(min=0).sqrt().sum()
-    return float((means[0] - means[1]).square().sum() + traces[0] + traces[1] - 2 * between)
+    between = torch.linalg.eigvalsh(root @ of_b @ root).clamp(min=0).sqrt().sum()
+    return float((a.mean(0) - b.mean(0)).square().sum() + of_a.trace() + of_b.trace() - 2 * between)

@@ -97,7 +97,6 @@ class Evaluation(Options):
     per_client: bool = False
     """Write ``clients.parquet``: every client's own metrics on its own data at each evaluation; their means by domain, if there
     are domains, as ``clients_<metric>`` in ``domains.parquet``."""
-
     duality_gap: bool = False
     """Measure how far an agnostic model can be from the best, on all training examples; needs an algorithm over domains and a
     loss that is convex: task.model logistic."""
