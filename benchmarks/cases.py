@@ -18,8 +18,8 @@ CASES: dict[str, Case] = {
         Case("mlp", "mlp", FLAT, clients=1000, cohort=100, samples=20, rounds=80, warmup=30),
         Case("mlp_12", "mlp", FLAT, clients=1000, cohort=100, samples=120, rounds=16, warmup=6),
         Case("lenet", "lenet", DIGIT, clients=500, cohort=16, samples=120, rounds=24, warmup=8),
-        Case("cnn", "cnn", COLOUR, clients=500, cohort=20, samples=50, rounds=6, warmup=2),
-        replace(CDMA, name="cdma", model="lenet_relu", shape=DIGIT, task="auc", rounds=10, warmup=4),
-        replace(CDMA, name="cdma_robust", model="mlp", shape=FLAT, task="robust", rounds=20, warmup=8),
+        Case("cnn", "cnn", COLOUR, clients=500, cohort=20, samples=50, rounds=6, warmup=8),
+        replace(CDMA, name="cdma", model="lenet_relu", shape=DIGIT, task="auc", rounds=10, warmup=10),
+        replace(CDMA, name="cdma_robust", model="mlp", shape=FLAT, task="robust", rounds=20, warmup=10),
     )
 }

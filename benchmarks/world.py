@@ -16,6 +16,7 @@ from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.block import Setup
+from fedfleet.simulator.capture import Captures
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.factored import Notes
 from fedfleet.simulator.population import InMemoryPopulation, Population
@@ -27,6 +28,9 @@ from fedfleet.tasks.classification import Classification
 from fedfleet.tasks.options import DataShape, ModelOptions
 from fedfleet.tasks.robust import RobustOptions, RobustTraining
 from fedfleet.tune import How
+
+SOON = 3
+"""Blocks of a kind after which it is captured: all are before the warm-up ends, as they would be in a run of some length."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,8 @@ def build(case: Case, clients: Population | None = None) -> World:
 
 def setup(world: World, inner: str, device: str = "cpu") -> Setup:
     """Return what workers need; there is nothing to evaluate."""
-    return Setup.of(world.algorithm, world.task, world.population, inner, device=device)
+    captures = Captures(after=SOON)
+    return Setup.of(world.algorithm, world.task, world.population, inner, device=device, captures=captures)
 
 
 def notes(world: World) -> Notes:

@@ -14,18 +14,21 @@ from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.batches import Schedule, schedule
+from fedfleet.simulator.capture import Captures
 from fedfleet.simulator.client import ClientInputs, ClientProgram
 from fedfleet.simulator.combination import multiplied_out
 from fedfleet.simulator.errors import ClientError, one_line, traced
 from fedfleet.simulator.factored import Notes
 from fedfleet.simulator.faults import AtFault, Dropped, Faults, NotFinite, Watch, finite, not_finite
 from fedfleet.simulator.population import LocalData, Population, gather
+from fedfleet.simulator.purity import Purity
 from fedfleet.simulator.reduction import Rows, merge
 from fedfleet.simulator.rng import Key
 from fedfleet.simulator.tree import Tree
 from fedfleet.simulator.work import Batch, Message, Objective, Phase
 
 GATHERED_BYTES = 1 << 28  # of a block's data along a walk, gathered at once
+CAPTURED_STEPS = 128  # local steps of a block that is captured, since a capture grows with them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,7 @@ class Setup:
         inner: "serial", "batched" or "factored".
         device: "cpu" or "cuda".
         notes: what this process has found out about factoring.
+        captures: the kinds of blocks that this process has captured.
 
     """
 
@@ -52,6 +56,7 @@ class Setup:
     inner: str
     device: str = "cpu"
     notes: Notes = field(default_factory=Notes)
+    captures: Captures = field(default_factory=Captures)
 
     @staticmethod
     def of(algorithm: Algorithm, task: Task, population: Population, inner: str, **rest: Any) -> Setup:
@@ -179,6 +184,26 @@ def _joined(phase: Phase, a: BlockResult, b: BlockResult, size: int) -> BlockRes
     )
 
 
+class _Given(NamedTuple):
+    """The tensors that the computation of a block depends on; ``domain`` (C,)."""
+
+    inputs: ClientInputs
+    send: dict[str, Tree]
+    config: dict[str, Any]
+    domain: Tensor
+
+
+class _Sent(NamedTuple):
+    """What a block computes; as in ``BlockResult``, on the device, but ``loss`` (C,) is each client's."""
+
+    partials: dict[str, Any]
+    config: dict[str, Tensor]
+    own: Tree
+    loss: Tensor
+    floats_up: int
+    bytes_up: int
+
+
 def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     phase = setup.phases[task.phase]
     device = torch.device(setup.device)
@@ -192,20 +217,60 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     inputs = ClientInputs(
         rng.fold(keys, "begin"), local.counts, walks, batches, T.to(task.own, device), T.to(task.inbox, device)
     )
-    visible = {**T.to(dict(shared.send), device), **shared.config}
+    given = _Given(inputs, T.to(dict(shared.send), device), dict(shared.config), local.domain)
     always = [w.active.all(0).tolist() for w in walks]
-    pure = _Purity(task, visible, inputs)
+
+    def program(given: _Given) -> ClientProgram:
+        return ClientProgram(phase, given.inputs, {**given.send, **given.config}, local.data, setup, always)
+
+    def compute(given: _Given) -> _Sent:
+        mine = program(given)
+        return _sent(mine, task, given, torch.func.vmap(mine, randomness="error")(*T.leaves(mine.inputs)))[1]
+
+    key = None
+    if setup.inner != "serial" and None not in batches and sum(map(len, always)) <= CAPTURED_STEPS:
+        key = setup.captures.key((task.phase, setup.inner, task.discount, tuple(map(tuple, always))), given)
     with torch.no_grad():
-        program = ClientProgram(phase, inputs, visible, local.data, setup, always)
-        try:
-            flat = _serial(program, task) if setup.inner == "serial" else _batched(program, task, pure)
-        except AtFault:
-            pure.check()  # for the others run again
-            raise
-        pure.check()
-        if program.ledger is not None:
-            setup.notes.worked(phase.name, program.ledger.flop, sum(w.weight[0].numel() for w in walks))
-        return _result(program, task, local, program.result(flat))
+        sent = setup.captures.replay(key, given)
+        if sent is None or not _trusted(task, sent):
+            mine = program(given)
+            sent = _ordinarily(mine, task, given)
+            if mine.ledger is not None:
+                setup.notes.worked(phase.name, mine.ledger.flop, sum(w.weight[0].numel() for w in walks))
+            setup.captures.ran(key, compute, given, sent)
+    loss = sent.loss.double()
+    found = ~loss.isnan()
+    return BlockResult(
+        partials=T.to(sent.partials, "cpu"),
+        config=T.to(sent.config, "cpu"),
+        own=T.to(sent.own, "cpu"),
+        steps=sum(int(w.active.sum()) for w in walks),
+        loss=float(loss[found].sum()),
+        measured=int(found.sum()),
+        floats_up=sent.floats_up,
+        bytes_up=sent.bytes_up,
+        losses=loss.cpu() if task.feedback else None,
+    )
+
+
+def _trusted(task: BlockTask, sent: _Sent) -> bool:
+    """Say whether values are finite, if they have to be. Those of a sum are looked at, so that uploads need not be one by one."""
+    return task.faults.non_finite == "keep" or finite((sent.partials, sent.config, sent.own))
+
+
+def _ordinarily(program: ClientProgram, task: BlockTask, given: _Given) -> _Sent:
+    """Run client code, and name the clients at fault. Raises ClientError, or AtFault where they are to be dropped."""
+    pure = Purity(task.phase, program.shared, given.inputs)
+    try:
+        flat = _serial(program, task) if program.setup.inner == "serial" else _batched(program, task, pure)
+    except AtFault:
+        pure.check()  # for the others run again
+        raise
+    pure.check()
+    out, sent = _sent(program, task, given, flat)
+    if not _trusted(task, sent):
+        _blame(program, task, out, sent.own)
+    return sent
 
 
 def _walks(phase: Phase, task: BlockTask, local: LocalData, keys: Key) -> tuple[Schedule, ...]:
@@ -224,39 +289,7 @@ def _along(data: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor] | None
     return gather(data, rows) if size <= GATHERED_BYTES else None
 
 
-def _versions(shared: Mapping[str, Any]) -> dict[str, int]:
-    """Return how often each shared tensor was written to."""
-    return {path: leaf._version for path, leaf in T.named_leaves(shared) if isinstance(leaf, Tensor)}
-
-
-class _Purity:
-    """What client code must leave as it was: torch's generator, and the tensors it is given."""
-
-    def __init__(self, task: BlockTask, shared: Mapping[str, Any], inputs: ClientInputs):
-        self._phase, self._shared, self._given = task.phase, shared, {"own": inputs.own, "inbox": inputs.inbox}
-        self._generator, self._versions = torch.get_rng_state(), (_versions(shared), _versions(self._given))
-
-    def check(self) -> None:
-        """Raise ClientError where something has changed."""
-        if not torch.equal(self._generator, torch.get_rng_state()):
-            raise ClientError(
-                f"phase {self._phase!r}: client code drew from torch's global generator, so results would depend on the order of "
-                f"work: draw from the step's key with fedfleet.simulator.rng instead"
-            )
-        shared, given = self._versions
-        if written := [path for path, version in _versions(self._shared).items() if version != shared[path]]:
-            raise ClientError(
-                f"phase {self._phase!r}: client code wrote in place into {written[0]!r}, which all clients share, so results "
-                f"would depend on the order of work: return new tensors instead"
-            )
-        if written := [path for path, version in _versions(self._given).items() if version != given[path]]:
-            raise ClientError(
-                f"phase {self._phase!r}: client code wrote in place into {written[0]!r}, so the block could not be run a second "
-                f"time: return new tensors instead"
-            )
-
-
-def _batched(program: ClientProgram, task: BlockTask, pure: _Purity) -> tuple[Tensor, ...]:
+def _batched(program: ClientProgram, task: BlockTask, pure: Purity) -> tuple[Tensor, ...]:
     try:
         return torch.func.vmap(program, randomness="error")(*T.leaves(program.inputs))
     except torch.OutOfMemoryError:
@@ -297,32 +330,25 @@ def _alone(program: ClientProgram, row: int) -> tuple[Tensor, ...]:
     return program(*T.leaves(mine._replace(walks=walks)))
 
 
-def _result(program: ClientProgram, task: BlockTask, local: LocalData, out: dict[str, Any]) -> BlockResult:
-    phase, own = program.phase, multiplied_out(out["own"])
-    size = len(task.clients)
+def _sent(
+    program: ClientProgram, task: BlockTask, given: _Given, flat: tuple[Tensor, ...]
+) -> tuple[dict[str, Any], _Sent]:
+    """Return what the clients of a block send, stacked, and what it comes to."""
+    phase, out, counts = program.phase, program.result(flat), given.inputs.num_examples
     if phase.weight == "uniform":
-        weight = torch.ones(size, dtype=torch.float64, device=local.counts.device)
+        weight = torch.ones(len(counts), dtype=torch.float64, device=counts.device)
     elif phase.weight == "num_examples":
-        weight = local.counts.to(torch.float64)
+        weight = counts.to(torch.float64)
     else:
         weight = out["config"][phase.weight]
-    rows = Rows(weight * task.discount, local.domain, torch.full_like(weight, task.discount))
-    partials = {slot: reduction.block(out["send"][slot], rows) for slot, reduction in phase.reduce.items()}
-    # What is not finite in one upload is not finite in the sum, so that uploads need not be looked at one by one.
-    if task.faults.non_finite != "keep" and not finite((partials, out["config"], own)):
-        _blame(program, task, out, own)
-    loss = out["loss"].double()
-    found = ~loss.isnan()
-    return BlockResult(
-        partials=T.to(partials, "cpu"),
-        config=T.to(out["config"], "cpu"),
-        own=T.to(own, "cpu"),
-        steps=sum(int(w.active.sum()) for w in program.inputs.walks),
-        loss=float(loss[found].sum()),
-        measured=int(found.sum()),
+    rows = Rows(weight * task.discount, given.domain, torch.full_like(weight, task.discount))
+    return out, _Sent(
+        partials={slot: reduction.block(out["send"][slot], rows) for slot, reduction in phase.reduce.items()},
+        config=out["config"],
+        own=multiplied_out(out["own"]),
+        loss=out["loss"],
         floats_up=T.count(out["send"]),
         bytes_up=T.num_bytes(out["send"]) + T.num_bytes(out["config"]),
-        losses=loss.cpu() if task.feedback else None,
     )
 
 

@@ -12,7 +12,9 @@ is exact: docs/factored.md.
 
 from __future__ import annotations
 
+import itertools
 import math
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -41,51 +43,51 @@ class PerClient:
 
 
 class Outer:
-    """The gradient of one call of a linear layer, ``d^T h`` over rows ``start`` to ``stop`` of the leaf's tape."""
+    """The gradient of one call of a linear layer, ``d^T h`` over rows ``start`` to ``stop`` of a tape.
 
-    def __init__(self, tape: Tape, start: int, stop: int):
-        self.tape, self.start, self.stop = tape, start, stop
+    Where the inputs are rows of the clients' data, ``place`` is the first of them there.
+    """
+
+    def __init__(self, tape: Tape, start: int, stop: int, place: int | None):
+        self.tape, self.start, self.stop, self.place = tape, start, stop, place
 
 
 Pair = Outer | Patches
+Product = tuple[Tensor, Tensor, Number]
+"""Outer products side by side: ``h`` (C, R, i), ``d`` (C, R, o) and their coefficient, a float, (R,) or (C, R)."""
 Term = Shared | PerClient | Outer | Patches
 
 
 class Tape:
-    """All pairs of one linear leaf in a block, side by side: ``h`` (C, R, i) and ``d`` (C, R, o) for R rows so far."""
+    """All pairs of one linear leaf in a block, side by side: ``h`` (C, R, i) and ``d`` (C, R, o) for R rows so far.
 
-    def __init__(self) -> None:
-        self.rows = 0
+    Inputs of a first layer are rows of the clients' data along their walk, ``walk`` (C, N, i): then only ``d`` is kept here.
+    """
+
+    def __init__(self, walk: Tensor | None):
+        self.rows, self.walk = 0, walk
         self._h: Tensor | None = None
         self._d: Tensor | None = None
-        self._borrowed = False
 
-    def append(self, h: Tensor, d: Tensor) -> Outer:
-        """Add the rows of ``h`` (C, r, i) and ``d`` (C, r, o)."""
+    def append(self, h: Tensor, d: Tensor, place: int | None) -> Outer:
+        """Add the rows of ``h`` (C, r, i), which start at ``place`` of the walk, and ``d`` (C, r, o)."""
         start = self.rows
         self.rows += h.shape[1]
-        self._h, self._borrowed = self._extend(h, start)
+        if self.walk is None:
+            self._h = _written(self._h, h, start)
         self._d = _written(self._d, d, start)
-        return Outer(self, start, self.rows)
+        return Outer(self, start, self.rows, place)
 
-    def _extend(self, h: Tensor, start: int) -> tuple[Tensor, bool]:
-        """Inputs of a first layer are consecutive slices of the clients' data: then a longer view does, and nothing is copied."""
-        old = self._h
-        if old is None:
-            return h, True
-        if self._borrowed:
-            same = old.untyped_storage().data_ptr() == h.untyped_storage().data_ptr() and old.stride() == h.stride()
-            if same and h.storage_offset() == old.storage_offset() + start * old.stride(1):
-                longer = (h.shape[0], self.rows, h.shape[2])
-                return h.as_strided(longer, h.stride(), old.storage_offset()), True
-            old = _written(None, old, 0)
-        return _written(old, h, start), False
+    def inputs(self, start: int, stop: int) -> Tensor:
+        """Return rows ``start`` to ``stop`` of ``h``, or of the walk."""
+        h = self._h if self.walk is None else self.walk
+        assert h is not None
+        return h[:, start:stop]
 
-    def view(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return rows ``start`` to ``stop`` of ``h`` and ``d``."""
-        assert self._h is not None
+    def gradients(self, start: int, stop: int) -> Tensor:
+        """Return rows ``start`` to ``stop`` of ``d``."""
         assert self._d is not None
-        return self._h[:, start:stop], self._d[:, start:stop]
+        return self._d[:, start:stop]
 
 
 def _written(buffer: Tensor | None, new: Tensor, start: int) -> Tensor:
@@ -112,47 +114,44 @@ class Combination:
 
     @property
     def rank(self) -> int:
-        """Rows of outer products a client."""
-        return sum(p.stop - p.start for p, _ in self.pairs if isinstance(p, Outer))
+        """Rows of outer products a client; gradients at the same rows of a client's data count once."""
+        own = sum(p.stop - p.start for p, _ in self.pairs if isinstance(p, Outer) and p.place is None)
+        return own + sum(stop - start for start, stop in {_rows_of(p) for p, _ in self.pairs if _on_walk(p)})
 
+    @cached_property
     def common(self) -> Tensor | None:
-        """Return the sum of the shared terms, None where they differ from client to client, or there is none."""
+        """The sum of the shared terms, None where they differ from client to client, or there is none."""
         if not self.shared or any(isinstance(c, Tensor) for _, c in self.shared):
             return None
         return _sum([scaled(v, c) for v, c in self.shared])
 
     def dense(self) -> Tensor:
         """Multiply out: (C, *shape)."""
-        common = self.common()
+        common = self.common
         shared = self.shared if common is None else [(common, 1.0)]
         parts = [scaled(v, c) for v, c in self.each]
         parts += [scaled(v.expand(self.clients, *v.shape), c) for v, c in shared]
-        outer, patches = self._split()
-        parts += [_scaled(p, c).each() for p, c in patches]
-        if outer is None:
-            return _sum(parts).contiguous() if parts else self._zero().expand(self.clients, *self.like.shape)
-        h, d, c = outer
-        if isinstance(c, Tensor):
-            d, c = d * c[..., None], 1.0
-        if not parts:
-            return torch.bmm(d.transpose(1, 2), h) * c
-        return torch.baddbmm(_sum(parts), d.transpose(1, 2), h, alpha=c)
+        parts += [_scaled(p, c).each() for p, c in self.patches()]
+        total = _sum(parts).contiguous() if parts else None
+        for h, d, c in self.products:
+            if isinstance(c, Tensor):
+                d, c = d * c[..., None], 1.0
+            total = torch.bmm(d.mT, h) * c if total is None else torch.baddbmm(total, d.mT, h, alpha=c)
+        return self._zero().expand(self.clients, *self.like.shape) if total is None else total
 
     def weighted_sum(self, weight: Tensor) -> Tensor:
         """Return ``sum_c weight_c W_c``, of the shape of the leaf, without multiplying out any W_c; ``weight`` is (C,)."""
         parts = [scaled(v, c * weight.to(v.dtype)).sum(0) for v, c in self.each]
         for v, c in self.shared:
             total = (c.to(weight.dtype) * weight).sum() if isinstance(c, Tensor) else c * weight.sum()
-            parts.append(v * float(total))
-        outer, patches = self._split()
-        parts += [_scaled(p, c * weight.to(p.d.dtype)).summed() for p, c in patches]
-        if outer is not None:
-            h, d, c = outer
-            c = c * weight.to(d.dtype)[:, None]
-            d = d * c[..., None]
-            d, h = d.flatten(0, 1), h.flatten(0, 1)
-            parts = [torch.addmm(_sum(parts), d.T, h)] if parts else [d.T @ h]
-        return _sum(parts) if parts else self._zero().expand(self.like.shape)
+            parts.append(v * total.to(v.dtype))
+        parts += [_scaled(p, c * weight.to(p.d.dtype)).summed() for p, c in self.patches()]
+        total = _sum(parts) if parts else None
+        for h, d, c in self.products:
+            d = (d * (c * weight.to(d.dtype)[:, None])[..., None]).flatten(0, 1).T
+            h = h.flatten(0, 1)
+            total = d @ h if total is None else torch.addmm(total, d, h)
+        return self._zero().expand(self.like.shape) if total is None else total
 
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=self.like.dtype, device=self.like.device)
@@ -165,19 +164,34 @@ class Combination:
         """Return the bytes of a scalar."""
         return self.like.dtype.itemsize
 
-    def rows(self) -> tuple[Tensor, Tensor, Number] | None:
-        """Return all outer products as ``h`` (C, R, i), ``d`` (C, R, o) and their coefficient: a float, (R,) or (C, R)."""
-        return self._split()[0]
+    @cached_property
+    def products(self) -> list[Product]:
+        """All outer products, a tape each."""
+        tapes: dict[Tape, list[tuple[Outer, Number]]] = {}
+        for p, c in self.pairs:
+            if isinstance(p, Outer):
+                tapes.setdefault(p.tape, []).append((p, c))
+        return [_joined(t, sorted(pairs, key=lambda pair: pair[0].start), self.clients) for t, pairs in tapes.items()]
 
-    def _split(self) -> tuple[tuple[Tensor, Tensor, Number] | None, list[tuple[Patches, Number]]]:
-        outer = sorted(((p, c) for p, c in self.pairs if isinstance(p, Outer)), key=lambda pair: pair[0].start)
-        patches = _merged([(p, c) for p, c in self.pairs if isinstance(p, Patches)])
-        return (_side_by_side(outer, self.clients) if outer else None), patches
+    def patches(self) -> list[tuple[Patches, Number]]:
+        """Return the gradients of convolutions."""
+        return _merged([(p, c) for p, c in self.pairs if isinstance(p, Patches)])
+
+
+def _on_walk(p: Pair) -> bool:
+    return isinstance(p, Outer) and p.place is not None
+
+
+def _rows_of(p: Any) -> tuple[int, int]:
+    """Return the rows of the walk that a pair is of."""
+    return p.place, p.place + p.stop - p.start
 
 
 def _fitting(c: Number, dtype: torch.dtype) -> Number:
-    """Let a float that the dtype cannot hold be infinite, as it would be in a tensor."""
-    return math.copysign(math.inf, c) if isinstance(c, float) and abs(c) > torch.finfo(dtype).max else c
+    """Return a number as one in a tensor of that dtype would act: infinite where it is too large, and changing no dtype."""
+    if isinstance(c, Tensor):
+        return c.to(dtype)
+    return math.copysign(math.inf, c) if abs(c) > torch.finfo(dtype).max else c
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
@@ -210,23 +224,46 @@ def _merged(patches: list[tuple[Patches, Number]]) -> list[tuple[Patches, Number
     return list(found.values())
 
 
-def _side_by_side(outer: list[tuple[Outer, Number]], clients: int) -> tuple[Tensor, Tensor, Number]:
-    """Return the span of the tape that holds the pairs; what lies between them gets a coefficient of zero."""
+def _joined(tape: Tape, outer: list[tuple[Outer, Number]], clients: int) -> Product:
+    """Join the pairs of a tape, in its order."""
+    if tape.walk is None:
+        d, c = _side_by_side(tape, outer, clients)
+        return tape.inputs(outer[0][0].start, outer[-1][0].stop), d, c
+    rows = [_rows_of(p) for p, _ in outer]
+    gapless = outer[-1][0].stop - outer[0][0].start == rows[-1][1] - rows[0][0]
+    if gapless and _consecutive(rows):
+        return tape.inputs(rows[0][0], rows[-1][1]), *_side_by_side(tape, outer, clients)
+    # Gradients at the same inputs are added first, so that they are multiplied with them once.
+    found: dict[tuple[int, int], Tensor] = {}
+    for (p, c), at in zip(outer, rows, strict=True):
+        d = scaled(tape.gradients(p.start, p.stop), c)
+        found[at] = found[at] + d if at in found else d
+    places = sorted(found)
+    spans = [(places[0][0], places[-1][1])] if _consecutive(places) else places
+    h = torch.cat([tape.inputs(*span) for span in spans], 1) if len(spans) > 1 else tape.inputs(*spans[0])
+    return h, torch.cat([found[at] for at in places], 1), 1.0
+
+
+def _consecutive(rows: list[tuple[int, int]]) -> bool:
+    return all(stop == start for (_, stop), (start, _) in itertools.pairwise(rows))
+
+
+def _side_by_side(tape: Tape, outer: list[tuple[Outer, Number]], clients: int) -> tuple[Tensor, Number]:
+    """Return the gradients in the span of the tape that holds the pairs; what lies between them gets a coefficient of zero."""
     first, last = outer[0][0].start, outer[-1][0].stop
-    h, d = outer[0][0].tape.view(first, last)
-    c = outer[0][1]
+    d, c = tape.gradients(first, last), outer[0][1]
     full = sum(p.stop - p.start for p, _ in outer) == last - first
     if full and isinstance(c, float) and all(isinstance(e, float) and e == c for _, e in outer):
-        return h, d, c
+        return d, c
     if any(isinstance(e, Tensor) for _, e in outer):
         coefficients = d.new_zeros(clients, last - first)
         for p, e in outer:
             coefficients[:, p.start - first : p.stop - first] = e[:, None] if isinstance(e, Tensor) else e
-        return h, d, coefficients
+        return d, coefficients
     listed = [0.0] * (last - first)
     for p, e in outer:
         listed[p.start - first : p.stop - first] = [float(e)] * (p.stop - p.start)
-    return h, d, torch.tensor(listed, dtype=d.dtype, device=d.device)
+    return d, torch.tensor(listed, dtype=d.dtype, device=d.device)
 
 
 def multiplied_out(tree: Tree) -> Tree:

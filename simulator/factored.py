@@ -76,7 +76,7 @@ class Ledger:
         self.clients, self.notes = clients, notes
         self.products, self.flop = 0, 0
         self._shared: dict[int, Shared] = {}
-        self._tapes: dict[tuple[str, int, int], Tape] = {}
+        self._tapes: dict[tuple[str, int, int, Walk | None], Tape] = {}
         self._walks: dict[int, Walk] = {}
         self._shells: dict[tuple[Any, ...], Tensor] = {}
 
@@ -105,9 +105,13 @@ class Ledger:
         """Return the term of a shared tensor, the same one each time."""
         return self._shared.setdefault(id(value), Shared(value))
 
-    def outer(self, path: str, h: Tensor, d: Tensor) -> Outer:
-        """Record a pair of the leaf at ``path``."""
-        return self._tapes.setdefault((path, d.shape[2], h.shape[2]), Tape()).append(h, d)
+    def outer(self, path: str, h: Tensor, d: Tensor, on: tuple[Walk, int] | None) -> Outer:
+        """Record a pair of the leaf at ``path``, whose inputs ``h`` are ``on`` a walk."""
+        walk, place = on or (None, None)
+        key = (path, d.shape[2], h.shape[2], walk)
+        if key not in self._tapes:
+            self._tapes[key] = Tape(None if walk is None else walk.inputs)
+        return self._tapes[key].append(h, d, place)
 
 
 class Factored(Tensor):

@@ -121,21 +121,23 @@ class _BlockLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layer: Layer, h: Tensor, tap: Tensor) -> Tensor:
         ctx.layer, ctx.h = layer, h.detach()
+        ctx.on = layer.ledger.on_walk(ctx.h)
         layer.ledger.products += h[0, :, 0].numel() * layer.content.like.numel()
-        return _forward(layer.content, ctx.h, layer.ledger.on_walk(ctx.h))
+        return _forward(layer.content, ctx.h, ctx.on)
 
     @staticmethod
     def backward(ctx: Any, d: Tensor) -> Any:  # type: ignore[override]
         layer: Layer = ctx.layer
         dh = _backward(layer.content, d) if ctx.needs_input_grad[1] else None
         if layer.recording:
-            layer.pairs.append(layer.ledger.outer(layer.path, ctx.h, d))
+            layer.pairs.append(layer.ledger.outer(layer.path, ctx.h, d, ctx.on))
         return None, dh, None
 
 
 def _forward(w: Combination, h: Tensor, place: tuple[Walk, int] | None) -> Tensor:
     """Return ``h W_c^T`` (C, r, o) for the rows h (C, r, i) of each client."""
-    if place is None:
+    if place is None or (len(w.shared) > 1 and w.common is not None):
+        # Several matrices are added and multiplied with these rows: with all rows of the walk each would be multiplied apart.
         out, fresh = _shared_products(w, h, transposed=True), True
     else:
         walk, start = place
@@ -153,7 +155,7 @@ def _backward(w: Combination, d: Tensor) -> Tensor:
 def _shared_products(w: Combination, v: Tensor, *, transposed: bool) -> Tensor | None:
     """Return the products with the shared terms: one large multiplication if their coefficients are."""
     turn = (lambda m: m.mT) if transposed else (lambda m: m)
-    common = w.common()
+    common = w.common
     rows = v.reshape(-1, v.shape[2])
     matrices = [(common, 1.0)] if common is not None else w.shared
     parts = [(torch.mm(rows, turn(m)).view(*v.shape[:2], -1), c) for m, c in matrices]
@@ -175,8 +177,7 @@ def _own_products(w: Combination, v: Tensor, out: Tensor | None, *, transposed: 
         rows = scaled(v, c)
         out = torch.bmm(rows, turn(m)) if out is None else torch.baddbmm(out, rows, turn(m))
         changed = True
-    if (pairs := w.rows()) is not None:
-        h, d, c = pairs
+    for h, d, c in w.products:
         inner, outer = (h, d) if transposed else (d, h)
         p = torch.bmm(v, inner.mT)  # (C, r, R)
         if isinstance(c, Tensor):
@@ -209,7 +210,7 @@ class _BlockConv(torch.autograd.Function):
 
 def _filters(w: Combination) -> tuple[Tensor, bool]:
     """Return the shared filters, or those of all clients side by side; and whether they are each client's own."""
-    common = w.common()
+    common = w.common
     if common is not None:
         return common, False
     ((value, _),) = w.each  # `pays` has seen to it
@@ -223,6 +224,6 @@ FOLD_AT = 1.0
 def pays(content: Combination) -> bool:
     """Say whether a parameter is better left factored: a linear one while its rank is low, a filter if all share it."""
     if content.like.dim() > 2:
-        return content.common() is not None and not content.pairs and not content.each
+        return content.common is not None and not content.pairs and not content.each
     o, i = content.like.shape
     return content.rank * (o + i) <= FOLD_AT * o * i

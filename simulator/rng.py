@@ -69,6 +69,8 @@ def _mix_on_host(x: Words) -> Words:
 
 
 def _fold_on_host(k: Key, data: tuple[int | str | Tensor, ...]) -> Key:
+    if k.dim() == 0 and not any(isinstance(d, Tensor) and d.dim() for d in data):
+        return torch.tensor(_signed(_fold_one(int(k), [int(d) if isinstance(d, Tensor) else _number(d) for d in data])))
     x = _words(k)
     for d in data:
         if isinstance(d, Tensor):
@@ -76,9 +78,20 @@ def _fold_on_host(k: Key, data: tuple[int | str | Tensor, ...]) -> Key:
         else:
             word = np.uint64((_number(d) * _GAMMA + _M1) & _WORD)
         x = _mix_on_host(_mix_on_host(x + np.uint64(_FOLD & _WORD)) ^ word)
-    scalar = k.dim() == 0 and not any(isinstance(d, Tensor) and d.dim() for d in data)
-    found = torch.from_numpy(x.view(np.int64))
-    return found[0] if scalar else found
+    return torch.from_numpy(x.view(np.int64))
+
+
+def _fold_one(x: int, data: list[int]) -> int:
+    """Fold a single key, for which Python's integers are faster than arrays."""
+    for d in data:
+        x = _mix_one(_mix_one((x + _FOLD) & _WORD) ^ ((d * _GAMMA + _M1) & _WORD))
+    return x
+
+
+def _mix_one(x: int) -> int:
+    x = ((x ^ (x >> 30)) * _M1) & _WORD
+    x = ((x ^ (x >> 27)) * _M2) & _WORD
+    return x ^ (x >> 31)
 
 
 def key(seed: int, device: torch.device | str = "cpu") -> Key:

@@ -110,6 +110,12 @@ def named_leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from named_leaves(child, f"{prefix}.{name}" if prefix else name)
 
 
+def structure(tree: Tree) -> Any:
+    """Return the shape of a tree without its leaves, hashable: nested names, None for a leaf."""
+    children = _children(tree)
+    return None if children is None else tuple((name, structure(child)) for name, child in children)
+
+
 def unflatten(like: Tree, new_leaves: Sequence[Any]) -> Tree:
     """Build a tree of the structure of ``like`` from leaves in structural order. Raises ValueError for too few or too many."""
     places = len(leaves(like))

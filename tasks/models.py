@@ -89,3 +89,12 @@ def build(name: str, shape: tuple[int, ...], classes: int, hidden: tuple[int, ..
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return MODELS[name](shape, classes, hidden)
+
+
+def first_linear(net: nn.Module) -> str | None:
+    """Return the name of the linear layer, with a bias, that takes a net's flattened inputs; None where there is no such."""
+    layers = list(net.named_children()) if isinstance(net, nn.Sequential) else []
+    match [layer for _, layer in layers[:2]]:
+        case [nn.Flatten(), nn.Linear(bias=nn.Parameter())]:
+            return layers[1][0]
+    return None

@@ -26,7 +26,7 @@ from fedfleet.simulator.rng import Key
 from fedfleet.simulator.tree import Tree
 from fedfleet.simulator.work import Batch, Objective
 from fedfleet.tasks.classification import cross_entropy
-from fedfleet.tasks.models import build
+from fedfleet.tasks.models import build, first_linear
 from fedfleet.tasks.options import DataShape, ModelOptions
 
 ROWS = 1000  # at a time, while the whole set is gone through
@@ -58,6 +58,7 @@ class RobustTraining:
     def __init__(self, options: RobustOptions, shape: DataShape):
         self._options, self._shape = options, shape
         self._net = self._build(0)
+        self._first = first_linear(self._net)
         self.objectives = {"train": Objective(loss=self._loss, sign={"x": 1, "y": -1})}
         self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
             "predict": self._predict,
@@ -74,7 +75,12 @@ class RobustTraining:
 
     def logits(self, z: Tree, x: Tensor, perturbation: Tensor) -> Tensor:
         """Return the net's outputs (B, classes) for perturbed inputs (B, ...)."""
-        return functional_call(self._net, z["x"], (x + perturbation,))
+        net, first = z["x"], self._first
+        if first is None:
+            return functional_call(self._net, net, (x + perturbation,))
+        # W (a + y) + b = W a + (W y + b): the images stay as they are, and y costs a row instead of one an image.
+        bias = F.linear(perturbation.flatten(), net[f"{first}.weight"], net[f"{first}.bias"])
+        return functional_call(self._net, {**net, f"{first}.bias": bias}, (x,))
 
     def _loss(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Tensor]]:
         y = z["y"]["perturbation"]

@@ -65,6 +65,8 @@ class Executor(Options):
     """Torch threads of an actor."""
     block_size: Count | Literal["auto"] = "auto"
     """Clients a block at most, the unit of dispatch and of summation; several blocks are even in number."""
+    capture: bool = True
+    """Replay blocks of a kind that has come often as the tensor operations they come to, which is faster; to the bit the same."""
     train_all: bool = False
     """Let clients that answer too late work all the same, and throw the result away, as a real federation does."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -38,6 +38,7 @@ from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.block import Setup
+from fedfleet.simulator.capture import Captures
 from fedfleet.simulator.codec import digest
 from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
@@ -200,6 +201,7 @@ class Experiment:
             e.inner,
             evaluation={**self.evaluation, **self.final},
             device=e.device,
+            captures=Captures() if e.capture else Captures(after=None),
         )
         if not self.config.evaluation.per_client:
             return made

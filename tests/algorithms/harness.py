@@ -13,6 +13,7 @@ from fedfleet.datasets.digits import load
 from fedfleet.datasets.partition_config import PARTITIONS
 from fedfleet.simulator.algorithm import Algorithm, Cohort, Problem, Task
 from fedfleet.simulator.block import Setup
+from fedfleet.simulator.capture import Captures
 from fedfleet.simulator.devices import Load, Times
 from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.executors.base import Executor
@@ -137,9 +138,10 @@ def records(
     executor: Executor | None = None,
     block_size: int = 4,
     seed: int = 0,
+    captures: Captures | None = None,
     **given: Any,
 ) -> Iterator[RoundRecord]:
-    setup = Setup.of(algorithm, world.task, world.population, inner)
+    setup = Setup.of(algorithm, world.task, world.population, inner, captures=captures or Captures())
     executor = executor or LocalExecutor(1)
     executor.start(setup)
     given = {"federation": Federation(policy=policy or WaitAll()), **given}

@@ -1,0 +1,115 @@
+"""What is captured, what is refused, and that nothing is trusted before it was compared."""
+
+import pickle
+
+import pytest
+import torch
+
+from fedfleet.simulator.capture import Captures
+
+
+def played(compute, blocks, after=0):
+    """Run blocks, each replayed where that is possible; return results, how many were replayed, and whether all was refused."""
+    captures, found, replayed = Captures(after), [], 0
+    for given in blocks:
+        key = captures.key("kind", given)
+        result = captures.replay(key, given)
+        replayed += result is not None
+        if result is None:
+            result = compute(given)
+            captures.ran(key, compute, given, result)
+        found.append(result)
+    refused = [k.refused for k in captures._kinds.values()]
+    return found, replayed, any(refused)
+
+
+def numbers(n=6, **more):
+    return [{"x": torch.arange(3.0) + i, **more} for i in range(n)]
+
+
+def test_blocks_are_replayed_once_two_agree():
+    compute = lambda given: {"y": given["x"] * 2 + 1, "rows": 3}  # noqa: E731
+    found, replayed, refused = played(compute, numbers())
+    assert replayed == 4
+    assert not refused
+    for i, result in enumerate(found):
+        assert torch.equal(result["y"], (torch.arange(3.0) + i) * 2 + 1)
+        assert result["rows"] == 3
+
+
+def test_only_what_comes_often_is_captured():
+    assert played(lambda given: given["x"] + 1, numbers(9), after=5)[1] == 2
+    assert played(lambda given: given["x"] + 1, numbers(9), after=None)[1] == 0
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda given: given["x"] * float(given["x"].sum()),
+        lambda given: given["x"] * given["x"].sum().item(),
+        lambda given: torch.tensor(given["x"].tolist()) + 1,
+        lambda given: torch.from_numpy(given["x"].numpy()) + 1,
+        lambda given: given["x"] + 1 if given["x"][0] < 100 else given["x"],
+        lambda given: given["x"].unique(),
+        lambda given: given["x"][given["x"] > 0],
+        lambda given: given["x"] + torch.rand(3) * 0,
+    ],
+)
+def test_what_depends_on_values_is_refused(compute):
+    found, replayed, refused = played(compute, numbers())
+    assert (replayed, refused) == (0, True)
+    for result, given in zip(found, numbers(), strict=True):
+        assert torch.equal(result, compute(given))
+
+
+def test_what_python_remembers_is_refused():
+    calls = []
+
+    def compute(given):
+        calls.append(1)
+        return given["x"] * len(calls)
+
+    assert played(compute, numbers())[1:] == (0, True)
+
+
+def test_what_raises_while_it_is_captured_is_computed_as_before():
+    calls = []
+
+    def compute(given):
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("not twice")
+        return given["x"] + 1
+
+    found, replayed, refused = played(compute, numbers(3))
+    assert (len(found), replayed, refused) == (3, 0, True)
+
+
+def test_numbers_and_shapes_make_kinds_of_their_own():
+    blocks = numbers(4, lr=0.1) + numbers(4, lr=0.2) + [{"x": torch.zeros(i), "lr": 0.1} for i in (1, 2)]
+    found, replayed, _ = played(lambda given: given["x"] * given["lr"], blocks)
+    assert replayed == 4
+    for result, given in zip(found, blocks, strict=True):
+        assert torch.equal(result, given["x"] * given["lr"])
+
+
+def test_one_tensor_in_two_places_is_another_kind():
+    x, y = torch.ones(3), torch.ones(3) * 2
+    same = [{"a": x, "b": x}, {"a": y, "b": y}]
+    compute = lambda given: given["a"] + 2 * given["b"] if given["a"] is given["b"] else given["a"] - given["b"]  # noqa: E731
+    found, _, _ = played(compute, [*same, *same, {"a": x, "b": y}, *same])
+    expected = [x * 3, y * 3, x * 3, y * 3, x - y, x * 3, y * 3]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_what_is_not_a_number_is_compared_as_such():
+    compute = lambda given: given["x"] / 0 * 0  # noqa: E731
+    assert played(compute, numbers())[1] == 4
+
+
+def test_captures_stay_in_their_process():
+    captures = Captures(7)
+    captures.ran(captures.key("kind", numbers(1)[0]), lambda given: given["x"], numbers(1)[0], torch.zeros(3))
+    other = pickle.loads(pickle.dumps(captures))
+    assert other.after == 7
+    assert not other._kinds
