@@ -47,7 +47,7 @@ def measure(case: Case, args: argparse.Namespace) -> dict[str, Any]:
     ready = world.build(case)
     how = choose(ready, args.inner, args.block_size)
     with closing(executor(args.executor, args.actors, args.threads)) as running:
-        records = list(world.play(ready, running, how, case.warmup + case.rounds))
+        records = list(world.play(ready, running, how, case.warmup + case.rounds, capture=not args.no_capture))
         extra = overhead.measure(ready, running, how) if args.overhead else {}
     return result(case, [r.seconds for r in records[case.warmup :]], describe(args, how)) | extra
 
@@ -59,6 +59,7 @@ def main(argv: list[str] | None = None) -> None:
     command.add_rounds(ask)
     command.add_engine(ask)
     ask.add_argument("--cohort", type=command.count, help="clients a round, instead of the case's")
+    ask.add_argument("--no-capture", action="store_true", help="never replay blocks (docs/capture.md)")
     ask.add_argument("--overhead", action="store_true", help="also time phases in which clients do nothing")
     args = ask.parse_args(argv)
     chosen = [

@@ -89,9 +89,9 @@ def build(case: Case, clients: Population | None = None) -> World:
     return World(case, of, algorithm(case, of), population(case) if clients is None else clients)
 
 
-def setup(world: World, inner: str, device: str = "cpu") -> Setup:
+def setup(world: World, inner: str, device: str = "cpu", capture: bool = True) -> Setup:
     """Return what workers need; there is nothing to evaluate."""
-    captures = Captures(after=SOON)
+    captures = Captures(after=SOON if capture else None)
     return Setup.of(world.algorithm, world.task, world.population, inner, device=device, captures=captures)
 
 
@@ -119,8 +119,10 @@ def conditions(world: World, how: How) -> Conditions:
     )
 
 
-def play(world: World, executor: Executor, how: How, rounds: int, device: str = "cpu") -> Iterator[RoundRecord]:
+def play(
+    world: World, executor: Executor, how: How, rounds: int, device: str = "cpu", capture: bool = True
+) -> Iterator[RoundRecord]:
     """Start the executor and run so many rounds, without any evaluation; the caller closes the executor."""
-    executor.start(setup(world, how.inner, device))
+    executor.start(setup(world, how.inner, device, capture))
     z = world.task.init(world.case.seed)
     yield from simulate(world.algorithm, z, problem(world), conditions(world, how), executor, rounds)

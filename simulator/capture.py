@@ -9,11 +9,12 @@ and on the next one. What depends on the values of tensors in another way than b
 from __future__ import annotations
 
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -167,20 +168,26 @@ def _compare(replayed: Tree, found: Tree) -> None:
 
 @contextmanager
 def _values_unseen() -> Iterator[None]:
-    """Refuse to hand out a tensor's values, which a capture would take for constants."""
-
-    def refuse(self: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotCapturable("it reads the values of a tensor")
-
+    """Refuse to hand out a tensor's values, which a capture would take for constants. Other threads may have them."""
+    here, tensor = threading.get_ident(), torch.Tensor
     names = ("tolist", "numpy", "__array__")
-    before = {name: torch.Tensor.__dict__.get(name) for name in names}
+    own = {name: tensor.__dict__[name] for name in names if name in tensor.__dict__}  # the others are inherited
+
+    def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == here:
+                raise NotCapturable("it reads the values of a tensor")
+            return method(*args, **kwargs)
+
+        return call
+
     for name in names:
-        setattr(torch.Tensor, name, refuse)
+        setattr(tensor, name, guarded(getattr(tensor, name)))
     try:
         yield
     finally:
-        for name, method in before.items():
-            if method is None:
-                delattr(torch.Tensor, name)
+        for name in names:
+            if name in own:
+                setattr(tensor, name, own[name])
             else:
-                setattr(torch.Tensor, name, method)
+                delattr(tensor, name)

@@ -124,7 +124,9 @@ class RayExecutor:
         torch.set_num_threads(1)
         self._started_ray = start_ray(self._address, self._node_cpus)
         share_tensors()
-        remote = ray.remote(ClientActor).options(num_cpus=self.cpus, num_gpus=self.gpus)  # pyright: ignore
+        # Ray's own account of every task would grow with the rounds.
+        options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus, "enable_task_events": False}
+        remote = ray.remote(ClientActor).options(**options)  # pyright: ignore
         reference = _put(setup)
         self._pool = Pool(self.actors, lambda: remote.remote([reference], self.threads), self.events)
         self._pool.start()

@@ -1,6 +1,7 @@
 """What is captured, what is refused, and that nothing is trusted before it was compared."""
 
 import pickle
+import threading
 
 import pytest
 import torch
@@ -105,6 +106,20 @@ def test_one_tensor_in_two_places_is_another_kind():
 def test_what_is_not_a_number_is_compared_as_such():
     compute = lambda given: given["x"] / 0 * 0  # noqa: E731
     assert played(compute, numbers())[1] == 4
+
+
+def test_while_one_thread_captures_others_may_read_values():
+    read = []
+
+    def compute(given):
+        thread = threading.Thread(target=lambda: read.append(torch.ones(2).tolist() + torch.ones(1).numpy().tolist()))
+        thread.start()
+        thread.join()
+        return given["x"] + 1
+
+    assert played(compute, numbers(3))[1:] == (1, False)
+    assert read == [[1.0, 1.0, 1.0]] * 3  # two blocks, and the capture
+    assert "numpy" not in vars(torch.Tensor)
 
 
 def test_captures_stay_in_their_process():
