@@ -229,7 +229,8 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
 
     key = None
     if setup.inner != "serial" and None not in batches and sum(map(len, always)) <= CAPTURED_STEPS:
-        key = setup.captures.key((task.phase, setup.inner, task.discount, tuple(map(tuple, always))), given)
+        dense = tuple((name, frozenset(paths)) for name, paths in setup.notes.dense.items())
+        key = setup.captures.key((task.phase, setup.inner, task.discount, tuple(map(tuple, always)), dense), given)
     with torch.no_grad():
         sent = setup.captures.replay(key, given)
         if sent is None or not _trusted(task, sent):

@@ -2,8 +2,9 @@
 
 Blocks that agree in phase, shapes and plain numbers do the same operations on other tensors. Once a process has run a kind
 often enough, its operations are captured with ``torch.fx``; from then on they are replayed, the same kernels on the same shapes,
-hence with the same bits. A capture is used once it has given exactly what the ordinary way gave, on the block it was made from
-and on the next one. What depends on the values of tensors in another way than by tensor operations is not captured.
+hence with the same bits. A capture is used once it has given exactly what the ordinary way gives: on the block it was made from,
+on that block with all its numbers altered, several times, so that a number taken for a constant shows, and on the next block.
+What depends on the values of tensors in another way than by tensor operations is not captured.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,8 +27,24 @@ from fedfleet.simulator.tree import Tree
 
 AFTER = 100
 """Blocks of a kind before it is captured, which costs the time of 15 to 45 blocks and saves up to half of each later one."""
-KINDS = 256  # that are remembered, the last used; few of them are ever captured
+KINDS, GRAPHS = 1024, 16
+"""Kinds that are counted, and captures that are kept: the last used."""
+ALTERED = 4  # blocks with altered numbers on which a capture is checked
 ALIASES = {"aten.alias.default", "aten.detach.default"}  # what is the same tensor, where nothing is differentiated
+SILENT = ALIASES | {
+    f"aten.{name}"
+    for name in (
+        *("view.default", "_unsafe_view.default", "expand.default", "unsqueeze.default", "squeeze.dim", "slice.Tensor"),
+        *("select.int", "permute.default", "transpose.int", "t.default", "as_strided.default", "unbind.int"),
+        *("clone.default", "_to_copy.default", "zeros_like.default", "new_zeros.default", "scalar_tensor.default"),
+        *("mul.Tensor", "add.Tensor", "sub.Tensor", "neg.default", "div.Tensor", "sum.default", "sum.dim_IntList"),
+        *("where.self", "relu.default", "threshold_backward.default", "mm.default", "bmm.default", "ones_like.default"),
+    )
+}
+"""Operations that can be left out where nothing uses what they return: they do nothing else, and cannot fail on other values."""
+TENSOR = object()
+"""Stands in the shape of a tree for a tensor."""
+_one_at_a_time = threading.Lock()
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +59,6 @@ class Graph:
 
     forward: Callable[..., list[Tensor]]
     like: Tree
-    checked: bool = False
 
     def __call__(self, given: Tree) -> Tree:
         """Compute."""
@@ -52,6 +70,7 @@ class Graph:
 class _Kind:
     blocks: int = 0
     graph: Graph | None = None
+    checked: bool = False
     refused: bool = False
 
 
@@ -71,20 +90,22 @@ class Captures:
         if self.after is None:
             return None
         leaves = T.leaves(given)
-        shapes = tuple((x.shape, x.dtype, x.stride(), x.device.type) if isinstance(x, Tensor) else x for x in leaves)
-        key = (kind, T.structure(given), shapes, _distinct(leaves)[1])
-        try:
-            hash(key)
-        except TypeError:
+        if not all(isinstance(x, Tensor | int | float | str) for x in leaves):
             return None
-        return key
+        return kind, T.structure(given), tuple(map(_shape, leaves)), _distinct(leaves)[1]
 
     def replay(self, key: Hashable, given: Tree) -> Tree | None:
-        """Return what a captured computation returns; None where there is none yet."""
+        """Return what a captured computation returns; None where there is none, or where it fails: the ordinary way says why."""
         kind = None if key is None else self._kinds.get(key)
-        if kind is None or kind.graph is None or not kind.graph.checked:
+        if kind is None or kind.graph is None or not kind.checked:
             return None
-        return kind.graph(given)
+        self._kinds.move_to_end(key)
+        try:
+            return kind.graph(given)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            return None
 
     def ran(self, key: Hashable, compute: Callable[[Tree], Tree], given: Tree, found: Tree) -> None:
         """Take note that a block was computed in the ordinary way, and capture or check its kind where that is due."""
@@ -92,21 +113,39 @@ class Captures:
             return
         kind = self._kinds.setdefault(key, _Kind())
         self._kinds.move_to_end(key)
-        if len(self._kinds) > KINDS:
-            self._kinds.popitem(last=False)
         kind.blocks += 1
-        if kind.refused or kind.blocks <= self.after:
+        if not kind.refused and kind.blocks > self.after and not kind.checked:
+            try:
+                self._learn(kind, compute, given, found)
+            except Exception as e:  # whatever it is, the ordinary way works
+                log.info("not captured: %s", e)
+                kind.refused, kind.graph = True, None
+        self._forget()
+
+    def _learn(self, kind: _Kind, compute: Callable[[Tree], Tree], given: Tree, found: Tree) -> None:
+        if kind.graph is not None:
+            _compare(kind.graph(_copied(given)), found)
+            kind.checked = True
             return
-        try:
-            if kind.graph is None:
-                kind.graph = captured(compute, given)
-                _compare(kind.graph(given), found)
-            else:
-                _compare(kind.graph(given), found)
-                kind.graph.checked = True
-        except Exception as e:  # whatever it is, the ordinary way works
-            log.info("not captured: %s", e)
-            kind.refused, kind.graph = True, None
+        with _one_at_a_time:
+            kind.graph = captured(compute, _copied(given))
+        _compare(kind.graph(_copied(given)), found)
+        for time in range(ALTERED):
+            other = _altered(given, time)
+            _compare(kind.graph(_copied(other)), compute(other))
+
+    def _forget(self) -> None:
+        while len(self._kinds) > KINDS:
+            self._kinds.popitem(last=False)
+        with_graph = [key for key, kind in self._kinds.items() if kind.graph is not None]
+        for key in with_graph[:-GRAPHS]:
+            del self._kinds[key]
+
+
+def _shape(x: Any) -> Hashable:
+    if isinstance(x, Tensor):
+        return x.shape, x.dtype, x.stride(), x.device
+    return type(x), x.hex() if isinstance(x, float) else x
 
 
 class NotCapturable(Exception):
@@ -138,10 +177,12 @@ def captured(compute: Callable[[Tree], Tree], given: Tree) -> Graph:
                 raise NotCapturable(f"{node.target} draws from torch's global generator")
             if str(node.target) in ALIASES:
                 node.replace_all_uses_with(node.args[0])
-        node.meta.clear()
-    made.graph.eliminate_dead_code()
+    made.graph.eliminate_dead_code(is_impure_node=lambda node: str(node.target) not in SILENT)
     made.recompile()
-    return Graph(made.forward, like)
+    constants = {node.target: getattr(made, node.target) for node in made.graph.nodes if node.op == "get_attr"}
+    return Graph(
+        partial(type(made).forward, SimpleNamespace(**constants)), like
+    )  # the graph itself would take far more memory
 
 
 def _distinct(leaves: list[Any]) -> tuple[list[Tensor], tuple[int | None, ...]]:
@@ -159,11 +200,48 @@ def _distinct(leaves: list[Any]) -> tuple[list[Tensor], tuple[int | None, ...]]:
     return tensors, tuple(places)
 
 
+def _copied(given: Tree) -> Tree:
+    """Return copies of all tensors, so that client code that writes into them does no harm. Raises NotCapturable."""
+    return _replaced(given, lambda t: t)
+
+
+def _altered(given: Tree, time: int) -> Tree:
+    """Return copies with other numbers in every tensor of floats, in one way at a ``time``."""
+
+    def other(t: Tensor) -> Tensor:
+        if not t.is_floating_point():
+            return t
+        waves = torch.arange(t.numel(), device=t.device).add(time + 1).mul(0.7 + time).sin().to(t.dtype)
+        return (t * (1.0 + 0.25 * waves.view(t.shape)) + 0.01 * (time + 1)).to(t.dtype)
+
+    return _replaced(given, other)
+
+
+def _replaced(given: Tree, new: Callable[[Tensor], Tensor]) -> Tree:
+    leaves = T.leaves(given)
+    tensors, places = _distinct(leaves)
+    # A copy has the strides of what it is of; one that overlaps itself cannot be written to, and raises.
+    found = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(new(t)) for t in tensors]
+    return T.unflatten(given, [x if at is None else found[at] for x, at in zip(leaves, places, strict=True)])
+
+
 def _compare(replayed: Tree, found: Tree) -> None:
-    for a, b in zip(T.leaves(replayed), T.leaves(found), strict=True):
-        same = torch.equal(a.nan_to_num(), b.nan_to_num()) if isinstance(b, Tensor) else a == b
-        if not same or (isinstance(b, Tensor) and a.dtype != b.dtype):
-            raise NotCapturable("it gives something else than it was captured from")
+    """Raise NotCapturable where two results are not equal to the bit; one NaN is as good as another."""
+    same = T.structure(replayed) == T.structure(found)
+    if not same or not all(map(_equal, T.leaves(replayed), T.leaves(found))):
+        raise NotCapturable("it gives something else than it was captured from")
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return type(a) is type(b) and a == b
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    gaps = a.isnan()
+    a, b, missing = a.masked_fill(gaps, 0), b.masked_fill(gaps, 0), b.isnan()
+    return torch.equal(gaps, missing) and torch.equal(a, b) and torch.equal(a.signbit(), b.signbit())
 
 
 @contextmanager

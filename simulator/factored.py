@@ -92,7 +92,8 @@ class Ledger:
         walk = self._walks.get(h.untyped_storage().data_ptr())
         if walk is None or h.shape[2] != walk.inputs.shape[2] or h.stride() != walk.inputs.stride():
             return None
-        return walk, int(h.storage_offset() - walk.inputs.storage_offset()) // h.shape[2]
+        rows, within = divmod(int(h.storage_offset() - walk.inputs.storage_offset()), h.shape[2])
+        return None if within else (walk, rows)
 
     def shell(self, like: Tensor) -> Tensor:
         """Return a tensor of the shape, dtype and device of ``like`` that takes no memory."""

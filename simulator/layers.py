@@ -104,9 +104,9 @@ def _product(weight: Tensor, input: Tensor, geometry: Geometry | None) -> Tensor
         raise NotLinear(_layer(input, weight).index, "use as an input")
     layer = weight.layer
     x, batched = lanes.lower(input)
-    if not batched:
-        raise NotLinear(layer.index, "a product with inputs that all clients share")
     with lanes.beneath():
+        if not batched:  # inputs that all clients share
+            x = x.expand(layer.ledger.clients, *x.shape)
         if geometry is not None:
             out: Any = _BlockConv.apply(layer, geometry, x, layer.tap)
         else:

@@ -49,7 +49,8 @@ class PhaseRecord:
         }
 
     def _fates(self) -> dict[str, int]:
-        return {f.name.lower(): int((self.responses.fate == f).sum()) for f in Fate}
+        counts = self.responses.fate.bincount(minlength=len(Fate)).tolist()
+        return {f.name.lower(): counts[f] for f in Fate}
 
     def befell(self, rows: Tensor, fate: Fate) -> None:
         """Change the fate of some of the invited clients, given by their positions."""

@@ -193,7 +193,7 @@ class Experiment:
 
     def setup(self) -> Setup:
         """Return what workers need."""
-        e = self.config.executor
+        e, timeout = self.config.executor, self.config.faults.client_timeout_s
         made = Setup.of(
             self.algorithm,
             self.task,
@@ -201,7 +201,7 @@ class Experiment:
             e.inner,
             evaluation={**self.evaluation, **self.final},
             device=e.device,
-            captures=Captures() if e.capture else Captures(after=None),
+            captures=Captures() if e.capture and timeout is None else Captures(after=None),  # capturing takes its time
         )
         if not self.config.evaluation.per_client:
             return made

@@ -104,3 +104,18 @@ def test_a_weight_that_the_loss_also_uses_otherwise_is_not_factored_and_the_grad
     torch.testing.assert_close(found, expected)
     assert notes.dense == {"train": {"x.w"}}
     assert notes.reasons == {"x.w": {"pow in the loss"}}
+
+
+@pytest.mark.parametrize("name", [name for name, (task, _) in CASES.items() if task == "auc"])
+def test_robust_training_is_exact_and_uses_its_weights_in_layers_alone(name):
+    where = world("robust", "mlp")
+    z = T.map(torch.Tensor.double, where.task.init(0))
+    algorithm = build(name, where.task, INVITE, **CASES[name][1])
+    one, many = (
+        [flat(algorithm.views["global"].params(r.state)) for r in records(algorithm, where, 2, z=z, inner=inner)]
+        for inner in ("serial", "factored")
+    )
+    for a, b in zip(one, many, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    setup = Setup.of(algorithm, where.task, where.population, "serial")
+    assert probe(algorithm, z, Problem(30, 40.0, where.population.num_examples), setup).dense == {"train": set()}

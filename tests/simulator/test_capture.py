@@ -38,6 +38,11 @@ def test_blocks_are_replayed_once_two_agree():
         assert result["rows"] == 3
 
 
+def test_views_with_gaps_are_captured():
+    blocks = [{"x": torch.arange(6.0).view(3, 2)[:, 0] + i, "y": torch.ones(3, 2)[:, 1]} for i in range(5)]
+    assert played(lambda given: given["x"] + given["y"], blocks)[1] == 3
+
+
 def test_only_what_comes_often_is_captured():
     assert played(lambda given: given["x"] + 1, numbers(9), after=5)[1] == 2
     assert played(lambda given: given["x"] + 1, numbers(9), after=None)[1] == 0
@@ -71,6 +76,64 @@ def test_what_python_remembers_is_refused():
         return given["x"] * len(calls)
 
     assert played(compute, numbers())[1:] == (0, True)
+
+
+@pytest.mark.parametrize(
+    "constant",
+    [
+        lambda w: torch.nn.Parameter(w, requires_grad=False),
+        lambda w: torch.tensor([w[0], w[1], w[2]]),
+        lambda w: torch.from_dlpack(w),
+    ],
+)
+def test_numbers_taken_for_constants_show_though_they_stay_the_same_for_long(constant):
+    blocks = [{"x": torch.arange(3.0) + i, "w": torch.ones(3) * (1 + i // 8)} for i in range(16)]
+    found, _, _ = played(lambda given: given["x"] * constant(given["w"]), blocks)
+    for result, given in zip(found, blocks, strict=True):
+        assert torch.equal(result, given["x"] * given["w"])
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda given: given["x"].gather(0, given["at"]),
+        lambda given: (given["x"].gather(0, given["at"]), given["x"] + 1)[1],
+        lambda given: (torch._assert_async((given["at"] < 3).all()), given["x"] + 1)[1],
+    ],
+)
+def test_what_fails_on_some_values_fails_as_ever(compute):
+    blocks = numbers(6, at=torch.tensor([0, 1]))
+    assert played(compute, blocks)[1] == 4
+    with pytest.raises(RuntimeError, match=r"index|nonzero"):
+        played(compute, [*blocks, {"x": torch.ones(3), "at": torch.tensor([0, 7])}])
+
+
+def test_what_writes_into_its_inputs_writes_once():
+    found, _, _ = played(lambda given: given["x"].add_(1), numbers())
+    for i, result in enumerate(found):
+        assert torch.equal(result, torch.arange(3.0) + i + 1)
+
+
+def test_numbers_of_different_types_make_kinds_of_their_own():
+    compute = lambda given: torch.arange(3) * given["m"] + given["x"].long()  # noqa: E731
+    blocks = numbers(4, m=1) + numbers(4, m=1.0) + numbers(4, m=True)
+    for result, given in zip(played(compute, blocks)[0], blocks, strict=True):
+        assert result.dtype == compute(given).dtype
+    zeros = numbers(4, m=0.0) + numbers(4, m=-0.0)
+    for result, given in zip(played(lambda given: given["x"] / given["m"], zeros)[0], zeros, strict=True):
+        assert torch.equal(result.nan_to_num(7), (given["x"] / given["m"]).nan_to_num(7))
+
+
+def test_a_capture_in_use_is_kept():
+    captures, compute = Captures(after=0), lambda given: given["x"] + given["lr"]
+    replayed = 0
+    for i in range(100):
+        for given in ({"x": torch.ones(3), "lr": 0.5}, {"x": torch.ones(3), "lr": float(i)}):
+            key = captures.key("kind", given)
+            found = captures.replay(key, given)
+            replayed += found is not None
+            captures.ran(key, compute, given, compute(given)) if found is None else None
+    assert replayed == 98
 
 
 def test_what_raises_while_it_is_captured_is_computed_as_before():
@@ -118,7 +181,8 @@ def test_while_one_thread_captures_others_may_read_values():
         return given["x"] + 1
 
     assert played(compute, numbers(3))[1:] == (1, False)
-    assert read == [[1.0, 1.0, 1.0]] * 3  # two blocks, and the capture
+    assert len(read) >= 3  # two blocks, and the capture
+    assert set(map(tuple, read)) == {(1.0, 1.0, 1.0)}
     assert "numpy" not in vars(torch.Tensor)
 
 
