@@ -185,7 +185,7 @@ def _joined(phase: Phase, a: BlockResult, b: BlockResult, size: int) -> BlockRes
 
 
 class _Given(NamedTuple):
-    """The tensors that the computation of a block depends on; ``domain`` (C,)."""
+    """The tensors and numbers that the computation of a block depends on; ``domain`` (C,)."""
 
     inputs: ClientInputs
     send: dict[str, Tree]

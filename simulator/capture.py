@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -47,10 +47,6 @@ TENSOR = object()
 _one_at_a_time = threading.Lock()
 
 log = logging.getLogger(__name__)
-
-
-TENSOR = object()
-"""Stands in the shape of a tree for a tensor."""
 
 
 @dataclass
@@ -120,7 +116,8 @@ class Captures:
             except Exception as e:  # whatever it is, the ordinary way works
                 log.info("not captured: %s", e)
                 kind.refused, kind.graph = True, None
-        self._forget()
+        if len(self._kinds) > KINDS:
+            self._kinds.popitem(last=False)
 
     def _learn(self, kind: _Kind, compute: Callable[[Tree], Tree], given: Tree, found: Tree) -> None:
         if kind.graph is not None:
@@ -133,10 +130,6 @@ class Captures:
         for time in range(ALTERED):
             other = _altered(given, time)
             _compare(kind.graph(_copied(other)), compute(other))
-
-    def _forget(self) -> None:
-        while len(self._kinds) > KINDS:
-            self._kinds.popitem(last=False)
         with_graph = [key for key, kind in self._kinds.items() if kind.graph is not None]
         for key in with_graph[:-GRAPHS]:
             del self._kinds[key]
@@ -157,18 +150,15 @@ def captured(compute: Callable[[Tree], Tree], given: Tree) -> Graph:
     from torch.fx.experimental.proxy_tensor import make_fx  # importing it takes a second
 
     like: Tree = None
-    leaves = T.leaves(given)
-    tensors, places = _distinct(leaves)
 
     def flat(*replaced: Tensor) -> list[Tensor]:
         nonlocal like
-        filled = [x if at is None else replaced[at] for x, at in zip(leaves, places, strict=True)]
-        found = compute(T.unflatten(given, filled))
+        found = compute(_with(given, replaced))
         like = T.map(lambda x: TENSOR if isinstance(x, Tensor) else x, found)
         return [x for x in T.leaves(found) if isinstance(x, Tensor)]
 
     with _values_unseen():
-        made: Any = make_fx(flat)(*tensors)
+        made: Any = make_fx(flat)(*_distinct(T.leaves(given))[0])
     for node in made.graph.nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
             if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(node.target.tags):
@@ -180,9 +170,8 @@ def captured(compute: Callable[[Tree], Tree], given: Tree) -> Graph:
     made.graph.eliminate_dead_code(is_impure_node=lambda node: str(node.target) not in SILENT)
     made.recompile()
     constants = {node.target: getattr(made, node.target) for node in made.graph.nodes if node.op == "get_attr"}
-    return Graph(
-        partial(type(made).forward, SimpleNamespace(**constants)), like
-    )  # the graph itself would take far more memory
+    # The function alone, since the graph takes far more memory.
+    return Graph(partial(type(made).forward, SimpleNamespace(**constants)), like)
 
 
 def _distinct(leaves: list[Any]) -> tuple[list[Tensor], tuple[int | None, ...]]:
@@ -200,8 +189,15 @@ def _distinct(leaves: list[Any]) -> tuple[list[Tensor], tuple[int | None, ...]]:
     return tensors, tuple(places)
 
 
+def _with(given: Tree, tensors: Sequence[Tensor]) -> Tree:
+    """Return ``given`` with others for its distinct tensors."""
+    leaves = T.leaves(given)
+    places = _distinct(leaves)[1]
+    return T.unflatten(given, [x if at is None else tensors[at] for x, at in zip(leaves, places, strict=True)])
+
+
 def _copied(given: Tree) -> Tree:
-    """Return copies of all tensors, so that client code that writes into them does no harm. Raises NotCapturable."""
+    """Return copies of all tensors, so that client code that writes into them does no harm."""
     return _replaced(given, lambda t: t)
 
 
@@ -218,11 +214,11 @@ def _altered(given: Tree, time: int) -> Tree:
 
 
 def _replaced(given: Tree, new: Callable[[Tensor], Tensor]) -> Tree:
-    leaves = T.leaves(given)
-    tensors, places = _distinct(leaves)
     # A copy has the strides of what it is of; one that overlaps itself cannot be written to, and raises.
-    found = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(new(t)) for t in tensors]
-    return T.unflatten(given, [x if at is None else found[at] for x, at in zip(leaves, places, strict=True)])
+    found = []
+    for t in _distinct(T.leaves(given))[0]:
+        found.append(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(new(t)))
+    return _with(given, found)
 
 
 def _compare(replayed: Tree, found: Tree) -> None:

@@ -22,11 +22,8 @@ class Purity:
     """What client code must leave as it was: torch's generator, and the tensors it is given."""
 
     def __init__(self, phase: str, shared: Mapping[str, Any], inputs: ClientInputs):
-        self._phase, self._shared, self._given = (
-            phase,
-            shared,
-            {"own": inputs.own, "inbox": inputs.inbox, "batch": inputs.batches},
-        )
+        self._phase, self._shared = phase, shared
+        self._given = {"own": inputs.own, "inbox": inputs.inbox, "batch": inputs.batches}
         self._generator, self._versions = torch.get_rng_state(), (_versions(shared), _versions(self._given))
 
     def check(self) -> None:

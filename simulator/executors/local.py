@@ -10,6 +10,7 @@ import torch
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.worker import prepare
+from fedfleet.simulator.signals import put_off
 from fedfleet.simulator.work import Message
 
 
@@ -40,7 +41,10 @@ class LocalExecutor:
         """Run the tasks one after another."""
         assert self._setup is not None, "start the executor first"
         for task in tasks:
-            yield job(self._setup, shared, task)
+            # Torn apart, torch's transforms would stay as they are in the middle of a block, for all that this process runs later.
+            with put_off(insist=True):
+                result = job(self._setup, shared, task)
+            yield result
 
     def close(self) -> None:
         """Restore the threads."""
