@@ -106,6 +106,8 @@ class ClientProgram:
     ) -> tuple[Tree, Tensor | None]:
         """Run one step; return the new carry and the training loss, None where the step took no gradient."""
         given: Any = batch.split(stage.batches.per_step) if stage.batches.per_step > 1 else batch
+        if self.ledger is not None:
+            self.ledger.last = stage is self.phase.work.stages[-1] and k == len(self.always[-1]) - 1
         ops = EngineOps(self.setup.objectives, self.setup.functions, self.ledger)
         new = stage.step(ops, self.shared, carry, given, At(k, at.epoch, at.epoch_end, count), at.key)
         return new, ops.loss

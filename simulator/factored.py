@@ -70,11 +70,12 @@ class Ledger:
     """What the factored leaves of one block have in common: the number of clients C, the tapes, the notes.
 
     ``products`` are the multiplications of layers in the gradient under way, ``flop`` the operations done so far; of one client.
+    ``last`` says that the step under way is the last one.
     """
 
     def __init__(self, clients: int, notes: Notes):
         self.clients, self.notes = clients, notes
-        self.products, self.flop = 0, 0
+        self.products, self.flop, self.last = 0, 0, False
         self._shared: dict[int, Shared] = {}
         self._tapes: dict[tuple[str, int, int, Walk | None], Tape] = {}
         self._walks: dict[int, Walk] = {}

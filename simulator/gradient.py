@@ -88,14 +88,14 @@ class _Call:
     def _parameter(self, i: int, content: Combination) -> Layer | Tensor:
         """Return a combination as a layer, or multiplied out where the loss uses it in another way."""
         leaf, path, trained = self.z[i], self.paths[i], self.trained[i]
-        if not pays(content):
+        assert self.ledger is not None
+        if not pays(content, last=self.ledger.last):
             value = content.dense()
             if isinstance(leaf, Factored):
                 leaf.fold(value)
             content = Combination(content.clients, leaf, [(PerClient(value), 1.0)])
         if path in self.dense:
             return content.dense().detach().requires_grad_(trained)
-        assert self.ledger is not None
         return Layer(i, self.ledger, path, content, trained)
 
     def _tensor(self, i: int, value: Tensor, batched: bool, clients: int | None) -> Tensor:

@@ -20,8 +20,8 @@ from fedfleet.simulator.executors.pool import DIED, LOST, MEND, NO_ROOM, TRIES, 
 from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.work import Message
 
-# Shared trees up to here travel with each task, which is faster than a look into the object store.
-INLINE_BYTES = 1 << 16
+# Shared trees of so many bytes, or of so many for all tasks together, travel with each task, which is faster than the object store.
+INLINE_BYTES, TOGETHER_BYTES = 1 << 16, 4 << 20
 AHEAD = 64  # blocks dispatched beyond the merge front, which bounds the driver's memory
 
 
@@ -145,7 +145,8 @@ class RayExecutor:
         Tasks in the background run where no others wait. Raises ClientError, ClientTimeout, and FedfleetError where a task kills
         every actor, or none is left.
         """
-        small = T.num_bytes(dict(shared.send)) <= INLINE_BYTES
+        tasks, size = list(tasks), T.num_bytes(dict(shared.send))
+        small = size <= INLINE_BYTES or size * len(tasks) <= TOGETHER_BYTES
         batch = _Batch(job, shared if small else _put(shared), tasks, background, timeout_s)
         self._batches = sorted([*self._batches, batch], key=lambda b: b.background)
         self._dispatch()
