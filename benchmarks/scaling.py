@@ -2,7 +2,7 @@
 
 population: clients N from 1e3 to 1e10, cohort 100. cohort: from 1e2 to 1e5 of a million clients. Both train a logistic
 regression on 32 features of synthetic clients of 10 examples, drawn by the workers as they are needed, so a round's time
-contains the drawing. actors: a case with 1, 2, ... actors.
+contains the drawing. actors: a case with 1, 2, ... actors. Sizes take turns; what is shown are medians over the turns.
 """
 
 from __future__ import annotations
@@ -74,16 +74,30 @@ def alone(case: Case, args: argparse.Namespace) -> dict[str, Any]:
         return pool.submit(run, case, args).result()
 
 
+def by_turns(cases: Sequence[Case], sizes: Sequence[argparse.Namespace]) -> list[dict[str, Any]]:
+    """Run each case with its arguments, in turns; return medians. ``ratio`` is to a round of the first, within a turn."""
+    runs = []
+    for _ in range(sizes[0].repeats):
+        turn = [alone(case, args) for case, args in zip(cases, sizes, strict=True)]
+        runs.append([r | {"ratio": r["seconds_per_round"] / turn[0]["seconds_per_round"]} for r in turn])
+    return [{k: _typical([r[k] for r in same]) for k in same[0]} for same in zip(*runs, strict=True)]
+
+
+def _typical(values: list[Any]) -> Any:
+    """Return the median of numbers that differ; what a run was told is the same in all."""
+    return values[0] if len(set(values)) == 1 else median(values)
+
+
 def population(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure growing populations; ``ratio`` is the time of a round over that of the first."""
-    found = [alone(replace(SMALL, clients=n, cohort=min(100, n)), args) for n in args.sizes or POPULATIONS]
-    return [r | {"ratio": r["seconds_per_round"] / found[0]["seconds_per_round"]} for r in found]
+    sizes = args.sizes or POPULATIONS
+    return by_turns([replace(SMALL, clients=n, cohort=min(100, n)) for n in sizes], [args] * len(sizes))
 
 
 def cohort(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure growing cohorts; ``exponent`` is p where the time of a round grows like cohort^p up to that cohort."""
     sizes = args.sizes or COHORTS
-    found = [alone(replace(SMALL, cohort=n, clients=max(SMALL.clients, n)), args) for n in sizes]
+    found = by_turns([replace(SMALL, cohort=n, clients=max(SMALL.clients, n)) for n in sizes], [args] * len(sizes))
     times = [r["seconds_per_round"] for r in found]
     return [r | {"exponent": exponent(sizes[: i + 1], times[: i + 1]) if i else "-"} for i, r in enumerate(found)]
 
@@ -93,8 +107,8 @@ def actors(args: argparse.Namespace) -> list[dict[str, Any]]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     case = command.cases(args.case, ["logistic"])[0]
     sizes = args.sizes or range(1, cores + 1)
-    found = [alone(case, argparse.Namespace(**{**vars(args), "actors": n, "executor": "ray"})) for n in sizes]
-    return [r | {"speedup": r["client_updates_per_s"] / found[0]["client_updates_per_s"]} for r in found]
+    each = [argparse.Namespace(**{**vars(args), "actors": n, "executor": "ray"}) for n in sizes]
+    return [r | {"speedup": 1 / r["ratio"]} for r in by_turns([case] * len(each), each)]
 
 
 AXES = {
@@ -124,8 +138,9 @@ def main(argv: list[str] | None = None) -> None:
     ask.add_argument("axis", choices=list(AXES), help="what grows")
     ask.add_argument("--sizes", type=command.count, nargs="+", help="values of it, instead of the usual ones")
     command.add_case(ask, [name for name in CASES])
-    ask.add_argument("--rounds", type=command.count, default=10, help="timed rounds (default 10)")
-    ask.add_argument("--warmup", type=command.count, default=3, help="rounds before them (default 3)")
+    ask.add_argument("--rounds", type=command.count, default=20, help="timed rounds (default %(default)d)")
+    ask.add_argument("--warmup", type=command.count, default=3, help="rounds before them (default %(default)d)")
+    ask.add_argument("--repeats", type=command.count, default=3, help="turns (default %(default)d)")
     ask.add_argument("--json", action="store_true", help="print JSON")
     command.add_engine(ask)
     args = ask.parse_args(argv)

@@ -81,6 +81,11 @@ class Captures:
         """Send no captures to another process."""
         return type(self), (self.after,)
 
+    @property
+    def ready(self) -> int:
+        """The kinds that are replayed."""
+        return sum(kind.checked for kind in self._kinds.values())
+
     def key(self, kind: Hashable, given: Tree) -> Hashable:
         """Return what a block of a ``kind`` is remembered by; None where blocks like it cannot be captured."""
         if self.after is None:

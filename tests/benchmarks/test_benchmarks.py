@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import cases, engine, gpu, invitations, loops, memory, results, rules, scaling, world
+from benchmarks import captures, cases, engine, gpu, invitations, loops, memory, results, rules, scaling, world
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import environments, workload
 from benchmarks.peers.workload import Case
@@ -89,6 +89,26 @@ def test_the_engine_answers_with_one_json_object(capsys):
     assert found["client_updates_per_s"] == pytest.approx(6 / found["seconds_per_round"])
     assert {"cpu", "cores", "torch", "ray", "python"} <= set(found["machine"])
     assert found["phase_ms"] > 0
+
+
+def test_captures_are_measured_beside_the_ordinary_way(monkeypatch, capsys):
+    monkeypatch.setitem(cases.CASES, "mlp", replace(TINY, name="mlp"))
+    captures.main(["--case", "mlp", "--turns", "2", "--json"])
+    (found,) = json.loads(capsys.readouterr().out)["blocks"]
+    assert (found["case"], found["phase"]) == ("mlp", "train")
+    assert found["ordinary_ms"] > 0
+    assert found["replayed_ms"] > 0
+    assert captures.row(found)[-1].startswith(f"{found['ratio']:.2f}")
+
+
+def test_scaling_takes_medians_over_turns(monkeypatch):
+    took = iter([1.0, 3.0, 2.0, 2.0, 4.0, 20.0])
+    monkeypatch.setattr(scaling, "alone", lambda case, args: {"clients": case.clients, "seconds_per_round": next(took)})
+    found = scaling.population(Namespace(sizes=[10, 20], repeats=3))
+    assert found == [
+        {"clients": 10, "seconds_per_round": 2.0, "ratio": 1.0},
+        {"clients": 20, "seconds_per_round": 3.0, "ratio": 3.0},
+    ]
 
 
 def test_scaling_measures_generated_clients():
