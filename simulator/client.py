@@ -16,7 +16,7 @@ from fedfleet.simulator.factored import Factored, Ledger
 from fedfleet.simulator.gradient import EngineOps
 from fedfleet.simulator.population import gather
 from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import At, Batch, Phase, Stage
+from fedfleet.simulator.work import At, Batch, Phase
 
 
 class ClientInputs(NamedTuple):
@@ -78,12 +78,12 @@ class ClientProgram:
             watch(carry)
         losses: list[Tensor] = []
         measured: list[Tensor] = []
-        for s, (stage, walk) in enumerate(zip(work.stages, walks, strict=True)):
+        for s, walk in enumerate(walks):
             for k, step in enumerate(map(Schedule._make, zip(*(field.unbind(0) for field in walk), strict=True))):
                 self.where = f"stage {s}, step {k}"
                 found = batches[s]
                 data = gather(self.data, step.rows) if found is None else {n: v[k] for n, v in found.items()}
-                new, step_loss = self._step(stage, step, Batch(data, step.weight), k, carry, count)
+                new, step_loss = self._step(s, step, Batch(data, step.weight), k, carry, count)
                 carry = new if self.always[s][k] else T.where(step.active, new, carry)
                 if watch is not None:
                     watch(carry)
@@ -102,12 +102,14 @@ class ClientProgram:
         return tuple(x for x in T.leaves(out) if not isinstance(x, Factored))
 
     def _step(
-        self, stage: Stage, at: Schedule, batch: Batch, k: int, carry: Tree, count: Tensor
+        self, s: int, at: Schedule, batch: Batch, k: int, carry: Tree, count: Tensor
     ) -> tuple[Tree, Tensor | None]:
-        """Run one step; return the new carry and the training loss, None where the step took no gradient."""
+        """Run step ``k`` of stage ``s``; return the new carry and the training loss, None where the step took no gradient."""
+        stage = self.phase.work.stages[s]
         given: Any = batch.split(stage.batches.per_step) if stage.batches.per_step > 1 else batch
         if self.ledger is not None:
-            self.ledger.last = stage is self.phase.work.stages[-1] and k == len(self.always[-1]) - 1
+            last = (s, k) == (len(self.always) - 1, len(self.always[-1]) - 1)
+            self.ledger.last = last and stage.batches.per_step == 1
         ops = EngineOps(self.setup.objectives, self.setup.functions, self.ledger)
         new = stage.step(ops, self.shared, carry, given, At(k, at.epoch, at.epoch_end, count), at.key)
         return new, ops.loss

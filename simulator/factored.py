@@ -70,7 +70,7 @@ class Ledger:
     """What the factored leaves of one block have in common: the number of clients C, the tapes, the notes.
 
     ``products`` are the multiplications of layers in the gradient under way, ``flop`` the operations done so far; of one client.
-    ``last`` says that the step under way is the last one.
+    ``last`` says that the step under way is the last one, and takes one batch: its weights are used for the last time.
     """
 
     def __init__(self, clients: int, notes: Notes):

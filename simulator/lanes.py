@@ -7,7 +7,8 @@ An ``autograd.Function`` with a ``vmap`` rule is the public way to do this, and 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +16,17 @@ from torch import Tensor
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter, temporarily_pop_interpreter_stack
 
 functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@contextmanager
+def left_as_they_were() -> Iterator[None]:
+    """End the transforms that an interruption in their first or last lines leaves behind, for all that the process runs later."""
+    depth = functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    except BaseException:
+        functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        raise
 
 
 def level() -> int | None:

@@ -220,14 +220,14 @@ def _filters(w: Combination) -> tuple[Tensor, bool]:
 FOLD_AT = 1.0
 """A linear leaf is multiplied out once its outer products take this many times the arithmetic of a weight of its own.
 
-In the last step twice as many, since that weight would be used once, and to multiply it out takes about as much.
+For its last use twice as many, since to multiply it out takes about as much as to use it.
 """
 
 
 def pays(content: Combination, *, last: bool) -> bool:
     """Say whether a parameter is better left factored: a linear one while its rank is low, a filter if all share it.
 
-    ``last`` says that the step under way is a client's last one.
+    ``last`` says that it is used for the last time.
     """
     if content.like.dim() > 2:
         return content.common is not None and not content.pairs and not content.each

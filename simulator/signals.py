@@ -21,28 +21,34 @@ def put_off(*, insist: bool = False) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    before: dict[int, Any] = {n: h for n in INTERRUPTIONS if callable(h := signal.getsignal(n)) or h is signal.SIG_DFL}
     came: list[int] = []
+    over = False
 
     def take(number: int, frame: FrameType | None) -> None:
-        if not (insist and came):
+        if over:  # an interruption came while handlers were put back, and this one was left
+            _deliver(number, before[number])
+        elif insist and came:
+            came.clear()
+            _deliver(number, before[number])
+        else:
             came.append(number)
-            return
-        came.clear()
-        _deliver(number, before[signal.Signals(number)])
 
-    before = {number: signal.signal(number, take) for number in INTERRUPTIONS}
     try:
+        for number in before:
+            signal.signal(number, take)
         yield
     finally:
+        over = True
         for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            signal.signal(number, handler)
         for number in came:
-            _deliver(number, before[signal.Signals(number)])
+            _deliver(number, before[number])
 
 
 def _deliver(number: int, handler: Any) -> None:
     if callable(handler):  # where the signal is masked, as in a Ray worker, raising it would not reach it
         handler(number, None)
     else:
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.signal(number, handler)
         signal.raise_signal(number)

@@ -15,12 +15,16 @@ from torch import Tensor
 from fedfleet.simulator.errors import FedfleetError, one_line
 
 # An actor without a GPU keeps CUDA_VISIBLE_DEVICES as it is. Actors of a cluster of our own run at the priority of the driver,
-# or whatever else the machine does would hold up every round; and a model of a few MB comes back in the reply itself.
+# or whatever else the machine does would hold up every round; and a model of a few MB goes
+# with the call and comes back in the reply itself.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_max_direct_call_object_size", str(4 << 20))
 import ray
 import ray.exceptions as R  # noqa: F401
+
+DIRECT_BYTES = 4 << 20
+"""What goes with a call, as above; under another limit results are the same, and come later."""
 
 # A private cluster is guarded by a token, as it should be; that this is so needs no line on the console of every run.
 logging.getLogger("ray._private.authentication.authentication_token_setup").addFilter(

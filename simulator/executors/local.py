@@ -7,11 +7,18 @@ from typing import Any
 
 import torch
 
+from fedfleet.simulator import lanes
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.signals import put_off
 from fedfleet.simulator.work import Message
+
+
+def _whole(job: Job, setup: Setup, shared: Message, task: Any) -> Any:
+    """Run a task to its end before an interruption takes effect; a second one takes effect at once."""
+    with lanes.left_as_they_were(), put_off(insist=True):
+        return job(setup, shared, task)
 
 
 class LocalExecutor:
@@ -41,10 +48,7 @@ class LocalExecutor:
         """Run the tasks one after another."""
         assert self._setup is not None, "start the executor first"
         for task in tasks:
-            # Torn apart, torch's transforms would stay as they are in the middle of a block, for all that this process runs later.
-            with put_off(insist=True):
-                result = job(self._setup, shared, task)
-            yield result
+            yield _whole(job, self._setup, shared, task)
 
     def close(self) -> None:
         """Restore the threads."""

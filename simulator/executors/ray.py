@@ -15,13 +15,13 @@ from fedfleet.simulator import tree as T
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
 from fedfleet.simulator.executors.base import Job
-from fedfleet.simulator.executors.cluster import ray, share_tensors, start_ray
+from fedfleet.simulator.executors.cluster import DIRECT_BYTES, ray, share_tensors, start_ray
 from fedfleet.simulator.executors.pool import DIED, LOST, MEND, NO_ROOM, TRIES, Pool, Slot, describe, why
 from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.work import Message
 
 # Shared trees of so many bytes, or of so many for all tasks together, travel with each task, which is faster than the object store.
-INLINE_BYTES, TOGETHER_BYTES = 1 << 16, 4 << 20
+INLINE_BYTES, TOGETHER_BYTES = 1 << 16, DIRECT_BYTES
 AHEAD = 64  # blocks dispatched beyond the merge front, which bounds the driver's memory
 
 

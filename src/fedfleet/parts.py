@@ -28,6 +28,7 @@ class Parts:
         self._schema = pa.Schema.from_pandas(empty, preserve_index=False)
         self._waiting: list[pd.DataFrame] = []
         self._rows = 0
+        self._taken: list[tuple[int, pa.Table]] = []
         self._last = max([_held(path), *(number for number, _ in self._parts())])
 
     def add(self, frame: pd.DataFrame) -> None:
@@ -40,16 +41,28 @@ class Parts:
         """Whether so many rows wait that they should be written."""
         return self._rows > ROWS
 
-    def flush(self) -> None:
-        """Write the rows that wait as a part."""
+    def take(self) -> None:
+        """Make a part of the rows that wait, for ``write``."""
         if not self._rows:
             return
         table = pa.Table.from_pandas(pd.concat(self._waiting, ignore_index=True), self._schema, preserve_index=False)
-        path = self._folder / f"{self._last + 1:06}.parquet"
-        with whole(path, beside=self.path) as scratch:  # the folder has nothing but parts
-            pq.write_table(table, scratch)
         self._last += 1
+        self._taken.append((self._last, table))
         self._waiting, self._rows = [], 0
+
+    def write(self) -> None:
+        """Write the parts that were taken, in another thread if need be; one that cannot be written is kept for the next time."""
+        while self._taken:
+            number, table = self._taken[0]
+            # The scratch file is beside the table, since the folder has nothing but parts.
+            with whole(self._folder / f"{number:06}.parquet", beside=self.path) as scratch:
+                pq.write_table(table, scratch)
+            self._taken.pop(0)
+
+    def flush(self) -> None:
+        """Write the rows that wait."""
+        self.take()
+        self.write()
 
     def read(self) -> pd.DataFrame:
         """Return the whole table."""

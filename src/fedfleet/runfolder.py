@@ -116,7 +116,7 @@ class RunFolder:
                 )
             row = self.tables.add(record, metrics)
             if time.monotonic() - self._flushed > FLUSH_EVERY_S:
-                self.tables.flush()
+                self.tables.flush(beside=True)
                 self._flushed = time.monotonic()
         return row
 

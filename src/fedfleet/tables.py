@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ class Tables:
         self._phases: list[dict[str, Any]] = []
         self._fates = Parts(folder / "fates.parquet", _frame([], FATES))
         self._each: dict[str, Parts] = {}
+        self._pool = ThreadPoolExecutor(1, "tables")
+        self._writing: Future[None] | None = None
 
     def __len__(self) -> int:
         """Return the number of rounds."""
@@ -61,7 +64,7 @@ class Tables:
         if metrics:
             self._evaluated.append(len(self) - 1)
         if self._fates.full:
-            self._fates.flush()
+            self._take(self._fates)
         return row
 
     def add_phases(self, index: int, phases: list[PhaseRecord]) -> list[dict[str, Any]]:
@@ -86,7 +89,7 @@ class Tables:
             self._each[name] = Parts(self.folder / f"{name}.parquet", frame.head(0))
         self._each[name].add(frame)
         if self._each[name].full:
-            self._each[name].flush()
+            self._take(self._each[name])
 
     def measured(self, metrics: Mapping[str, float]) -> None:
         """Enter the evaluation of the last round."""
@@ -99,12 +102,37 @@ class Tables:
         floats = ("virtual_s", "train_loss", *extra, *self.metrics)
         return _frame(self._rounds, {"round": "int64", "seconds": "float64"} | WHOLE | dict.fromkeys(floats, "float64"))
 
-    def flush(self) -> None:
-        """Write what is not yet written."""
-        self._write("rounds", self.rounds())
-        self._write("phases", _frame(self._phases, PHASES))
-        for table in self._grown():
-            table.flush()
+    def flush(self, *, beside: bool = False) -> None:
+        """Write what is not yet written; ``beside`` what goes on, and what goes wrong then is raised the next time."""
+        frames, grown = {"rounds": self.rounds(), "phases": _frame(self._phases, PHASES)}, self._grown()
+        for table in grown:
+            table.take()
+
+        def write() -> None:
+            for name, frame in frames.items():
+                with whole(self.folder / f"{name}.parquet") as scratch:
+                    frame.to_parquet(scratch, index=False)
+            for table in grown:
+                table.write()
+
+        self._settle()
+        if beside:
+            self._writing = self._pool.submit(write)
+        else:
+            write()
+
+    def _take(self, table: Parts) -> None:
+        """Write the rows of a table that wait, beside what goes on."""
+        table.take()
+        self._settle()
+        self._writing = self._pool.submit(table.write)
+
+    def _settle(self) -> None:
+        """Wait for what is being written. Raises what went wrong there."""
+        if self._writing is not None:
+            wait([self._writing])  # an interruption here leaves it to be waited for again
+            done, self._writing = self._writing, None
+            done.result()
 
     def finish(self) -> None:
         """Write every table as one file."""
@@ -144,10 +172,6 @@ class Tables:
 
     def _grown(self) -> list[Parts]:
         return [self._fates, *self._each.values()]
-
-    def _write(self, name: str, frame: pd.DataFrame) -> None:
-        with whole(self.folder / f"{name}.parquet") as scratch:
-            frame.to_parquet(scratch, index=False)
 
 
 def _like(path: Path) -> pd.DataFrame | None:

@@ -8,10 +8,11 @@ from harness import World, build, flat, records
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.datasets.digits import load
 from fedfleet.datasets.partition_config import PARTITIONS
-from fedfleet.simulator import layers
+from fedfleet.simulator import gradient, layers
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Problem
 from fedfleet.simulator.block import Setup
+from fedfleet.simulator.combination import Combination, Tape
 from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.factored import Ledger, Notes
 from fedfleet.simulator.gradient import EngineOps
@@ -58,6 +59,26 @@ def test_factored_equals_serial(name, model, fold_at, monkeypatch):
     for a, b in zip(one, many, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
     assert (one[-1] - start).abs().max() > 1e-3
+
+
+def test_a_weight_may_have_a_higher_rank_where_it_is_used_for_the_last_time(monkeypatch):
+    seen = []
+
+    def watched(content, *, last):
+        seen.append(last)
+        return layers.pays(content, last=last)
+
+    monkeypatch.setattr(gradient, "pays", watched)
+    where = world("classification", "logistic")
+    z = T.map(torch.Tensor.double, where.task.init(0))
+    list(records(build("fedavg", where.task, INVITE, steps=3), where, 1, z=z, inner="factored"))
+    assert seen
+    assert seen == [False, False, True] * (len(seen) // 3)
+    weight = torch.zeros(4, 6)
+    for rank, last, held in [(2, False, True), (3, False, False), (4, True, True), (5, True, False)]:
+        tape = Tape(None)
+        outer = tape.append(torch.zeros(1, rank, 6), torch.zeros(1, rank, 4), None)
+        assert layers.pays(Combination(1, weight, [(outer, 1.0)]), last=last) == held
 
 
 OWN = "add with a tensor of each client's own"

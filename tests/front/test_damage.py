@@ -7,13 +7,16 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedfleet
+from fedfleet import parts, runfolder
 from fedfleet.checkpoint import Damaged, load
 from fedfleet.simulator import state
 from fedfleet.simulator.errors import ConfigError, FedfleetError
@@ -129,4 +132,45 @@ def test_a_disk_that_fails_in_the_middle_of_a_commit(tmp_path, undisturbed, monk
     with pytest.raises(FedfleetError, match="Input/output error"):
         x.run(out)
     assert fedfleet.resume(out).summary["rounds"] > 0
+    check_equal(out, undisturbed("client state"))
+
+
+@pytest.fixture
+def written_beside(monkeypatch):
+    """Tables are written after every round, while the next one runs."""
+    monkeypatch.setattr(parts, "ROWS", 0)
+    monkeypatch.setattr(runfolder, "FLUSH_EVERY_S", 0.0)
+    threads, write = [], parts.pq.write_table
+
+    def watched(*args: Any, **options: Any) -> None:
+        threads.append(threading.current_thread())
+        write(*args, **options)
+
+    monkeypatch.setattr(parts.pq, "write_table", watched)
+    return threads
+
+
+def test_tables_are_written_beside_the_rounds(tmp_path, undisturbed, written_beside):
+    out = fedfleet.Experiment(config("client state")).run(tmp_path / "run").folder
+    check_equal(out, undisturbed("client state"))
+    assert any(t is not threading.main_thread() for t in written_beside)
+
+
+def test_what_goes_wrong_beside_a_round_ends_the_run_and_loses_nothing(
+    tmp_path, undisturbed, written_beside, monkeypatch
+):
+    out, write = tmp_path / "run", parts.pq.write_table
+
+    def failing(*args: Any, **options: Any) -> None:
+        if len(written_beside) == 9 and threading.current_thread() is not threading.main_thread():
+            raise OSError(28, "No space left on device")
+        write(*args, **options)
+
+    monkeypatch.setattr(parts.pq, "write_table", failing)
+    with pytest.raises(FedfleetError, match="No space left on device"):
+        fedfleet.Experiment(config("client state")).run(out)
+    rounds, fates = (pd.read_parquet(out / f"{name}.parquet")["round"] for name in ("rounds", "fates"))
+    assert len(rounds) > 1
+    assert set(fates) == set(rounds)
+    fedfleet.resume(out)
     check_equal(out, undisturbed("client state"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shutil
@@ -58,9 +59,11 @@ def test_interrupted_anywhere(tmp_path, undisturbed, monkeypatch, case):
 
 @pytest.mark.parametrize("case", ["client state", "asynchronous"])
 def test_signals_at_any_moment(tmp_path, undisturbed, case):
-    """A signal from outside, between any two instructions of the interpreter."""
+    """Signals from outside, at random moments."""
     out, draw = tmp_path / "run", random.Random(1)
-    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    kinds = itertools.cycle([signal.SIGINT, signal.SIGTERM])
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(next(kinds)))
+    on_term = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     fedfleet.run(fedfleet.config.complete(config(case)), {"rounds": 0}, out=out)
     try:
         for _ in range(40):
@@ -68,12 +71,13 @@ def test_signals_at_any_moment(tmp_path, undisturbed, case):
             try:
                 if fedfleet.resume(out, {"rounds": BASE["rounds"]}).summary["status"] == "finished":
                     break
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, SystemExit):
                 pass
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
     finally:
         signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGTERM, on_term)
     fedfleet.resume(out, {"rounds": BASE["rounds"]})
     check_equal(out, undisturbed(case))
 
