@@ -1,13 +1,16 @@
 """The engine on a CUDA device: ``python -m benchmarks.gpu --json gpu.json``, unattended.
 
-One process, no Ray. Each cell of the table is a case, an inner executor and a cohort; clients beyond the case's own share
-their data. A cell that would exceed its time or the device's memory says so, and the rest goes on.
+One process, no Ray. Each cell of the table is a precision, a case, an inner executor and a cohort; clients beyond the case's own
+share their data. A cell that would exceed its time or the device's memory says so, and the rest goes on. ``ratio`` is to the
+rate of serial at the same precision: at the largest cohort it was measured at, since one client after the other costs the same
+however many there are.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import sys
 import time
 from collections.abc import Iterator
@@ -30,6 +33,7 @@ from fedfleet.simulator.population import InMemoryPopulation
 NAMES = ("logistic", "mlp", "cnn", "cdma")
 COHORTS = (10, 100, 1000, 10_000)
 INNERS = ("serial", "batched", "factored")
+PRECISIONS = ("float32", "tf32", "bf16")
 
 
 def enlarged(population: InMemoryPopulation, clients: int) -> InMemoryPopulation:
@@ -40,41 +44,51 @@ def enlarged(population: InMemoryPopulation, clients: int) -> InMemoryPopulation
     return InMemoryPopulation(population.data, rows[owner].flatten(), offsets, population.domain[owner])
 
 
-def precision(args: argparse.Namespace) -> AbstractContextManager[Any]:
+def precision(name: str, device: str) -> AbstractContextManager[Any]:
     """Allow TF32 or not, and return the context to run in."""
-    torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = args.tf32
-    return torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if args.bf16 else nullcontext()
+    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = name == "tf32"
+    return torch.autocast(device, torch.bfloat16, cache_enabled=False) if name == "bf16" else nullcontext()
 
 
-def timed(ready: World, how: How, args: argparse.Namespace) -> list[float]:
-    """Return the seconds of rounds after the warm-up; fewer than asked for, at least one, where the budget ends."""
-    found: list[float] = []
+def timed(ready: World, how: How, mode: str, args: argparse.Namespace) -> tuple[list[float], int]:
+    """Return the seconds of rounds after the warm-up, fewer than asked for, at least one, where the budget ends; and how often a
+    block ran in halves, since the memory did not hold it.
+    """
+    found, halved = list[float](), 0
     began = time.perf_counter()
-    with closing(LocalExecutor(args.threads)) as executor, precision(args):
-        records = world.play(ready, executor, how, args.warmup + args.rounds, "cuda")
+    with closing(LocalExecutor(args.threads)) as executor, precision(mode, args.device):
+        records = world.play(ready, executor, how, args.warmup + args.rounds, args.device)
         while True:
-            torch.cuda.synchronize()
+            _synchronise(args.device)
             started = time.perf_counter()
-            if next(records, None) is None:
+            record = next(records, None)
+            if record is None:
                 break
-            torch.cuda.synchronize()
+            _synchronise(args.device)
             found.append(time.perf_counter() - started)
+            halved += sum(event.get("splits", 0) for p in record.phases for event in p.events)
             if len(found) > args.warmup and time.perf_counter() - began > args.budget:
                 break
-    return found[args.warmup :]
+    return found[args.warmup :], halved
 
 
-def cell(case: Case, inner: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure one cell; "note" says why there is no time in it."""
-    about: dict[str, Any] = {"case": case.name, "inner": inner, "cohort": case.cohort, "steps": case.steps}
-    torch.cuda.reset_peak_memory_stats()
-    note, seconds = "", []
+def _synchronise(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def cell(case: Case, inner: str, mode: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure one cell; "note" says why there is no time in it, or that blocks ran in halves."""
+    about = _about(case, inner, mode)
+    if args.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    note, seconds, halved = "", [], 0
     try:
         ready = world.build(case, enlarged(world.population(CASES[case.name]), case.clients))
-        how = How(inner, args.block_size or world.rule(ready, "cuda").block_size)
+        how = How(inner, args.block_size or world.rule(ready, args.device).block_size)
         about["block_size"] = how.block_size
-        seconds = timed(ready, how, args)
+        seconds, halved = timed(ready, how, mode, args)
     except (RuntimeError, FedfleetError) as e:
         note = "out of memory" if out_of_memory(e) else " ".join(str(e).split())[:120]
     gc.collect()
@@ -84,7 +98,13 @@ def cell(case: Case, inner: str, args: argparse.Namespace) -> dict[str, Any]:
     typical = median(seconds)
     rate = case.cohort / typical
     speed = {"client_updates_per_s": rate, "client_steps_per_s": rate * case.steps, "seconds_per_round": typical}
-    return about | speed | {"rounds": len(seconds), "peak_bytes": torch.cuda.max_memory_allocated(), "note": ""}
+    note = f"{halved} blocks ran in halves" if halved else ""
+    peak = torch.cuda.max_memory_allocated() if args.device == "cuda" else 0
+    return about | speed | {"rounds": len(seconds), "peak_bytes": peak, "note": note}
+
+
+def _about(case: Case, inner: str, mode: str) -> dict[str, Any]:
+    return {"precision": mode, "case": case.name, "inner": inner, "cohort": case.cohort, "steps": case.steps}
 
 
 def out_of_memory(error: BaseException | None) -> bool:
@@ -98,46 +118,43 @@ def out_of_memory(error: BaseException | None) -> bool:
 
 def cells(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measure all cells, small cohorts first; one that would take longer than the budget, going by the one before, is left out."""
-    for base in command.cases(args.case, NAMES):
+    chosen = itertools.product(args.precision or PRECISIONS, command.cases(args.case, NAMES))
+    for mode, base in chosen:
+        serial = None  # its rate
         for inner in args.inner or INNERS:
+            found: dict[str, Any] = {}
             forecast_s = 0.0  # of one client
             for size in args.cohort or COHORTS:
                 case = replace(base, cohort=size, clients=max(base.clients, size))
                 if forecast_s * size * (args.warmup + 1) > args.budget:
-                    note = f"left out: about {forecast_s * size:.0f} s a round"
-                    found = {"case": case.name, "inner": inner, "cohort": size, "steps": case.steps, "note": note}
+                    found = _about(case, inner, mode) | {"note": f"left out: about {forecast_s * size:.0f} s a round"}
                 else:
-                    found = cell(case, inner, args)
+                    found = cell(case, inner, mode, args)
                     forecast_s = found.get("seconds_per_round", 0.0) / size
-                said = found["note"] or f"{found['client_updates_per_s']:,.0f} client updates/s"
-                say(f"{case.name}, {inner}, cohort {size:,}: {said}")
+                rate = found.get("client_updates_per_s")
+                serial = rate if inner == "serial" and rate else serial
+                if rate and serial and inner != "serial":
+                    found["ratio"] = rate / serial
+                said = found["note"] or f"{rate:,.0f} client updates/s"
+                say(f"{mode}, {case.name}, {inner}, cohort {size:,}: {said}")
                 yield found
-                if found["note"]:
+                if rate is None:
                     break
 
 
-def show(found: list[dict[str, Any]], mode: str) -> None:
+def show(found: list[dict[str, Any]], device: str) -> None:
     """Print the table."""
-    columns = [
-        "case",
-        "inner",
-        "cohort",
-        "block",
-        "s a round",
-        "client updates/s",
-        "client steps/s",
-        "peak, MB",
-        "note",
-    ]
-    keys = ("seconds_per_round", "client_updates_per_s", "client_steps_per_s")
+    columns = ["case", "precision", "inner", "cohort", "block", "s a round", "client updates/s", "times serial"]
+    keys = ("seconds_per_round", "client_updates_per_s", "ratio")
     rows = [
         [
-            *(r["case"], r["inner"], f"{r['cohort']:,}", str(r.get("block_size", "-")), *(r.get(k, "-") for k in keys)),
+            *(r["case"], r["precision"], r["inner"], f"{r['cohort']:,}", str(r.get("block_size", "-"))),
+            *(r.get(k, "-") for k in keys),
             *(r["peak_bytes"] / 1e6 if "peak_bytes" in r else "-", r["note"]),
         ]
         for r in found
     ]
-    command.show(f"{torch.cuda.get_device_name()}, {mode}", columns, rows)
+    command.show(torch.cuda.get_device_name() if device == "cuda" else device, [*columns, "peak, MB", "note"], rows)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -153,23 +170,27 @@ def main(argv: list[str] | None = None) -> None:
     ask.add_argument("--warmup", type=command.count, default=2, help="rounds before them (default 2)")
     ask.add_argument("--budget", type=command.seconds, default=60, help="seconds a cell may take (default 60)")
     ask.add_argument("--threads", type=command.count, default=1, help="torch threads (default 1)")
-    ask.add_argument("--tf32", action="store_true", help="allow TF32 in products and convolutions")
-    ask.add_argument("--bf16", action="store_true", help="run under autocast to bfloat16")
+    ask.add_argument(
+        "--precision",
+        action="append",
+        choices=PRECISIONS,
+        help="tf32: in products and convolutions; bf16: autocast; one, or several by repeating; default: all",
+    )
+    ask.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to try the command out")
     ask.add_argument(
         "--json", type=command.writable, metavar="FILE", help="write everything measured, after every cell"
     )
     args = ask.parse_args(argv)
-    if not torch.cuda.is_available():
+    if args.device == "cuda" and not torch.cuda.is_available():
         print(f"no CUDA device: torch {torch.__version__} sees none on this machine, so nothing was measured")
         sys.exit(0)
-    mode = ", ".join([*(["TF32"] if args.tf32 else []), *(["autocast to bfloat16"] if args.bf16 else [])]) or "float32"
     args.cohort = sorted(args.cohort or COHORTS)
     found = []
     for result in cells(args):
         found.append(result)
         if args.json:
-            command.write(args.json, {"machine": command.machine(), "precision": mode, "cells": found})
-    show(found, mode)
+            command.write(args.json, {"machine": command.machine(), "cells": found})
+    show(found, args.device)
 
 
 if __name__ == "__main__":

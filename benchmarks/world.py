@@ -103,7 +103,7 @@ def notes(world: World) -> Notes:
 def rule(world: World, device: str = "cpu") -> How:
     """Return the product's own choice."""
     z, learned = world.task.init(world.case.seed), notes(world)
-    return How(rules.inner(z, learned, device), rules.block_size(world.case.cohort, z, learned))
+    return How(rules.inner(z, learned, device), rules.block_size(world.case.cohort, z, learned, device))
 
 
 def problem(world: World) -> Problem:

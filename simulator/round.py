@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -89,7 +91,7 @@ class EngineRound:
     ):
         self.index, self.attempt, self.problem = index, attempt, problem
         self.records: list[PhaseRecord] = []
-        self.clock_s = started_s
+        self.clock_s, self.sampling_s = started_s, 0.0
         self._conditions, self._executor, self._memory = conditions, executor, memory
         self._root = rng.key(conditions.seed)
         self._invitations = 0
@@ -105,19 +107,27 @@ class EngineRound:
     def invite(self, size: int, *, replace: bool = False) -> Cohort:
         """Invite a cohort as the selection draws it."""
         c, memory = self._conditions, self._memory
-        key = rng.fold(self._key("invite"), self._invitations)
-        self._invitations += 1
-        wanted = rounded_up(size * c.over_select)
-        wanted = wanted if replace else max(size, min(wanted, self.problem.clients))
-        clients, memory.selection = c.selection.invite(memory.selection, key, wanted, self.problem, replace=replace)
-        return Cohort(clients, _occurrences(clients) if replace else torch.zeros_like(clients))
+        with self._sampling():
+            key = rng.fold(self._key("invite"), self._invitations)
+            self._invitations += 1
+            wanted = rounded_up(size * c.over_select)
+            wanted = wanted if replace else max(size, min(wanted, self.problem.clients))
+            clients, memory.selection = c.selection.invite(memory.selection, key, wanted, self.problem, replace=replace)
+            return Cohort(clients, _occurrences(clients) if replace else torch.zeros_like(clients))
 
     def draw(self, size: int, clients: Callable[[int, Key], Tensor]) -> Cohort:
         """Invite clients that the algorithm draws itself."""
-        key = rng.fold(self._key("draw"), self._invitations)
-        self._invitations += 1
-        drawn = clients(rounded_up(size * self._conditions.over_select), key)
-        return Cohort(drawn, _occurrences(drawn))
+        with self._sampling():
+            key = rng.fold(self._key("draw"), self._invitations)
+            self._invitations += 1
+            drawn = clients(rounded_up(size * self._conditions.over_select), key)
+            return Cohort(drawn, _occurrences(drawn))
+
+    @contextmanager
+    def _sampling(self) -> Iterator[None]:
+        started = perf_counter()
+        yield
+        self.sampling_s += perf_counter() - started
 
     def map_reduce(
         self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
@@ -129,7 +139,8 @@ class EngineRound:
         num_examples = self._examples(cohort.clients)
         load = self._load(phase, num_examples, shared, inbox, steps)
         federation = c.federation.during(phase)
-        responses = respond(federation, cohort.clients, cohort.copies, load, self.clock_s, key, count_key)
+        with self._sampling():
+            responses = respond(federation, cohort.clients, cohort.copies, load, self.clock_s, key, count_key)
         record = PhaseRecord(phase.name, self.attempt, cohort.clients, responses, self.clock_s)
         asked = Assignment(
             phase=phase.name,
@@ -206,7 +217,8 @@ class EngineRound:
         )
         before, launched, events, dropped = flights.under_way(), flights.launched, [], {}
         while True:
-            ended = fill(server._replace(dropped=dropped.keys()), flights, size, started)
+            with self._sampling():
+                ended = fill(server._replace(dropped=dropped.keys()), flights, size, started)
             self.clock_s = started + ended.responses.duration_s
             record = PhaseRecord(phase.name, self.attempt, ended.clients, ended.responses, started, events=events)
             record.invited(messages[self.index], online=ended.launched)
@@ -275,8 +287,11 @@ class EngineRound:
         return self.problem.num_examples(clients)
 
     def _group(self, phase: Phase, asked: Assignment, discount: float = 1.0) -> Group:
-        """Cut work into blocks, most examples first, so that the clients of a block are alike and no long one comes last."""
+        """Cut work into blocks, most steps first, then most examples: clients of a block are alike, and no long one comes last."""
         order = asked.num_examples.argsort(descending=True, stable=True)
+        if asked.limit is not None:  # elsewhere who has more examples takes no fewer steps
+            steps, _ = work(phase, asked.num_examples, asked.steps)
+            order = order[steps.minimum(asked.limit)[order].argsort(descending=True, stable=True)]
         asked = asked.take(order)
         tasks = [
             BlockTask(

@@ -21,10 +21,14 @@ from fedfleet.simulator.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
-    """What happened in one round, all attempts counted; ``state`` is the algorithm's after it."""
+    """What happened in one round, all attempts counted; ``state`` is the algorithm's after it.
+
+    Of its ``seconds``, ``sampling_s`` went by while it was found out who is invited and who answers.
+    """
 
     index: int
     seconds: float
+    sampling_s: float
     started_s: float
     virtual_s: float
     phases: list[PhaseRecord]
@@ -90,7 +94,7 @@ def play(
 
     Raises Void when too many cohorts in a row gave too few answers, ClientError when client code is at fault.
     """
-    started, clock_s = time.perf_counter(), at.clock_s
+    started, sampling_s, clock_s = time.perf_counter(), 0.0, at.clock_s
     phases: list[PhaseRecord] = []
     failure = ""
     for attempt in range(conditions.attempts):
@@ -99,11 +103,12 @@ def play(
             state, metrics = algorithm.round(at.state, turn)
         except TooFewResponses as e:
             at.memory.discard()
-            failure = str(e)
+            failure, sampling_s = str(e), sampling_s + turn.sampling_s
         else:
             return RoundRecord(
                 index=at.index,
                 seconds=time.perf_counter() - started,
+                sampling_s=sampling_s + turn.sampling_s,
                 started_s=at.clock_s,
                 virtual_s=turn.clock_s,
                 phases=phases + turn.records,

@@ -90,6 +90,7 @@ CONTESTANTS = {
     ),
     "loops": Contestant("two bare loops", BOTH, module("benchmarks.loops", "--processes", str(WORKERS))),
     "loop": Contestant("one bare loop", BOTH, module("benchmarks.loops")),
+    "batched": Contestant("one batched loop", ("fedavg",), module("benchmarks.loops", "--batched")),
     "pfl": Contestant("pfl-research, 2 processes", ("fedavg",), pfl),
     "flower": Contestant("Flower, 2 actors", ("fedavg",), flower),
 }

@@ -20,6 +20,11 @@ class Executor(Protocol):
         """What happened to the workers and changes no bit, such as "worker_died"; the caller may take it out."""
         ...
 
+    @property
+    def put_s(self) -> float:
+        """The seconds that ``map`` has spent so far on making messages ready for the workers, once for all of them."""
+        ...
+
     def start(self, setup: Setup) -> None:
         """Give the workers what they need for the whole run."""
         ...

@@ -34,6 +34,11 @@ class InnerExecutor:
         """The executor's."""
         return self._executor.events
 
+    @property
+    def put_s(self) -> float:
+        """The executor's."""
+        return self._executor.put_s
+
     def start(self, setup: Setup) -> None:
         """Do nothing."""
 

@@ -27,6 +27,7 @@ class LocalExecutor:
     def __init__(self, threads: int | None = 1):
         self.threads = threads
         self.events: list[dict[str, Any]] = []  # nothing ever happens to this process
+        self.put_s = 0.0  # and nothing has to be sent
         self._setup: Setup | None = None
         self._threads_before = torch.get_num_threads()
 

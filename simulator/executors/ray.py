@@ -112,6 +112,7 @@ class RayExecutor:
     ):
         self.actors, self.cpus, self.gpus, self.threads = actors, cpus_per_actor, gpus_per_actor, threads
         self.events: list[dict[str, Any]] = []
+        self.put_s = 0.0
         self._address, self._node_cpus = address, cpus
         self._pool: Pool | None = None
         self._batches: list[_Batch] = []
@@ -147,7 +148,10 @@ class RayExecutor:
         """
         tasks, size = list(tasks), T.num_bytes(dict(shared.send))
         small = size <= INLINE_BYTES or size * len(tasks) <= TOGETHER_BYTES
-        batch = _Batch(job, shared if small else _put(shared), tasks, background, timeout_s)
+        started = time.perf_counter()
+        given = shared if small else _put(shared)
+        self.put_s += time.perf_counter() - started
+        batch = _Batch(job, given, tasks, background, timeout_s)
         self._batches = sorted([*self._batches, batch], key=lambda b: b.background)
         self._dispatch()
         return _Results(self, batch)

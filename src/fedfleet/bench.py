@@ -29,14 +29,20 @@ ROUNDS, ENOUGH_S = 5, 3.0  # timed rounds, and seconds of them, at least, if the
 SECONDS = 20.0
 
 DRIVER = {
-    "server": "who is invited, who answers, cutting blocks, the server's step, the account",
-    "dispatch": "putting messages and handing out the first blocks",
+    "sampling": "who is invited, who answers",
+    "server": "cutting blocks, the server's step, the account",
+    "put": "messages too large to go with the blocks, put into the object store",
+    "dispatch": "handing out the first blocks",
     "wait": "until the next block is back, during which the others are handed out",
     "reduce": "merging what blocks send, as they come back",
     "evaluate": "starting an evaluation, waiting for what of it did not run beside a round, metrics",
     "other": "the rest of the wall time",
 }
-LOCAL = {"dispatch": "nothing is put or handed out without workers", "wait": "the clients' work, in this process"}
+LOCAL = {
+    "put": "nothing is put without workers",
+    "dispatch": "nothing is handed out without workers",
+    "wait": "the clients' work, in this process",
+}
 
 
 def measure(
@@ -125,10 +131,10 @@ class _Loop:
 
 
 class _Round:
-    """What is kept of a round: its seconds, and how many clients were heard in its last phase."""
+    """What is kept of a round: its seconds, those of sampling, and how many clients were heard in its last phase."""
 
     def __init__(self, record: RoundRecord):
-        self.seconds = record.seconds
+        self.seconds, self.sampling_s = record.seconds, record.sampling_s
         self.updates = len(record.phases[-1].responses.heard)
 
 
@@ -136,9 +142,13 @@ def _account(x: Experiment, loop: _Loop, executor: TimedExecutor, wall_s: float)
     """Return everything a round, in seconds, clients, blocks and bytes."""
     e, n = x.config.executor, len(loop.records)
     own = {p.name: executor.phases.get(p.name, Tally()) for p in x.algorithm.phases}
-    dispatch, wait, reduce = (sum(getattr(t, k) for t in own.values()) for k in ("dispatch_s", "wait_s", "merge_s"))
+    keys = ("put_s", "dispatch_s", "wait_s", "merge_s")
+    put, dispatch, wait, reduce = (sum(getattr(t, k) for t in own.values()) for k in keys)
+    sampling = sum(r.sampling_s for r in loop.records)
     driver = {
-        "server": loop.rounds_s - dispatch - wait - reduce,
+        "sampling": sampling,
+        "server": loop.rounds_s - sampling - put - dispatch - wait - reduce,
+        "put": put,
         "dispatch": dispatch,
         "wait": wait,
         "reduce": reduce,

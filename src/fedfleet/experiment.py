@@ -182,7 +182,9 @@ class Experiment:
 
     def _block_size(self) -> int:
         size = self.config.executor.block_size
-        return rules.block_size(self.answers, self.z, self.notes) if size == "auto" else size
+        if size != "auto":
+            return size
+        return rules.block_size(self.answers, self.z, self.notes, resolve.device(self.config))
 
     @cached_property
     def notes(self) -> Notes:

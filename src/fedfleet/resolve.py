@@ -20,7 +20,7 @@ from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config import Config, named, options, unknown
 from fedfleet.datasets.examples import Examples
 from fedfleet.reading import show
-from fedfleet.rules import LARGEST_BLOCK
+from fedfleet.rules import SIZES
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.evaluation import less_is_better
@@ -245,7 +245,7 @@ def check_local(config: Config, largest: int) -> None:
     steps, epochs = getattr(chosen, "steps", None), getattr(chosen, "epochs", None)
     rows = size * steps if steps else largest * (epochs or 1)
     block = config.executor.block_size
-    together = min(LARGEST_BLOCK if block == "auto" else block, config.cohort.invite)
+    together = min(SIZES[device(config)].largest if block == "auto" else block, config.cohort.invite)
     if together * rows * ROW_BYTES > memory_bytes():
         key, value = ("steps", steps) if steps else ("epochs", epochs)
         raise ConfigError(f"algorithm.{key}={value}: the memory of this machine does not hold their batches: lower it")

@@ -213,8 +213,8 @@ def tune(
     x: Experiment, seconds: float = SECONDS, rounds: int = ROUNDS, tell: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """Measure candidates for an experiment and return plain data; the executor is started and closed."""
-    e, cohort = x.config.executor, x.config.cohort.invite
-    rule = How(rules.inner(x.z, x.notes, resolve.device(x.config)), rules.block_size(cohort, x.z, x.notes))
+    e, cohort, device = x.config.executor, x.answers, resolve.device(x.config)
+    rule = How(rules.inner(x.z, x.notes, device), rules.block_size(cohort, x.z, x.notes, device))
     configured = How(e.inner, min(int(e.block_size), cohort))
     hows = candidates(x.z, x.notes, cohort, rule, [configured])
     with torch.random.fork_rng(devices=[]), closing(x.executor()) as executor:

@@ -58,8 +58,12 @@ def test_the_nets_of_the_contestants_have_the_same_shape(name):
 TINY_ROBUST = replace(TINY_CDMA, model="mlp", shape=(784,), task="robust", lr=0.1)
 
 
-@pytest.mark.parametrize("case", [TINY, TINY_CDMA, TINY_ROBUST], ids=lambda c: f"{c.algorithm}-{c.task}")
-def test_the_bare_loop_and_the_engine_find_the_same_model(case):
+@pytest.mark.parametrize(
+    ("case", "batched"),
+    [(TINY, False), (TINY, True), (TINY_CDMA, False), (TINY_ROBUST, False)],
+    ids=lambda v: f"{v.algorithm}-{v.task}" if isinstance(v, workload.Case) else "batched" * v,
+)
+def test_the_bare_loop_and_the_engine_find_the_same_model(case, batched):
     """Every batch is a client's whole set and every client takes part, so nothing is left to chance."""
     ready = world.build(case)
     records = list(world.play(ready, LocalExecutor(1), world.rule(ready), 3))
@@ -69,7 +73,7 @@ def test_the_bare_loop_and_the_engine_find_the_same_model(case):
     with torch.no_grad():
         for p, value in zip(model.parameters(), start, strict=True):
             p.copy_(value)
-    run, found = loops.prepare(case, model)
+    run, found = loops.prepare(case, model, batched=batched)
     for t in range(3):
         run(t)
     for a, b, c in zip(found, (p for p in theirs if p.dim()), start, strict=True):
@@ -168,6 +172,21 @@ def test_without_a_cuda_device_one_line_says_so(monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert shown.startswith("no CUDA device")
     assert shown.count("\n") == 1
+
+
+def test_the_table_of_a_device_is_made_unattended(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(cases.CASES, "logistic", replace(TINY, name="logistic"))
+    argv = (
+        "--device cpu --case logistic --cohort 2 --cohort 5 --rounds 1 --warmup 1 --precision float32 --precision tf32"
+    )
+    gpu.main([*argv.split(), "--json", str(tmp_path / "gpu.json")])
+    found = json.loads((tmp_path / "gpu.json").read_text())["cells"]
+    assert [(c["precision"], c["inner"], c["cohort"]) for c in found] == [
+        (mode, inner, cohort) for mode in ("float32", "tf32") for inner in gpu.INNERS for cohort in (2, 5)
+    ]
+    assert all(c["client_updates_per_s"] > 0 for c in found)
+    assert all(("ratio" in c) == (c["inner"] != "serial") for c in found)
+    assert "times serial" in capsys.readouterr().out
 
 
 def test_further_clients_share_data():

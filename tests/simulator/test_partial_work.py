@@ -227,3 +227,19 @@ def test_a_client_does_all_the_steps_that_fit_and_is_never_late_for_one_too_many
         assert found.fate[0] == Fate.LATE
         assert mine == steps
         assert fixed + step > deadline_s
+
+
+def test_clients_with_most_steps_come_first(monkeypatch):
+    """Of 9, 4, 7, 1, 12, 3, 8, 5 examples; clients 0, 2 and 6 take 6 steps, 1 and 5 take 5, 3 takes 2, 4 one, 7 none in time."""
+    blocks, run = [], LocalExecutor.map
+
+    def watched(self, job, shared, tasks, **options):
+        blocks.extend(task.clients.tolist() for task in tasks)
+        return run(self, job, shared, tasks, **options)
+
+    monkeypatch.setattr(LocalExecutor, "map", watched)
+    go(train(PLAN), "batched", Federation(devices=Slow(SECONDS), policy=Deadline(10.0), partial_work=True))
+    assert blocks == [[0, 6], [2, 1], [5, 3], [4]]
+    blocks.clear()
+    go(train(PLAN), "batched", Federation())  # the same number of steps: by their examples
+    assert blocks == [[4, 0], [6, 2], [7, 1], [5, 3]]
