@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedfleet.simulator.block import BlockTask, Chunk
 from fedfleet.simulator.errors import FedfleetError, one_line
+from fedfleet.simulator.executors import slab
 from fedfleet.simulator.executors.cluster import R, ray
+from fedfleet.simulator.executors.slab import Slab
 
 DIED = (R.RayActorError, R.OutOfMemoryError, R.NodeDiedError, R.WorkerCrashedError)
 NO_ROOM = (R.ObjectStoreFullError, R.OutOfDiskError)
@@ -34,6 +36,8 @@ class Slot:
         load: blocks at hand.
         deaths: in a row, with no block finished in between.
         since: when the first of the blocks at hand was begun, as far as the driver knows; by the monotonic clock.
+        slabs: memory that the actor may share, one for each block it may have at hand.
+        free: those not in use. An actor on another machine, or not up yet, has none.
 
     """
 
@@ -43,6 +47,8 @@ class Slot:
     load: int = 0
     deaths: int = 0
     since: float = 0.0
+    slabs: list[Slab] = field(default_factory=list)
+    free: list[Slab] = field(default_factory=list)
 
     @property
     def up(self) -> bool:
@@ -63,7 +69,8 @@ class Pool:
 
     def _fill(self, slot: Slot) -> None:
         slot.actor, slot.load = self._create(), 0
-        slot.starting = slot.actor.ready.remote()
+        slot.slabs, slot.free = slab.own(IN_FLIGHT), []  # not the last actor's, which may yet be writing
+        slot.starting = slot.actor.ready.remote([(s.address, s.secret) for s in slot.slabs])
         self.starting[slot.starting] = slot
 
     def start(self) -> None:
@@ -79,11 +86,12 @@ class Pool:
         """Take note that an actor is up, or that it could not start. Raises FedfleetError where none is left."""
         slot = self.starting.pop(reference)
         try:
-            ray.get(reference)
+            near = ray.get(reference)
         except DIED as e:
             self.died(slot, e, 0, None)
         else:
             slot.starting = None
+            slot.free = list(slot.slabs) if near else []
 
     def idlest(self) -> Slot | None:
         """Return a slot with room for a block, the one that has the fewest; None where all are busy."""
@@ -122,7 +130,7 @@ class Pool:
         ray.kill(slot.actor)  # one that only does not answer may come back
         self.starting.pop(slot.starting, None)
         slot.actor = slot.starting = None
-        slot.load = 0
+        slot.load, slot.slabs, slot.free = 0, [], []
 
     @property
     def patience_s(self) -> float | None:

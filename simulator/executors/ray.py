@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import count
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -17,11 +18,13 @@ from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.cluster import DIRECT_BYTES, ray, share_tensors, start_ray
 from fedfleet.simulator.executors.pool import DIED, LOST, MEND, NO_ROOM, TRIES, Pool, Slot, describe, why
+from fedfleet.simulator.executors.slab import SLAB_BYTES, Slab, joined, own
 from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.work import Message
 
-# Shared trees of so many bytes, or of so many for all tasks together, travel with each task, which is faster than the object store.
+# To other machines, shared trees of so many bytes, or of so many for all tasks together, travel with each task: faster than a put.
 INLINE_BYTES, TOGETHER_BYTES = 1 << 16, DIRECT_BYTES
+SLABS, ROOM_BYTES = 16, SLAB_BYTES // 2  # for messages to this machine: how many at a time, and how large one may be
 AHEAD = 64  # blocks dispatched beyond the merge front, which bounds the driver's memory
 
 
@@ -34,8 +37,13 @@ class ClientActor:
         found: Setup = ray.get(setup[0])
         self._setup = found.placed()
 
-    def ready(self) -> None:
-        """Return once the actor is up."""
+    def ready(self, slabs: list[tuple[str, bytes]]) -> bool:
+        """Return, once the actor is up, whether it shares memory with the driver: whether it found these there."""
+        try:
+            self._slabs = {address: joined(address) for address, _ in slabs}
+            return all(self._slabs[address].secret == secret for address, secret in slabs)
+        except (OSError, ValueError):
+            return False
 
     def run(self, job: Job, shared: Message, task: Any) -> tuple[Any, str | None]:
         """Return ``(result, None)``, or ``(None, message)`` where client code is at fault."""
@@ -44,15 +52,31 @@ class ClientActor:
         except ClientError as e:
             return None, e.told()
 
+    def run_near(self, job: Job, shared: Message, task: Any, of_all: str | None, mine: str) -> tuple[Any, str | None]:
+        """Run with what lies in two slabs: the message in that ``of_all``; the task, and then the result, in ``mine``."""
+        if of_all is not None:
+            shared = replace(shared, send=self._slab(of_all).unpack(shared.send))
+        result, fault = self.run(job, shared, self._slab(mine).unpack(task))
+        return self._slab(mine).pack(result), fault
+
+    def _slab(self, address: str) -> Slab:
+        if address not in self._slabs:
+            self._slabs[address] = joined(address)
+        return self._slabs[address]
+
 
 class _Batch:
     """The tasks of one call of ``map``: those that wait, and the results, or errors, of those that are done.
 
-    ``lost`` counts by task how often an actor died of it, or its result did not come.
+    The shared message is ``near`` with its tensors in a slab, for workers of this machine, and ``far`` as Ray takes it, for others;
+    each is made when it is first needed. ``lost`` counts by task how often an actor died of it, or its result did not come.
     """
 
-    def __init__(self, job: Job, shared: Any, tasks: Iterable[Any], background: bool, timeout_s: float | None):
+    def __init__(self, job: Job, shared: Message, tasks: Iterable[Any], background: bool, timeout_s: float | None):
         self.job, self.shared, self.background, self.timeout_s = job, shared, background, timeout_s
+        self.slab: Slab | None = None
+        self.near: Message | None = None
+        self.far: Any = None
         self.waiting = deque(enumerate(tasks))
         self.size, self.front = len(self.waiting), 0
         self.done: dict[int, Any] = {}
@@ -77,6 +101,7 @@ class _Run(NamedTuple):
     task: Any
     slot: Slot
     actor: Any
+    slab: Slab | None
 
 
 class _Results:
@@ -117,6 +142,7 @@ class RayExecutor:
         self._pool: Pool | None = None
         self._batches: list[_Batch] = []
         self._running: dict[Any, _Run] = {}
+        self._slabs: list[Slab] = []
         self._order = count()
         self._started_ray = False
 
@@ -141,17 +167,12 @@ class RayExecutor:
         background: bool = False,
         timeout_s: float | None = None,
     ) -> Iterator[Any]:
-        """Put the shared trees once (small ones go along with each task) and start; yield results in task order.
+        """Put the shared trees once for all workers and start; yield results in task order.
 
         Tasks in the background run where no others wait. Raises ClientError, ClientTimeout, and FedfleetError where a task kills
         every actor, or none is left.
         """
-        tasks, size = list(tasks), T.num_bytes(dict(shared.send))
-        small = size <= INLINE_BYTES or size * len(tasks) <= TOGETHER_BYTES
-        started = time.perf_counter()
-        given = shared if small else _put(shared)
-        self.put_s += time.perf_counter() - started
-        batch = _Batch(job, given, tasks, background, timeout_s)
+        batch = _Batch(job, shared, tasks, background, timeout_s)
         self._batches = sorted([*self._batches, batch], key=lambda b: b.background)
         self._dispatch()
         return _Results(self, batch)
@@ -187,14 +208,51 @@ class RayExecutor:
         for batch in self._batches:
             while batch.ready and (slot := self._pool.idlest()) is not None:
                 number, task = batch.waiting.popleft()
+                mine = slot.free.pop() if slot.free else None
                 try:
-                    reference = slot.actor.run.remote(batch.job, batch.shared, task)
+                    reference = self._send(batch, task, slot, mine)
                 except NO_ROOM as e:
                     raise _full(e) from e
                 if not slot.load:
                     slot.since = time.monotonic()
                 slot.load += 1
-                self._running[reference] = _Run(next(self._order), batch, number, task, slot, slot.actor)
+                self._running[reference] = _Run(next(self._order), batch, number, task, slot, slot.actor, mine)
+
+    def _send(self, batch: _Batch, task: Any, slot: Slot, mine: Slab | None) -> Any:
+        """Hand a task to an actor, with the message that suits it; return the reference to what comes of it."""
+        if mine is None:
+            return slot.actor.run.remote(batch.job, self._far(batch), task)
+        shared, of_all = self._near(batch)
+        return slot.actor.run_near.remote(batch.job, shared, mine.pack(task), of_all, mine.address)
+
+    def _near(self, batch: _Batch) -> tuple[Any, str | None]:
+        """Return the shared message with its tensors in a slab, and that slab's address; without one where it finds no room."""
+        if batch.slab is None and batch.far is None and T.num_bytes(dict(batch.shared.send)) <= ROOM_BYTES:
+            started = time.perf_counter()
+            batch.slab = self._unused()
+            if batch.slab is not None:
+                batch.near = replace(batch.shared, send=batch.slab.pack(batch.shared.send))
+            self.put_s += time.perf_counter() - started
+        return (self._far(batch), None) if batch.slab is None else (batch.near, batch.slab.address)
+
+    def _unused(self) -> Slab | None:
+        """Return a slab that no batch needs any more; None where that would take too many."""
+        used = {id(b.slab) for b in [*self._batches, *(r.batch for r in self._running.values())]}
+        for slab in self._slabs:
+            if id(slab) not in used:
+                return slab
+        new = own(1) if len(self._slabs) < SLABS else []
+        self._slabs += new
+        return new[0] if new else None
+
+    def _far(self, batch: _Batch) -> Any:
+        """Return the shared message as it goes to other machines: small ones along with each task, others put once."""
+        if batch.far is None:
+            size, started = T.num_bytes(dict(batch.shared.send)), time.perf_counter()
+            small = size <= INLINE_BYTES or size * batch.size <= TOGETHER_BYTES
+            batch.far = batch.shared if small else _put(batch.shared)
+            self.put_s += time.perf_counter() - started
+        return batch.far
 
     def _receive(self) -> None:
         """Wait for a task to end, or for an actor to come up."""
@@ -221,8 +279,12 @@ class RayExecutor:
         if current:
             run.slot.load -= 1
             run.slot.since = time.monotonic()
+            if run.slab is not None:
+                run.slot.free.append(run.slab)
         try:
             result, fault = ray.get(reference)
+            if run.slab is not None:
+                result = run.slab.unpack(result)
         except LOST as e:
             self._lost(run, e, current)
         except Exception as e:
@@ -289,7 +351,7 @@ class RayExecutor:
         """Stop the actors, and Ray if this executor started it."""
         if self._pool is not None:
             self._pool.close()
-        self._pool, self._batches, self._running = None, [], {}
+        self._pool, self._batches, self._running, self._slabs = None, [], {}, []
         if self._started_ray:
             ray.shutdown()
             self._started_ray = False

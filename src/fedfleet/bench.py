@@ -31,7 +31,7 @@ SECONDS = 20.0
 DRIVER = {
     "sampling": "who is invited, who answers",
     "server": "cutting blocks, the server's step, the account",
-    "put": "messages too large to go with the blocks, put into the object store",
+    "put": "writing messages for all workers, once a phase",
     "dispatch": "handing out the first blocks",
     "wait": "until the next block is back, during which the others are handed out",
     "reduce": "merging what blocks send, as they come back",

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import captures, cases, engine, gpu, invitations, loops, memory, results, rules, scaling, world
+from benchmarks import blocks, cases, engine, gpu, invitations, loops, memory, results, rules, scaling, world
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import environments, workload
 from benchmarks.peers.workload import Case
@@ -95,14 +95,14 @@ def test_the_engine_answers_with_one_json_object(capsys):
     assert found["phase_ms"] > 0
 
 
-def test_captures_are_measured_beside_the_ordinary_way(monkeypatch, capsys):
+def test_the_ways_to_run_a_block_are_measured_side_by_side(monkeypatch, capsys):
     monkeypatch.setitem(cases.CASES, "mlp", replace(TINY, name="mlp"))
-    captures.main(["--case", "mlp", "--turns", "2", "--json"])
+    blocks.main(["--case", "mlp", "--turns", "2", "--json"])
     (found,) = json.loads(capsys.readouterr().out)["blocks"]
-    assert (found["case"], found["phase"]) == ("mlp", "train")
-    assert found["ordinary_ms"] > 0
-    assert found["replayed_ms"] > 0
-    assert captures.row(found)[-1].startswith(f"{found['ratio']:.2f}")
+    assert (found["case"], found["phase"], found["clients"]) == ("mlp", "train", 4)
+    assert list(found["ms"]) == ["serial", "batched", "factored", "replayed"]
+    assert min(found["ms"].values()) > 0
+    assert blocks.row(found)[-1].startswith(f"{found['replay_gains']['median']:.2f}")
 
 
 def test_scaling_takes_medians_over_turns(monkeypatch):

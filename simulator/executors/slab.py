@@ -1,0 +1,103 @@
+"""Tensors between processes of one machine: memory that both map, so that a model of some MB is there after one copy.
+
+Ray would take several milliseconds, with the call as well as through its object store. Here the tensors of a tree lie in a
+*slab*, and only where they lie goes with the call. A slab is an anonymous file of the driver's, which its workers open by
+way of ``/proc``: it has no name that could be left behind, and is gone with the last process that maps it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator import tree as T
+from fedfleet.simulator.tree import Tree
+
+SLAB_BYTES = 64 << 20  # room, not memory: a page is only taken once it is written
+ALIGN = 64  # bytes, as torch aligns its own
+SECRET_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies in a slab: its first byte, shape and type."""
+
+    start: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def of(self, memory: Tensor) -> Tensor:
+        """Return the tensor, whose memory is the slab's."""
+        count = self.shape.numel() * self.dtype.itemsize
+        return memory[self.start : self.start + count].view(self.dtype).view(self.shape)
+
+
+class Slab:
+    """Memory that processes of one machine share; ``address`` is how they find it.
+
+    One writes a tree, another reads it, and nobody writes again before that: whoever hands slabs out sees to it.
+    """
+
+    def __init__(self, descriptor: int, address: str):
+        self.address = address
+        self._memory = torch.frombuffer(mmap.mmap(descriptor, SLAB_BYTES), dtype=torch.uint8)
+
+    def pack(self, tree: Tree) -> Tree:
+        """Write the tensors of a tree and return it with their places. Where there is no room, they stay as they are."""
+        end = SECRET_BYTES
+
+        def put(leaf: object) -> object:
+            nonlocal end
+            if not isinstance(leaf, Tensor):
+                return leaf
+            start = -(-end // ALIGN) * ALIGN
+            if start + leaf.nbytes > SLAB_BYTES:
+                return leaf
+            end = start + leaf.nbytes
+            place = Place(start, leaf.shape, leaf.dtype)
+            place.of(self._memory).copy_(leaf.detach())
+            return place
+
+        return T.map(put, tree)
+
+    def unpack(self, tree: Tree) -> Tree:
+        """Return a tree with a copy of what was packed."""
+        return T.map(lambda leaf: leaf.of(self._memory).clone() if isinstance(leaf, Place) else leaf, tree)
+
+    @property
+    def secret(self) -> bytes:
+        """The first bytes, drawn by who made it: another file under the same address has others."""
+        return bytes(self._memory[:SECRET_BYTES].tolist())
+
+
+class OwnSlab(Slab):
+    """A slab of this process. Raises OSError or AttributeError where the system has no such thing."""
+
+    def __init__(self) -> None:
+        descriptor = os.memfd_create("fedfleet")
+        weakref.finalize(self, os.close, descriptor)
+        os.ftruncate(descriptor, SLAB_BYTES)
+        super().__init__(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}")
+        self._memory[:SECRET_BYTES] = torch.frombuffer(bytearray(os.urandom(SECRET_BYTES)), dtype=torch.uint8)
+
+
+def own(count: int) -> list[Slab]:
+    """Return so many slabs of this process; none where the system has no such thing, as outside of Linux."""
+    with suppress(OSError, AttributeError):
+        return [OwnSlab() for _ in range(count)]
+    return []
+
+
+def joined(address: str) -> Slab:
+    """Return a slab of another process. Raises OSError or ValueError where it cannot be had."""
+    descriptor = os.open(address, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        return Slab(descriptor, address)
+    finally:
+        os.close(descriptor)
