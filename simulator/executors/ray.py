@@ -16,7 +16,7 @@ from fedfleet.simulator import tree as T
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
 from fedfleet.simulator.executors.base import Job
-from fedfleet.simulator.executors.cluster import DIRECT_BYTES, ray, share_tensors, start_ray
+from fedfleet.simulator.executors.cluster import DIRECT_BYTES, cloudpickle, ray, share_tensors, start_ray
 from fedfleet.simulator.executors.pool import DIED, LOST, MEND, NO_ROOM, TRIES, Pool, Slot, describe, why
 from fedfleet.simulator.executors.slab import SLAB_BYTES, Slab, joined, own
 from fedfleet.simulator.executors.worker import prepare
@@ -52,12 +52,14 @@ class ClientActor:
         except ClientError as e:
             return None, e.told()
 
-    def run_near(self, job: Job, shared: Message, task: Any, of_all: str | None, mine: str) -> tuple[Any, str | None]:
-        """Run with what lies in two slabs: the message in that ``of_all``; the task, and then the result, in ``mine``."""
-        if of_all is not None:
-            shared = replace(shared, send=self._slab(of_all).unpack(shared.send))
-        result, fault = self.run(job, shared, self._slab(mine).unpack(task))
-        return self._slab(mine).pack(result), fault
+    def run_near(self, of_all: bytes, own: bytes) -> tuple[Any, str | None]:
+        """Run with what lies in two slabs: the message in one that is all workers', the task, and then the result, in one's own."""
+        job, shared, address = cloudpickle.loads(of_all)
+        shared = replace(shared, send=self._slab(address).unpack(shared.send))
+        task, address = cloudpickle.loads(own)
+        mine = self._slab(address)
+        result, fault = self.run(job, shared, mine.unpack(task))
+        return mine.pack(result), fault
 
     def _slab(self, address: str) -> Slab:
         if address not in self._slabs:
@@ -68,14 +70,15 @@ class ClientActor:
 class _Batch:
     """The tasks of one call of ``map``: those that wait, and the results, or errors, of those that are done.
 
-    The shared message is ``near`` with its tensors in a slab, for workers of this machine, and ``far`` as Ray takes it, for others;
-    each is made when it is first needed. ``lost`` counts by task how often an actor died of it, or its result did not come.
+    Job and shared message are ``near`` as bytes that go with every call, the tensors in a slab, for workers of this machine;
+    ``far`` is the message as Ray takes it, for others. Each is made when it is first needed. ``lost`` counts by task how often
+    an actor died of it, or its result did not come.
     """
 
     def __init__(self, job: Job, shared: Message, tasks: Iterable[Any], background: bool, timeout_s: float | None):
         self.job, self.shared, self.background, self.timeout_s = job, shared, background, timeout_s
         self.slab: Slab | None = None
-        self.near: Message | None = None
+        self.near: bytes | None = None
         self.far: Any = None
         self.waiting = deque(enumerate(tasks))
         self.size, self.front = len(self.waiting), 0
@@ -208,7 +211,7 @@ class RayExecutor:
         for batch in self._batches:
             while batch.ready and (slot := self._pool.idlest()) is not None:
                 number, task = batch.waiting.popleft()
-                mine = slot.free.pop() if slot.free else None
+                mine = slot.free.pop() if slot.free and self._near(batch) else None
                 try:
                     reference = self._send(batch, task, slot, mine)
                 except NO_ROOM as e:
@@ -222,18 +225,19 @@ class RayExecutor:
         """Hand a task to an actor, with the message that suits it; return the reference to what comes of it."""
         if mine is None:
             return slot.actor.run.remote(batch.job, self._far(batch), task)
-        shared, of_all = self._near(batch)
-        return slot.actor.run_near.remote(batch.job, shared, mine.pack(task), of_all, mine.address)
+        own = cloudpickle.dumps((mine.pack(task), mine.address))
+        return slot.actor.run_near.remote(batch.near, own)
 
-    def _near(self, batch: _Batch) -> tuple[Any, str | None]:
-        """Return the shared message with its tensors in a slab, and that slab's address; without one where it finds no room."""
-        if batch.slab is None and batch.far is None and T.num_bytes(dict(batch.shared.send)) <= ROOM_BYTES:
+    def _near(self, batch: _Batch) -> bool:
+        """Write the shared message for workers of this machine, if that is still to do; return whether it found room."""
+        if batch.near is None and batch.far is None and T.num_bytes(dict(batch.shared.send)) <= ROOM_BYTES:
             started = time.perf_counter()
             batch.slab = self._unused()
             if batch.slab is not None:
-                batch.near = replace(batch.shared, send=batch.slab.pack(batch.shared.send))
+                packed = replace(batch.shared, send=batch.slab.pack(batch.shared.send))
+                batch.near = cloudpickle.dumps((batch.job, packed, batch.slab.address))
             self.put_s += time.perf_counter() - started
-        return (self._far(batch), None) if batch.slab is None else (batch.near, batch.slab.address)
+        return batch.near is not None
 
     def _unused(self) -> Slab | None:
         """Return a slab that no batch needs any more; None where that would take too many."""
