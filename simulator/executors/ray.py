@@ -225,7 +225,7 @@ class RayExecutor:
         """Hand a task to an actor, with the message that suits it; return the reference to what comes of it."""
         if mine is None:
             return slot.actor.run.remote(batch.job, self._far(batch), task)
-        own = cloudpickle.dumps((mine.pack(task), mine.address))
+        own = cloudpickle.dumps((mine.pack(task), mine.address))  # pyright: ignore[reportPrivateImportUsage]
         return slot.actor.run_near.remote(batch.near, own)
 
     def _near(self, batch: _Batch) -> bool:
@@ -235,7 +235,7 @@ class RayExecutor:
             batch.slab = self._unused()
             if batch.slab is not None:
                 packed = replace(batch.shared, send=batch.slab.pack(batch.shared.send))
-                batch.near = cloudpickle.dumps((batch.job, packed, batch.slab.address))
+                batch.near = cloudpickle.dumps((batch.job, packed, batch.slab.address))  # pyright: ignore[reportPrivateImportUsage]
             self.put_s += time.perf_counter() - started
         return batch.near is not None
 
