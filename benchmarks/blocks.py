@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import command, world
 from benchmarks.command import say
@@ -32,6 +33,19 @@ ROUNDS = 4
 """Rounds that are run; blocks are of the last one, since the first is not like the others in CDMA."""
 LEARNING = 4
 """Times that a block is run before the turns, which is enough to capture it and to check that."""
+
+
+class Operations(TorchDispatchMode):
+    """Count the tensor operations that are done under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count one, and do it."""
+        self.seen += 1
+        return func(*args, **(kwargs or {}))
 
 
 class Seen(NamedTuple):
@@ -80,16 +94,19 @@ def measure(case: Case, turns: int) -> list[dict[str, Any]]:
 
 def _compare(seen: Seen, inner: str, turns: int) -> dict[str, Any]:
     setups = {way: replace(seen.setup, inner=way, captures=Captures(after=None)) for way in WAYS}
-    replayed = replace(seen.setup, inner=inner, captures=Captures(after=1))
-    for _ in range(LEARNING):
-        run_block(replayed, seen.shared, seen.task)
-    if replayed.captures.ready:
-        setups["replayed"] = replayed
+    with Operations() as operations:
+        run_block(setups[inner], seen.shared, seen.task)
     for setup in setups.values():
         run_block(setup, seen.shared, seen.task)
+    replayed = replace(seen.setup, inner=inner, captures=Captures(after=1))
+    learning = [_milliseconds(replayed, seen) for _ in range(LEARNING)]
+    if replayed.captures.ready:
+        setups["replayed"] = replayed
     times = [{way: _milliseconds(setup, seen) for way, setup in setups.items()} for _ in range(turns)]
     return {
         "clients": len(seen.task.clients),
+        "operations": operations.seen,
+        "capture_blocks": sum(learning) / median(t[inner] for t in times) - LEARNING,
         "ms": {way: median(t[way] for t in times) for way in setups},
         "over_serial": {way: _spread([t["serial"] / t[way] for t in times]) for way in setups if way != "serial"},
         "replay_gains": _spread([t[inner] / t["replayed"] for t in times]) if "replayed" in setups else None,
@@ -109,14 +126,11 @@ def _milliseconds(setup: Setup, seen: Seen) -> float:
 
 def row(found: dict[str, Any]) -> list[object]:
     """Return a row of the table."""
-    known = [found[k] for k in ("case", "phase", "clients")]
+    known = [found[k] for k in ("case", "phase", "clients", "operations")]
     ways = [_cell(found, way) for way in (*WAYS, "replayed")]
     gains = found["replay_gains"]
-    return [
-        *known,
-        *ways,
-        "-" if gains is None else f"{gains['median']:.2f} ({gains['least']:.2f} to {gains['most']:.2f})",
-    ]
+    gained = "-" if gains is None else f"{gains['median']:.2f} ({gains['least']:.2f} to {gains['most']:.2f})"
+    return [*known, *ways, gained, round(found["capture_blocks"])]
 
 
 def _cell(found: dict[str, Any], way: str) -> str:
@@ -141,7 +155,15 @@ def main(argv: list[str] | None = None) -> None:
     if args.json:
         print(json.dumps({"machine": command.machine(), "blocks": found}))
         return
-    columns = ["case", "phase", "clients", *(f"{way}, ms" for way in (*WAYS, "replayed")), "replayed over *"]
+    columns = [
+        "case",
+        "phase",
+        "clients",
+        "operations",
+        *(f"{way}, ms" for way in (*WAYS, "replayed")),
+        "replayed over *",
+        "capture costs, blocks",
+    ]
     command.show(
         "One block in one process (times as fast as serial; * as the rule chooses)", columns, [row(r) for r in found]
     )

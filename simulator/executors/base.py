@@ -22,7 +22,7 @@ class Executor(Protocol):
 
     @property
     def put_s(self) -> float:
-        """The seconds that ``map`` has spent so far on making messages ready for the workers, once for all of them."""
+        """The seconds spent so far on making messages ready for the workers, once for all of them."""
         ...
 
     def start(self, setup: Setup) -> None:

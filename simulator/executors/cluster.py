@@ -15,8 +15,8 @@ from torch import Tensor
 from fedfleet.simulator.errors import FedfleetError, one_line
 
 # An actor without a GPU keeps CUDA_VISIBLE_DEVICES as it is. Actors of a cluster of our own run at the priority of the driver,
-# or whatever else the machine does would hold up every round; and a model of a few MB goes
-# with the call and comes back in the reply itself.
+# or whatever else the machine does would hold up every round; and to and from other machines, a model of a few MB goes with
+# the call and comes back in the reply itself.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_max_direct_call_object_size", str(4 << 20))

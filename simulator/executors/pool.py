@@ -91,7 +91,8 @@ class Pool:
             self.died(slot, e, 0, None)
         else:
             slot.starting = None
-            slot.free = list(slot.slabs) if near else []
+            slot.slabs = slot.slabs if near else []
+            slot.free = list(slot.slabs)
 
     def idlest(self) -> Slot | None:
         """Return a slot with room for a block, the one that has the fewest; None where all are busy."""

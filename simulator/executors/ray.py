@@ -40,10 +40,13 @@ class ClientActor:
     def ready(self, slabs: list[tuple[str, bytes]]) -> bool:
         """Return, once the actor is up, whether it shares memory with the driver: whether it found these there."""
         try:
-            self._slabs = {address: joined(address) for address, _ in slabs}
-            return all(self._slabs[address].secret == secret for address, secret in slabs)
+            found = {address: joined(address) for address, _ in slabs}
         except (OSError, ValueError):
             return False
+        if any(found[address].secret != secret for address, secret in slabs):
+            return False
+        self._slabs = found
+        return True
 
     def run(self, job: Job, shared: Message, task: Any) -> tuple[Any, str | None]:
         """Return ``(result, None)``, or ``(None, message)`` where client code is at fault."""
@@ -52,11 +55,11 @@ class ClientActor:
         except ClientError as e:
             return None, e.told()
 
-    def run_near(self, of_all: bytes, own: bytes) -> tuple[Any, str | None]:
-        """Run with what lies in two slabs: the message in one that is all workers', the task, and then the result, in one's own."""
+    def run_near(self, of_all: bytes, of_task: tuple[Any, str]) -> tuple[Any, str | None]:
+        """Run with what lies in two slabs: the message in one that is all workers', the task, and then the result, in another."""
         job, shared, address = cloudpickle.loads(of_all)
         shared = replace(shared, send=self._slab(address).unpack(shared.send))
-        task, address = cloudpickle.loads(own)
+        task, address = of_task
         mine = self._slab(address)
         result, fault = self.run(job, shared, mine.unpack(task))
         return mine.pack(result), fault
@@ -79,6 +82,7 @@ class _Batch:
         self.job, self.shared, self.background, self.timeout_s = job, shared, background, timeout_s
         self.slab: Slab | None = None
         self.near: bytes | None = None
+        self.tried_near = False
         self.far: Any = None
         self.waiting = deque(enumerate(tasks))
         self.size, self.front = len(self.waiting), 0
@@ -177,7 +181,11 @@ class RayExecutor:
         """
         batch = _Batch(job, shared, tasks, background, timeout_s)
         self._batches = sorted([*self._batches, batch], key=lambda b: b.background)
-        self._dispatch()
+        try:
+            self._dispatch()
+        except BaseException:
+            self.forget(batch)
+            raise
         return _Results(self, batch)
 
     def take(self, batch: _Batch) -> Any:
@@ -214,8 +222,12 @@ class RayExecutor:
                 mine = slot.free.pop() if slot.free and self._near(batch) else None
                 try:
                     reference = self._send(batch, task, slot, mine)
-                except NO_ROOM as e:
-                    raise _full(e) from e
+                except BaseException as e:
+                    if mine is not None:
+                        slot.free.append(mine)
+                    if isinstance(e, NO_ROOM):
+                        raise _full(e) from e
+                    raise
                 if not slot.load:
                     slot.since = time.monotonic()
                 slot.load += 1
@@ -225,23 +237,24 @@ class RayExecutor:
         """Hand a task to an actor, with the message that suits it; return the reference to what comes of it."""
         if mine is None:
             return slot.actor.run.remote(batch.job, self._far(batch), task)
-        own = cloudpickle.dumps((mine.pack(task), mine.address))  # pyright: ignore[reportPrivateImportUsage]
-        return slot.actor.run_near.remote(batch.near, own)
+        return slot.actor.run_near.remote(batch.near, (mine.pack(task), mine.address))
 
     def _near(self, batch: _Batch) -> bool:
         """Write the shared message for workers of this machine, if that is still to do; return whether it found room."""
-        if batch.near is None and batch.far is None and T.num_bytes(dict(batch.shared.send)) <= ROOM_BYTES:
+        if not batch.tried_near and T.num_bytes(dict(batch.shared.send)) <= ROOM_BYTES:
             started = time.perf_counter()
             batch.slab = self._unused()
             if batch.slab is not None:
                 packed = replace(batch.shared, send=batch.slab.pack(batch.shared.send))
                 batch.near = cloudpickle.dumps((batch.job, packed, batch.slab.address))  # pyright: ignore[reportPrivateImportUsage]
             self.put_s += time.perf_counter() - started
+        batch.tried_near = True
         return batch.near is not None
 
     def _unused(self) -> Slab | None:
         """Return a slab that no batch needs any more; None where that would take too many."""
-        used = {id(b.slab) for b in [*self._batches, *(r.batch for r in self._running.values())]}
+        waiting = (b for b in self._batches if b.waiting)
+        used = {id(b.slab) for b in [*waiting, *(r.batch for r in self._running.values())]}
         for slab in self._slabs:
             if id(slab) not in used:
                 return slab

@@ -1,8 +1,9 @@
-"""Tensors between processes of one machine: memory that both map, so that a model of some MB is there after one copy.
+"""Tensors between processes of one machine: memory that both map, into which one copies and from which the other does.
 
 Ray would take several milliseconds, with the call as well as through its object store. Here the tensors of a tree lie in a
 *slab*, and only where they lie goes with the call. A slab is an anonymous file of the driver's, which its workers open by
-way of ``/proc``: it has no name that could be left behind, and is gone with the last process that maps it.
+way of ``/proc``: it has no name that could be left behind, and is gone with the last process that maps it. Pages once written
+stay until then.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,20 +24,22 @@ from fedfleet.simulator.tree import Tree
 SLAB_BYTES = 64 << 20  # room, not memory: a page is only taken once it is written
 ALIGN = 64  # bytes, as torch aligns its own
 SECRET_BYTES = 16
+NAME = "fedfleet"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies in a slab: its first byte, shape and type."""
+    """Where a tensor lies in a slab: its first byte, shape, strides and type."""
 
     start: int
     shape: torch.Size
+    strides: tuple[int, ...]
     dtype: torch.dtype
 
     def of(self, memory: Tensor) -> Tensor:
         """Return the tensor, whose memory is the slab's."""
         count = self.shape.numel() * self.dtype.itemsize
-        return memory[self.start : self.start + count].view(self.dtype).view(self.shape)
+        return memory[self.start : self.start + count].view(self.dtype).as_strided(self.shape, self.strides)
 
 
 class Slab:
@@ -49,18 +53,26 @@ class Slab:
         self._memory = torch.frombuffer(mmap.mmap(descriptor, SLAB_BYTES), dtype=torch.uint8)
 
     def pack(self, tree: Tree) -> Tree:
-        """Write the tensors of a tree and return it with their places. Where there is no room, they stay as they are."""
+        """Write the tensors of a tree and return it with their places. Where there is no room, they stay as they are.
+
+        One tensor in several places of the tree is still one, and strides are kept where no two elements share memory or leave a
+        gap: both may decide how something is computed, hence about its last bits.
+        """
         end = SECRET_BYTES
+        places: dict[int, Place] = {}
 
         def put(leaf: object) -> object:
             nonlocal end
             if not isinstance(leaf, Tensor):
                 return leaf
+            if id(leaf) in places:
+                return places[id(leaf)]
             start = -(-end // ALIGN) * ALIGN
             if start + leaf.nbytes > SLAB_BYTES:
                 return leaf
             end = start + leaf.nbytes
-            place = Place(start, leaf.shape, leaf.dtype)
+            strides = leaf.stride() if leaf.is_contiguous() else torch.empty_like(leaf, device="meta").stride()
+            place = places[id(leaf)] = Place(start, leaf.shape, strides, leaf.dtype)
             place.of(self._memory).copy_(leaf.detach())
             return place
 
@@ -68,7 +80,16 @@ class Slab:
 
     def unpack(self, tree: Tree) -> Tree:
         """Return a tree with a copy of what was packed."""
-        return T.map(lambda leaf: leaf.of(self._memory).clone() if isinstance(leaf, Place) else leaf, tree)
+        found: dict[int, Tensor] = {}
+
+        def take(leaf: object) -> object:
+            if not isinstance(leaf, Place):
+                return leaf
+            if id(leaf) not in found:
+                found[id(leaf)] = leaf.of(self._memory).clone()
+            return found[id(leaf)]
+
+        return T.map(take, tree)
 
     @property
     def secret(self) -> bytes:
@@ -80,7 +101,7 @@ class OwnSlab(Slab):
     """A slab of this process. Raises OSError or AttributeError where the system has no such thing."""
 
     def __init__(self) -> None:
-        descriptor = os.memfd_create("fedfleet")
+        descriptor = os.memfd_create(NAME)
         weakref.finalize(self, os.close, descriptor)
         os.ftruncate(descriptor, SLAB_BYTES)
         super().__init__(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}")
@@ -96,7 +117,9 @@ def own(count: int) -> list[Slab]:
 
 def joined(address: str) -> Slab:
     """Return a slab of another process. Raises OSError or ValueError where it cannot be had."""
-    descriptor = os.open(address, os.O_RDWR | os.O_NONBLOCK)
+    if not str(Path(address).readlink()).startswith(f"/memfd:{NAME}"):  # as on another machine, or in another container
+        raise OSError(f"{address} is no slab")
+    descriptor = os.open(address, os.O_RDWR)
     try:
         return Slab(descriptor, address)
     finally:

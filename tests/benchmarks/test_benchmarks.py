@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import blocks, cases, engine, gpu, invitations, loops, memory, results, rules, scaling, world
+from benchmarks import blocks, cases, disk, engine, gpu, invitations, loops, memory, results, rules, scaling, world
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import environments, workload
 from benchmarks.peers.workload import Case
@@ -99,10 +99,12 @@ def test_the_ways_to_run_a_block_are_measured_side_by_side(monkeypatch, capsys):
     monkeypatch.setitem(cases.CASES, "mlp", replace(TINY, name="mlp"))
     blocks.main(["--case", "mlp", "--turns", "2", "--json"])
     (found,) = json.loads(capsys.readouterr().out)["blocks"]
-    assert (found["case"], found["phase"], found["clients"]) == ("mlp", "train", 4)
+    assert (found["case"], found["phase"], found["clients"]) == ("mlp", "train", 2)
+    assert found["operations"] > 50
+    assert found["capture_blocks"] > 1
     assert list(found["ms"]) == ["serial", "batched", "factored", "replayed"]
     assert min(found["ms"].values()) > 0
-    assert blocks.row(found)[-1].startswith(f"{found['replay_gains']['median']:.2f}")
+    assert blocks.row(found)[-2].startswith(f"{found['replay_gains']['median']:.2f}")
 
 
 def test_scaling_takes_medians_over_turns(monkeypatch):
@@ -137,6 +139,16 @@ def test_cohorts_are_resolved_with_every_kind_of_device(capsys):
     found = json.loads(capsys.readouterr().out)["results"]
     assert len(found) == len(invitations.AVAILABILITY) * len(invitations.DEVICES)
     assert all(r["ms"] > 0 and 0 < r["heard_share"] < 1 for r in found)
+
+
+def test_clients_on_disk_are_converted_and_read(capsys, tmp_path):
+    disk.main(["--clients", "40", "--cohort", "9", "--rounds", "2", "--folder", str(tmp_path), "--json"])
+    found = json.loads(capsys.readouterr().out)["results"]
+    assert [(r["rows"], r["clients"], r["cohort"]) for r in found] == [("together", 40, 9), ("shuffled", 40, 9)]
+    assert all(r[k] > 0 for r in found for k in ("clients_per_s", "read_blocks_ms", "read_whole_ms"))
+    assert list(tmp_path.iterdir()) == []
+    disk.show(found)
+    assert "40 clients of 10 x 32 floats" in capsys.readouterr().out
 
 
 MISTAKES = [

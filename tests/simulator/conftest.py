@@ -9,6 +9,7 @@ import torch
 
 from fedfleet.simulator import rng
 from fedfleet.simulator.block import BlockResult, BlockTask, Setup, run_block
+from fedfleet.simulator.capture import Captures
 from fedfleet.simulator.faults import Faults
 from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.simulator.reduction import Store
@@ -56,6 +57,7 @@ class Federation:
         weight: str = "uniform",
         own: Tree = None,
         faults: Faults | None = None,
+        captures: Captures | None = None,
     ) -> BlockResult:
         """Run the phase "train"; by default it takes the plan's steps with rate 0.1 and stores every final point.
 
@@ -81,6 +83,7 @@ class Federation:
             functions={},
             evaluation={},
             inner=inner,
+            captures=captures or Captures(after=None),
         )
         ids = torch.tensor(clients)
         z = {"x": {"w": torch.zeros(self.population.data["x"].shape[1])}}

@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 
+from fedfleet.simulator import capture
 from fedfleet.simulator.capture import Captures
 
 
@@ -134,6 +135,20 @@ def test_a_capture_in_use_is_kept():
             replayed += found is not None
             captures.ran(key, compute, given, compute(given)) if found is None else None
     assert replayed == 98
+
+
+def test_few_captures_are_kept_and_few_kinds_are_counted(monkeypatch):
+    monkeypatch.setattr(capture, "GRAPHS", 2)
+    compute = lambda given: given["x"] * given["lr"]  # noqa: E731
+    thrice = [given for lr in (0.1, 0.2, 0.3) for given in numbers(3, lr=lr)]
+    assert played(compute, [*thrice, *numbers(1, lr=0.3), *numbers(1, lr=0.2)])[1] == 5  # the last two are there
+    assert played(compute, [*thrice, *numbers(3, lr=0.1)])[1] == 4  # the first must be captured anew
+    monkeypatch.setattr(capture, "KINDS", 2)
+    captures = Captures(after=5)
+    for lr in (0.1, 0.2, 0.3):
+        (given,) = numbers(1, lr=lr)
+        captures.ran(captures.key("kind", given), compute, given, compute(given))
+    assert len(captures._kinds) == 2
 
 
 def test_what_raises_while_it_is_captured_is_computed_as_before():

@@ -2,12 +2,14 @@
 
 import math
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fedfleet.simulator import rng
 from fedfleet.simulator import tree as T
+from fedfleet.simulator.capture import Captures
 from fedfleet.simulator.errors import ClientError
 from fedfleet.simulator.reduction import Mean
 from fedfleet.simulator.work import BatchPlan, Message, Objective
@@ -53,6 +55,22 @@ def test_an_exception_of_one_client_names_that_client(federation):
     for inner in ("serial", "batched"):
         with pytest.raises(ClientError, match=r"client 1, phase 'train', stage 0, step 0: KeyError"):
             federation.run(inner, CLIENTS, step=step)
+
+
+def test_where_a_replay_fails_the_client_is_named(federation):
+    def step(ops, shared, z, batch, at, key):
+        return T.scale(torch.linspace(0, 1, 28).gather(0, batch.data["id"]).mean(), z)
+
+    captures = Captures(after=0)
+    for _ in range(3):
+        federation.run("batched", CLIENTS, step=step, captures=captures)
+    assert captures.ready == 1
+    clients = federation.population
+    wrong = clients.data["id"].clone()
+    wrong[clients.indices[clients.offsets[1] : clients.offsets[2]]] = 99
+    broken = federation.with_(population=replace(clients, data={**clients.data, "id": wrong}))
+    with pytest.raises(ClientError, match=r"client 1, phase 'train', stage 0, step 0: .*index"):
+        broken.run("batched", CLIENTS, step=step, captures=captures)
 
 
 def test_an_exception_at_the_end_or_in_the_objective_is_named_too(federation, inner):

@@ -26,6 +26,7 @@ CASES = {
         "task": "classification",
         "algorithm": {"name": "fedbuff", "steps": 3, "buffer": 7, "concurrency": 15},
     },
+    "anchored": {"task": "auc", "algorithm": {"name": "coda_plus", "steps": 3, "theta": 0.5}},  # sends one tensor twice
     "personalised": {"task": "classification"},
     "stored": {"task": "classification"},
 }
@@ -90,8 +91,7 @@ def run(out, name, **executor):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("inner", ["batched", "factored"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "inner"), [*((name, "factored") for name in CASES), ("two phases", "batched")])
 def test_any_number_of_actors_gives_equal_bytes(tmp_path, cluster, name, inner, monkeypatch):
     model, tables = run(tmp_path / "local", name, kind="local", inner=inner)
     for actors in (1, 2, 3) if name == "two phases" and inner == "batched" else (3,):

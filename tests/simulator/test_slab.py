@@ -1,6 +1,7 @@
 """Trees reach processes of the same machine through shared memory, bit by bit."""
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.executors import slab
+from fedfleet.simulator.executors.ray import ClientActor
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files")
 
@@ -60,6 +62,33 @@ def test_a_copy_comes_out_and_lies_where_torch_would_put_it():
     assert found["double"].data_ptr() % slab.ALIGN == 0
 
 
+def test_one_tensor_in_two_places_stays_one_on_its_way():
+    (mine,) = slab.own(1)
+    x = torch.randn(3)
+    packed = pickle.loads(pickle.dumps(mine.pack({"z": x, "anchor": {"z": x}, "other": x.clone()})))
+    found = mine.unpack(packed)
+    assert found["z"] is found["anchor"]["z"]
+    assert found["z"] is not found["other"]
+
+
+def test_strides_are_kept_where_torch_keeps_them():
+    (mine,) = slab.own(1)
+    filters = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    tree = {"filters": filters, "turned": torch.randn(3, 4).T, "gaps": torch.randn(4, 6)[:, ::2]}
+    found = mine.unpack(mine.pack(tree))
+    assert {k: v.stride() for k, v in found.items()} == {k: v.clone().stride() for k, v in tree.items()}
+    assert found["filters"].stride() == filters.stride()
+    assert all(equal(found[k], tree[k]) for k in tree)
+
+
+def test_an_actor_that_finds_another_file_takes_no_slabs():
+    actor = object.__new__(ClientActor)
+    (mine,) = slab.own(1)
+    assert not actor.ready([(mine.address, b"x" * slab.SECRET_BYTES)])
+    assert not actor.ready([("/proc/self/fd/100000", mine.secret)])
+    assert actor.ready([(mine.address, mine.secret)])
+
+
 def test_what_finds_no_room_stays_as_it_is(monkeypatch):
     monkeypatch.setattr(slab, "SLAB_BYTES", 4096)
     (mine,) = slab.own(1)
@@ -77,7 +106,7 @@ def test_another_process_reads_it_and_writes_its_answer():
         "import sys, torch\n"
         "from fedfleet.simulator.executors import slab\n"
         "at = slab.joined(sys.argv[1])\n"
-        "x = at.unpack(slab.Place(int(sys.argv[2]), torch.Size([5]), torch.float32))\n"
+        "x = at.unpack(slab.Place(int(sys.argv[2]), torch.Size([5]), (1,), torch.float32))\n"
         "assert at.pack(x * 2).start == int(sys.argv[2])\n"
         "print(at.secret.hex())"
     )
