@@ -63,20 +63,12 @@ class Watching(LocalExecutor):
         super().__init__()
         self.seen: dict[str, Seen] = {}
 
-    def map(
-        self,
-        job: Job,
-        shared: Message,
-        tasks: Iterable[Any],
-        *,
-        background: bool = False,
-        timeout_s: float | None = None,
-    ) -> Iterator[Any]:
+    def map(self, job: Job, shared: Message, tasks: Iterable[Any], **how: Any) -> Iterator[Any]:
         """Run the tasks, and keep the first."""
         tasks = list(tasks)
         assert self._setup is not None
         self.seen[tasks[0].phase] = Seen(self._setup, shared, tasks[0])
-        return super().map(job, shared, tasks, background=background, timeout_s=timeout_s)
+        return super().map(job, shared, tasks, **how)
 
 
 def measure(case: Case, turns: int) -> list[dict[str, Any]]:

@@ -91,10 +91,11 @@ def run(out, name, **executor):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(("name", "inner"), [*((name, "factored") for name in CASES), ("two phases", "batched")])
+@pytest.mark.parametrize("inner", ["batched", "factored"])
+@pytest.mark.parametrize("name", CASES)
 def test_any_number_of_actors_gives_equal_bytes(tmp_path, cluster, name, inner, monkeypatch):
     model, tables = run(tmp_path / "local", name, kind="local", inner=inner)
-    for actors in (1, 2, 3) if name == "two phases" and inner == "batched" else (3,):
+    for actors in (1, 2, 3, 4) if name == "two phases" and inner == "batched" else (3,):
         if actors == 2:  # as to other machines: a small model with the blocks,
             monkeypatch.setattr(slab, "own", lambda count: [])
         if actors == 3 and name == "two phases":  # and a larger one through the object store
