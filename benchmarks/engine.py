@@ -20,13 +20,13 @@ from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.executors.local import LocalExecutor
 
 
-def executor(kind: str, actors: int = 2, threads: int = 1) -> Executor:
-    """Return an executor, "ray" or "local", not yet started."""
+def executor(kind: str, actors: int = 2, threads: int = 1, cpus: int | None = None) -> Executor:
+    """Return an executor, "ray" or "local", not yet started; a Ray of its own has ``cpus`` to give, by default one an actor."""
     if kind == "local":
         return LocalExecutor(threads)
     from fedfleet.simulator.executors.ray import RayExecutor  # importing Ray takes a second
 
-    return RayExecutor(actors, threads=threads, cpus=actors)
+    return RayExecutor(actors, threads=threads, cpus=cpus or actors)
 
 
 def describe(args: argparse.Namespace, how: How) -> str:

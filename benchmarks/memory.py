@@ -1,6 +1,7 @@
-"""Does memory grow over many rounds? ``python -m benchmarks.memory``: the driver and each Ray actor, over 500 rounds.
+"""Does memory grow over many rounds? ``python -m benchmarks.memory``: the driver and each Ray actor, over 3,000 rounds.
 
-Every few rounds each process reports its unique set size. A straight line is fitted to what follows the first fifth of the rounds.
+Every few rounds each process reports its unique set size. A straight line is fitted to each third of the rounds: what grows as
+pools fill and libraries load shows in the first, what grows for good in all.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fedfleet.simulator.block import Setup
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.work import Message
 
-SETTLED = 0.2  # share of the rounds in which pools fill and libraries load
+PARTS = 3
 
 
 def own(setup: Setup, shared: Message, task: int) -> tuple[int, int | None]:
@@ -51,25 +52,26 @@ def watch(case_name: str, rounds: int, every: int, actors: int) -> Iterator[tupl
 
 
 def trends(samples: list[tuple[int, dict[str, int]]], rounds: int) -> list[dict[str, Any]]:
-    """Return for every process its memory at the start and the end of the settled part, and the fitted growth."""
-    settled = [(done, memory) for done, memory in samples if done > SETTLED * rounds] or samples
+    """Return for every process and third of the rounds its memory at the start and the end, and the fitted growth."""
     found = []
-    for process in settled[-1][1]:
-        points = [(done, memory[process]) for done, memory in settled if process in memory]
-        done, memory = zip(*points, strict=True)
-        rate = slope(done, memory)
-        span = done[-1] - done[0]
-        found.append(
-            {
-                "process": process,
-                "from_round": done[0],
-                "first_bytes": memory[0],
-                "last_bytes": memory[-1],
-                "bytes_per_round": rate,
-                "fitted_growth_bytes": rate * span,
-                "growth_bytes": memory[-1] - memory[0],
-            }
-        )
+    for process in samples[-1][1]:
+        for part in range(PARTS):
+            points = [
+                (done, memory[process])
+                for done, memory in samples
+                if process in memory and part * rounds < PARTS * done <= (part + 1) * rounds
+            ]
+            done, memory = zip(*points, strict=True)
+            found.append(
+                {
+                    "process": process,
+                    "from_round": done[0],
+                    "to_round": done[-1],
+                    "first_bytes": memory[0],
+                    "last_bytes": memory[-1],
+                    "bytes_per_round": slope(done, memory),
+                }
+            )
     return found
 
 
@@ -77,13 +79,14 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command."""
     ask = command.parser("benchmarks.memory", __doc__)
     ask.add_argument("--case", choices=list(CASES), default="logistic", help="a case, with 20 of 100 clients a round")
-    ask.add_argument("--rounds", type=command.count, default=500)
-    ask.add_argument("--every", type=command.count, default=10, help="rounds between two looks (default 10)")
+    ask.add_argument("--rounds", type=command.count, default=3000)
+    ask.add_argument("--every", type=command.count, default=20, help="rounds between two looks (default 20)")
     ask.add_argument("--actors", type=command.count, default=2)
     ask.add_argument("--json", action="store_true", help="print one JSON object")
     args = ask.parse_args(argv)
-    if args.rounds < 5 * args.every:
-        ask.error(f"argument --rounds: {args.rounds} is too few to see a trend: take at least {5 * args.every}")
+    least = 2 * PARTS * args.every
+    if args.rounds < least:
+        ask.error(f"argument --rounds: {args.rounds} is too few to see a trend: take at least {least}")
     if own_bytes() is None:
         ask.error("this system does not tell the memory of a process: install psutil")
     samples = []
@@ -95,10 +98,17 @@ def main(argv: list[str] | None = None) -> None:
     if args.json:
         print(json.dumps({"case": args.case, "machine": command.machine(), "samples": samples, "trends": found}))
         return
-    keys = ("first_bytes", "last_bytes", "fitted_growth_bytes")
-    rows = [[t["process"], *(t[k] / 1e6 for k in keys), t["bytes_per_round"]] for t in found]
-    columns = ["process", "first, MB", "last, MB", "fitted growth, MB", "bytes a round"]
-    command.show(f"Memory from round {found[0]['from_round']} to {samples[-1][0]}", columns, rows)
+    rows = [
+        [
+            t["process"],
+            f"{t['from_round']} to {t['to_round']}",
+            *(f"{t[k] / 1e6:.2f}" for k in ("first_bytes", "last_bytes")),
+            t["bytes_per_round"],
+        ]
+        for t in found
+    ]
+    columns = ["process", "rounds", "first, MB", "last, MB", "growth, bytes a round"]
+    command.show("Memory (unique set size)", columns, rows)
 
 
 if __name__ == "__main__":

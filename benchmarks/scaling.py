@@ -2,7 +2,8 @@
 
 population: clients N from 1e3 to 1e10, cohort 100. cohort: from 1e2 to 1e5 of a million clients. Both train a logistic
 regression on 32 features of synthetic clients of 10 examples, drawn by the workers as they are needed, so a round's time
-contains the drawing. actors: a case with 1, 2, ... actors. Sizes take turns; what is shown are medians over the turns.
+contains the drawing. actors: a case with 1, 2, ... actors. Sizes take turns, each in processes of its own; what is shown are
+medians over the turns. With ``--together`` populations share a process, and take turns round by round.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -83,6 +84,34 @@ def by_turns(cases: Sequence[Case], sizes: Sequence[argparse.Namespace]) -> list
     return [{k: _typical([r[k] for r in same]) for k in same[0]} for same in zip(*runs, strict=True)]
 
 
+def together(cases: Sequence[Case], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run the cases in one process, with workers of their own that wait while others run: a round of each, then the next.
+
+    ``ratio`` is the median of ratios to the round of the first in the same turn. Memory and start-up belong to all of them.
+    """
+    with ExitStack() as stack:
+        running, hows = [], []
+        for case in cases:
+            say(f"{case.name}: {case.clients:,} clients, cohort {case.cohort:,}, beside the others")
+            ready = world.build(case, generated(case))
+            hows.append(engine.choose(ready, args.inner, args.block_size))
+            executor = engine.executor(args.executor, args.actors, args.threads, args.actors * len(cases))
+            stack.enter_context(closing(executor))
+            running.append(world.play(ready, executor, hows[-1], args.warmup + args.rounds))
+        turns = [[next(records).seconds for records in running] for _ in range(args.warmup + args.rounds)][args.warmup :]
+    return [
+        {
+            "clients": case.clients,
+            "cohort": case.cohort,
+            "executor": engine.describe(args, how),
+            "seconds_per_round": median(turn[i] for turn in turns),
+            "client_updates_per_s": case.cohort / median(turn[i] for turn in turns),
+            "ratio": median(turn[i] / turn[0] for turn in turns),
+        }
+        for i, (case, how) in enumerate(zip(cases, hows, strict=True))
+    ]
+
+
 def _typical(values: list[Any]) -> Any:
     """Return the median of numbers that differ; what a run was told is the same in all."""
     return values[0] if len(set(values)) == 1 else median(values)
@@ -91,7 +120,8 @@ def _typical(values: list[Any]) -> Any:
 def population(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure growing populations; ``ratio`` is the time of a round over that of the first."""
     sizes = args.sizes or POPULATIONS
-    return by_turns([replace(SMALL, clients=n, cohort=min(100, n)) for n in sizes], [args] * len(sizes))
+    cases = [replace(SMALL, clients=n, cohort=min(100, n)) for n in sizes]
+    return together(cases, args) if args.together else by_turns(cases, [args] * len(sizes))
 
 
 def cohort(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -124,8 +154,8 @@ def show(axis: str, key: str, derived: str, found: Sequence[dict[str, Any]]) -> 
     mega = lambda b: "-" if b is None else b / 1e6  # noqa: E731
     rows = [
         [
-            *(f"{r[key]:,}", r["seconds_per_round"], r[derived], r["client_updates_per_s"], r["start_s"]),
-            *(mega(r["driver_bytes"]), mega(r["driver_peak_bytes"])),
+            *(f"{r[key]:,}", r["seconds_per_round"], r[derived], r["client_updates_per_s"], r.get("start_s", "-")),
+            *(mega(r.get("driver_bytes")), mega(r.get("driver_peak_bytes"))),
         ]
         for r in found
     ]
@@ -141,11 +171,14 @@ def main(argv: list[str] | None = None) -> None:
     ask.add_argument("--rounds", type=command.count, default=20, help="timed rounds (default %(default)d)")
     ask.add_argument("--warmup", type=command.count, default=3, help="rounds before them (default %(default)d)")
     ask.add_argument("--repeats", type=command.count, default=3, help="turns (default %(default)d)")
+    ask.add_argument("--together", action="store_true", help="populations take turns round by round in one process")
     ask.add_argument("--json", action="store_true", help="print JSON")
     command.add_engine(ask)
     args = ask.parse_args(argv)
     if args.case and args.axis != "actors":
         ask.error("argument --case: it goes with actors only")
+    if args.together and args.axis != "population":
+        ask.error("argument --together: it goes with population only")
     measure, key, derived = AXES[args.axis]
     found = measure(args)
     if args.json:

@@ -110,11 +110,19 @@ def test_the_ways_to_run_a_block_are_measured_side_by_side(monkeypatch, capsys):
 def test_scaling_takes_medians_over_turns(monkeypatch):
     took = iter([1.0, 3.0, 2.0, 2.0, 4.0, 20.0])
     monkeypatch.setattr(scaling, "alone", lambda case, args: {"clients": case.clients, "seconds_per_round": next(took)})
-    found = scaling.population(Namespace(sizes=[10, 20], repeats=3))
+    found = scaling.population(Namespace(sizes=[10, 20], repeats=3, together=False))
     assert found == [
         {"clients": 10, "seconds_per_round": 2.0, "ratio": 1.0},
         {"clients": 20, "seconds_per_round": 3.0, "ratio": 3.0},
     ]
+
+
+def test_populations_take_turns_in_one_process():
+    found = scaling.population(Namespace(**RUN | {"sizes": [10, 10**9], "together": True}))
+    assert [r["clients"] for r in found] == [10, 10**9]
+    assert [r["cohort"] for r in found] == [10, 100]
+    assert found[0]["ratio"] == 1.0
+    assert found[1]["ratio"] > 0
 
 
 def test_scaling_measures_generated_clients():
@@ -158,6 +166,7 @@ MISTAKES = [
     (loops.main, ["--processes", "none"]),
     (scaling.main, ["depth"]),
     (scaling.main, ["cohort", "--case", "mlp"]),
+    (scaling.main, ["cohort", "--together"]),
     (memory.main, ["--rounds", "3"]),
     (rules.main, ["--seconds", "0"]),
     (gpu.main, ["--budget", "-1"]),
@@ -215,12 +224,14 @@ def test_fits():
     assert results.exponent([1, 10, 100], [3.0, 3e2, 3e4]) == pytest.approx(2)
 
 
-def test_memory_trends_leave_out_the_start():
-    samples = [(done, {"driver": 1000 * (done > 10) + 3 * done, "actor 7": 50}) for done in range(10, 101, 10)]
-    driver, actor = memory.trends(samples, 100)
-    assert driver["bytes_per_round"] == pytest.approx(3)
-    assert driver["growth_bytes"] == pytest.approx(driver["fitted_growth_bytes"]) == 3 * 70
-    assert actor["bytes_per_round"] == 0
+def test_memory_trends_tell_a_start_from_growth_for_good():
+    samples = [(done, {"driver": 100 * min(done, 30) + 3 * done, "actor 7": 50}) for done in range(10, 91, 10)]
+    found = memory.trends(samples, 90)
+    assert [(t["process"], t["from_round"], t["to_round"]) for t in found] == [
+        (who, *rounds) for who in ("driver", "actor 7") for rounds in ((10, 30), (40, 60), (70, 90))
+    ]
+    assert [t["bytes_per_round"] for t in found] == pytest.approx([103, 3, 3, 0, 0, 0])
+    assert (found[2]["first_bytes"], found[2]["last_bytes"]) == (3210, 3270)
 
 
 def test_a_failing_peer_leaves_the_others_alone(monkeypatch, capsys):
