@@ -1,6 +1,7 @@
 """Check the rules behind ``auto`` against measurement: ``python -m benchmarks.rules --case mlp``.
 
 The tuner of ``fedfleet bench --tune`` measures the rule's choice of ``inner`` and ``block_size`` and its neighbours, in turns.
+Blocks are not captured: to capture those of a dozen candidates would take longer than to compare them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def measure(case: Case, args: argparse.Namespace) -> dict[str, Any]:
     simulation = tune.Simulation(ready.algorithm, z, world.problem(ready), world.conditions(ready, rule))
     hows = tune.candidates(z, notes, case.cohort, rule)
     with closing(engine.executor(args.executor, args.actors, args.threads)) as executor:
-        executor.start(world.setup(ready, rule.inner))
+        executor.start(world.setup(ready, rule.inner, capture=False))
         found = tune.measure(executor, simulation, hows, args.seconds, args.rounds, say)
     return {"case": case.name, "cohort": case.cohort, **tune.compared(found)}
 

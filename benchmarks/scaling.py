@@ -98,7 +98,9 @@ def together(cases: Sequence[Case], args: argparse.Namespace) -> list[dict[str, 
             executor = engine.executor(args.executor, args.actors, args.threads, args.actors * len(cases))
             stack.enter_context(closing(executor))
             running.append(world.play(ready, executor, hows[-1], args.warmup + args.rounds))
-        turns = [[next(records).seconds for records in running] for _ in range(args.warmup + args.rounds)][args.warmup :]
+        turns = [[next(records).seconds for records in running] for _ in range(args.warmup + args.rounds)][
+            args.warmup :
+        ]
     return [
         {
             "clients": case.clients,

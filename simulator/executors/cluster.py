@@ -22,7 +22,8 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_max_direct_call_object_size", str(4 << 20))
 import ray
 import ray.exceptions as R  # noqa: F401
-from ray import cloudpickle  # noqa: F401
+
+dumps, loads = ray.cloudpickle.dumps, ray.cloudpickle.loads  # pyright: ignore[reportAttributeAccessIssue]
 
 DIRECT_BYTES = 4 << 20
 """What goes with a call, as above; under another limit results are the same, and come later."""

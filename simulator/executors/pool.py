@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import wait
 from typing import Any
 
 from fedfleet.simulator.block import BlockTask, Chunk
 from fedfleet.simulator.errors import FedfleetError, one_line
-from fedfleet.simulator.executors import slab
+from fedfleet.simulator.executors.bell import Bell
 from fedfleet.simulator.executors.cluster import R, ray
-from fedfleet.simulator.executors.slab import Slab
+from fedfleet.simulator.executors.near import Near, offered
 
 DIED = (R.RayActorError, R.OutOfMemoryError, R.NodeDiedError, R.WorkerCrashedError)
 NO_ROOM = (R.ObjectStoreFullError, R.OutOfDiskError)
@@ -32,28 +35,32 @@ class Slot:
     Attributes:
         number: of the place.
         actor: the one that is there, None where the place was given up.
-        starting: reference that is ready once the actor is up, None from then on.
+        starting: whether it is not up yet.
         load: blocks at hand.
         deaths: in a row, with no block finished in between.
         since: when the first of the blocks at hand was begun, as far as the driver knows; by the monotonic clock.
-        slabs: memory that the actor may share, one for each block it may have at hand.
-        free: those not in use. An actor on another machine, or not up yet, has none.
+        near: what it shares with the driver; None on another machine, or where it cannot.
 
     """
 
     number: int
     actor: Any = None
-    starting: Any = None
+    starting: bool = False
     load: int = 0
     deaths: int = 0
     since: float = 0.0
-    slabs: list[Slab] = field(default_factory=list)
-    free: list[Slab] = field(default_factory=list)
+    near: Near | None = None
 
     @property
     def up(self) -> bool:
         """Whether the actor takes blocks."""
-        return self.actor is not None and self.starting is None
+        return self.actor is not None and not self.starting
+
+    def hang_up(self) -> None:
+        """Share nothing any more."""
+        if self.near is not None:
+            self.near.close()
+        self.near = None
 
 
 class Pool:
@@ -62,43 +69,46 @@ class Pool:
     def __init__(self, size: int, create: Callable[[], Any], events: list[dict[str, Any]]):
         self._create, self._events = create, events
         self.slots = [Slot(i) for i in range(size)]
-        self.starting: dict[Any, Slot] = {}
+        self.bell = Bell()
         self._none_up_since = time.monotonic()
         for slot in self.slots:
             self._fill(slot)
 
     def _fill(self, slot: Slot) -> None:
-        slot.actor, slot.load = self._create(), 0
-        slot.slabs, slot.free = slab.own(IN_FLIGHT), []  # not the last actor's, which may yet be writing
-        slot.starting = slot.actor.ready.remote([(s.address, s.secret) for s in slot.slabs])
-        self.starting[slot.starting] = slot
+        slot.actor, slot.load, slot.starting = self._create(), 0, True
+        slot.near = offered(IN_FLIGHT)  # not the last actor's slabs, to which it may yet be writing
+        reference = slot.actor.ready.remote(None if slot.near is None else slot.near.offer)
+        self.bell.when(reference, partial(self._settle, slot, slot.actor))
 
     def start(self) -> None:
         """Wait until all actors are up; go on with those there are where others have found no room after a while."""
         until = time.monotonic() + PATIENCE_S
-        while self.starting and (left := until - time.monotonic()) > 0:
-            for reference in ray.wait(list(self.starting), num_returns=1, timeout=left)[0]:
-                self.settle(reference)
+        while any(s.starting for s in self.slots) and (left := until - time.monotonic()) > 0:
+            if wait([self.bell.fileno()], left):
+                self.bell.answer()
         if not any(s.up for s in self.slots):
             raise self._none_came()
 
-    def settle(self, reference: Any) -> None:
+    def _settle(self, slot: Slot, actor: Any, future: Future[bool]) -> None:
         """Take note that an actor is up, or that it could not start. Raises FedfleetError where none is left."""
-        slot = self.starting.pop(reference)
+        if slot.actor is not actor:
+            return
         try:
-            near = ray.get(reference)
+            near = future.result()
         except DIED as e:
             self.died(slot, e, 0, None)
+            return
+        slot.starting = False
+        if slot.near is not None and near:
+            slot.near.taken()
         else:
-            slot.starting = None
-            slot.slabs = slot.slabs if near else []
-            slot.free = list(slot.slabs)
+            slot.hang_up()
 
     def idlest(self) -> Slot | None:
         """Return a slot with room for a block, the one that has the fewest; None where all are busy."""
         found, least = None, IN_FLIGHT
         for slot in self.slots:  # a plain loop, since every block passes here
-            if slot.load < least and slot.actor is not None and slot.starting is None:
+            if slot.load < least and slot.actor is not None and not slot.starting:
                 found, least = slot, slot.load
         return found
 
@@ -129,9 +139,8 @@ class Pool:
 
     def _remove(self, slot: Slot) -> None:
         ray.kill(slot.actor)  # one that only does not answer may come back
-        self.starting.pop(slot.starting, None)
-        slot.actor = slot.starting = None
-        slot.load, slot.slabs, slot.free = 0, [], []
+        slot.hang_up()
+        slot.actor, slot.starting, slot.load = None, False, 0
 
     @property
     def patience_s(self) -> float | None:
@@ -158,6 +167,7 @@ class Pool:
         for slot in self.slots:
             if slot.actor is not None:
                 self._remove(slot)
+        self.bell.close()
 
 
 def why(error: Exception) -> str:

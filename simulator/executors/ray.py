@@ -3,118 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from itertools import count
+from multiprocessing.connection import wait
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.block import Setup
 from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
+from fedfleet.simulator.executors.actor import ClientActor
 from fedfleet.simulator.executors.base import Job
-from fedfleet.simulator.executors.cluster import DIRECT_BYTES, cloudpickle, ray, share_tensors, start_ray
+from fedfleet.simulator.executors.batch import Batch, Run
+from fedfleet.simulator.executors.cluster import DIRECT_BYTES, dumps, ray, share_tensors, start_ray
+from fedfleet.simulator.executors.near import STOP
 from fedfleet.simulator.executors.pool import DIED, LOST, MEND, NO_ROOM, TRIES, Pool, Slot, describe, why
-from fedfleet.simulator.executors.slab import SLAB_BYTES, Slab, joined, own
-from fedfleet.simulator.executors.worker import prepare
+from fedfleet.simulator.executors.slab import SLAB_BYTES, Slab, own
+from fedfleet.simulator.signals import put_off
 from fedfleet.simulator.work import Message
 
 # To other machines, shared trees of so many bytes, or of so many for all tasks together, travel with each task: faster than a put.
 INLINE_BYTES, TOGETHER_BYTES = 1 << 16, DIRECT_BYTES
 SLABS, ROOM_BYTES = 16, SLAB_BYTES // 2  # for messages to this machine: how many at a time, and how large one may be
-AHEAD = 64  # blocks dispatched beyond the merge front, which bounds the driver's memory
-
-
-class ClientActor:
-    """A worker process that runs blocks of clients."""
-
-    def __init__(self, setup: list[Any], threads: int):
-        share_tensors()
-        prepare(threads)
-        found: Setup = ray.get(setup[0])
-        self._setup = found.placed()
-
-    def ready(self, slabs: list[tuple[str, bytes]]) -> bool:
-        """Return, once the actor is up, whether it shares memory with the driver: whether it found these there."""
-        try:
-            found = {address: joined(address) for address, _ in slabs}
-        except (OSError, ValueError):
-            return False
-        if any(found[address].secret != secret for address, secret in slabs):
-            return False
-        self._slabs = found
-        return True
-
-    def run(self, job: Job, shared: Message, task: Any) -> tuple[Any, str | None]:
-        """Return ``(result, None)``, or ``(None, message)`` where client code is at fault."""
-        try:
-            return job(self._setup, shared, task), None
-        except ClientError as e:
-            return None, e.told()
-
-    def run_near(self, of_all: bytes, of_task: tuple[Any, str]) -> tuple[Any, str | None]:
-        """Run with what lies in two slabs: the message in one that is all workers', the task, and then the result, in another."""
-        job, shared, address = cloudpickle.loads(of_all)
-        shared = replace(shared, send=self._slab(address).unpack(shared.send))
-        task, address = of_task
-        mine = self._slab(address)
-        result, fault = self.run(job, shared, mine.unpack(task))
-        return mine.pack(result), fault
-
-    def _slab(self, address: str) -> Slab:
-        if address not in self._slabs:
-            self._slabs[address] = joined(address)
-        return self._slabs[address]
-
-
-class _Batch:
-    """The tasks of one call of ``map``: those that wait, and the results, or errors, of those that are done.
-
-    Job and shared message are ``near`` as bytes that go with every call, the tensors in a slab, for workers of this machine;
-    ``far`` is the message as Ray takes it, for others. Each is made when it is first needed. ``lost`` counts by task how often
-    an actor died of it, or its result did not come.
-    """
-
-    def __init__(self, job: Job, shared: Message, tasks: Iterable[Any], background: bool, timeout_s: float | None):
-        self.job, self.shared, self.background, self.timeout_s = job, shared, background, timeout_s
-        self.slab: Slab | None = None
-        self.near: bytes | None = None
-        self.tried_near = False
-        self.far: Any = None
-        self.waiting = deque(enumerate(tasks))
-        self.size, self.front = len(self.waiting), 0
-        self.done: dict[int, Any] = {}
-        self.lost: Counter[int] = Counter()
-
-    @property
-    def ready(self) -> bool:
-        """Whether a task waits that is not too far ahead of the merge front."""
-        return bool(self.waiting) and self.waiting[0][0] - self.front < AHEAD
-
-    def again(self, number: int, task: Any) -> None:
-        """Let a task wait once more."""
-        self.waiting = deque(sorted([*self.waiting, (number, task)], key=itemgetter(0)))
-
-
-class _Run(NamedTuple):
-    """A task on an actor; ``order`` is that of dispatch."""
-
-    order: int
-    batch: _Batch
-    number: int
-    task: Any
-    slot: Slot
-    actor: Any
-    slab: Slab | None
+MOMENT_S = 0.05  # how long what is done may be on its way
 
 
 class _Results:
     """The results of a batch in the order of its tasks. After a ClientTimeout it goes on with the next task."""
 
-    def __init__(self, executor: RayExecutor, batch: _Batch):
+    def __init__(self, executor: RayExecutor, batch: Batch):
         self._executor, self._batch = executor, batch
 
     def __iter__(self) -> _Results:
@@ -147,8 +69,8 @@ class RayExecutor:
         self.put_s = 0.0
         self._address, self._node_cpus = address, cpus
         self._pool: Pool | None = None
-        self._batches: list[_Batch] = []
-        self._running: dict[Any, _Run] = {}
+        self._batches: list[Batch] = []
+        self._running: dict[int, Run] = {}  # by the order of dispatch
         self._slabs: list[Slab] = []
         self._order = count()
         self._started_ray = False
@@ -179,7 +101,7 @@ class RayExecutor:
         Tasks in the background run where no others wait. Raises ClientError, ClientTimeout, and FedfleetError where a task kills
         every actor, or none is left.
         """
-        batch = _Batch(job, shared, tasks, background, timeout_s)
+        batch = Batch(job, shared, tasks, background, timeout_s)
         self._batches = sorted([*self._batches, batch], key=lambda b: b.background)
         try:
             self._dispatch()
@@ -188,7 +110,7 @@ class RayExecutor:
             raise
         return _Results(self, batch)
 
-    def take(self, batch: _Batch) -> Any:
+    def take(self, batch: Batch) -> Any:
         """Return the result of the next task of a batch. Raises StopIteration after the last one."""
         if batch.front == batch.size:
             self.forget(batch)
@@ -209,7 +131,7 @@ class RayExecutor:
             raise found
         return found
 
-    def forget(self, batch: _Batch) -> None:
+    def forget(self, batch: Batch) -> None:
         """Start no more tasks of a batch."""
         self._batches = [b for b in self._batches if b is not batch]
 
@@ -218,38 +140,51 @@ class RayExecutor:
         assert self._pool is not None, "start the executor first"
         for batch in self._batches:
             while batch.ready and (slot := self._pool.idlest()) is not None:
-                number, task = batch.waiting.popleft()
-                mine = slot.free.pop() if slot.free and self._near(batch) else None
+                self._send(batch, *batch.waiting.popleft(), slot)
+
+    def _send(self, batch: Batch, number: int, task: Any, slot: Slot) -> None:
+        """Hand a task to an actor: by the line where there is one, with its own tensors and the message in slabs, else by Ray."""
+        assert self._pool is not None
+        order, near, when = next(self._order), slot.near, self._pool.bell.when
+        message = self._near(batch) if near is not None and near.free else None
+        call = near.call(order, message, task) if near is not None and message is not None else None
+        far = self._far(batch) if call is None else None
+        with put_off():
+            mine = None
+            if near is not None and call is not None:
+                mine = near.free.pop()
+                if not near.serving:
+                    when(slot.actor.serve.remote(), partial(self._ended, slot, slot.actor))
+                near.serving = True
+                near.send(call)
+            else:
+                if near is not None and near.serving:
+                    near.send(STOP)
+                    near.serving = False
                 try:
-                    reference = self._send(batch, task, slot, mine)
-                except BaseException as e:
-                    if mine is not None:
-                        slot.free.append(mine)
-                    if isinstance(e, NO_ROOM):
-                        raise _full(e) from e
-                    raise
-                if not slot.load:
-                    slot.since = time.monotonic()
-                slot.load += 1
-                self._running[reference] = _Run(next(self._order), batch, number, task, slot, slot.actor, mine)
+                    reference = slot.actor.run.remote(batch.job, far, task)
+                except NO_ROOM as e:
+                    raise _full(e) from e
+                when(reference, partial(self._settle, order))
+            if not slot.load:
+                slot.since = time.monotonic()
+            slot.load += 1
+            self._running[order] = Run(batch, number, task, slot, slot.actor, mine)
 
-    def _send(self, batch: _Batch, task: Any, slot: Slot, mine: Slab | None) -> Any:
-        """Hand a task to an actor, with the message that suits it; return the reference to what comes of it."""
-        if mine is None:
-            return slot.actor.run.remote(batch.job, self._far(batch), task)
-        return slot.actor.run_near.remote(batch.near, (mine.pack(task), mine.address))
+    def _near(self, batch: Batch) -> bytes | None:
+        """Write the shared message for workers of this machine, if that is still to do; return what goes with each call.
 
-    def _near(self, batch: _Batch) -> bool:
-        """Write the shared message for workers of this machine, if that is still to do; return whether it found room."""
+        None where it found no room.
+        """
         if not batch.tried_near and T.num_bytes(dict(batch.shared.send)) <= ROOM_BYTES:
             started = time.perf_counter()
             batch.slab = self._unused()
             if batch.slab is not None:
                 packed = replace(batch.shared, send=batch.slab.pack(batch.shared.send))
-                batch.near = cloudpickle.dumps((batch.job, packed, batch.slab.address))  # pyright: ignore[reportPrivateImportUsage]
+                batch.near = dumps((batch.job, packed, batch.slab.address))
             self.put_s += time.perf_counter() - started
         batch.tried_near = True
-        return batch.near is not None
+        return batch.near
 
     def _unused(self) -> Slab | None:
         """Return a slab that no batch needs any more; None where that would take too many."""
@@ -262,7 +197,7 @@ class RayExecutor:
         self._slabs += new
         return new[0] if new else None
 
-    def _far(self, batch: _Batch) -> Any:
+    def _far(self, batch: Batch) -> Any:
         """Return the shared message as it goes to other machines: small ones along with each task, others put once."""
         if batch.far is None:
             size, started = T.num_bytes(dict(batch.shared.send)), time.perf_counter()
@@ -272,38 +207,79 @@ class RayExecutor:
         return batch.far
 
     def _receive(self) -> None:
-        """Wait for a task to end, or for an actor to come up."""
+        """Wait for a task to end, or for an actor to come up or die."""
         pool = self._pool
         assert pool is not None
-        due_s, overdue = self._next_due()
-        wanted = [*self._running, *pool.starting]
-        if not wanted:
+        if not self._running and not any(s.starting for s in pool.slots):
             raise FedfleetError("executor: no Ray actor is left")
-        ready, _ = ray.wait(wanted, num_returns=1, timeout=due_s if self._running else pool.patience_s)
+        due_s, overdue = self._next_due()
+        bell = pool.bell.fileno()
+        lines = {s.near.fileno(): s for s in pool.slots if s.near is not None}
+        ready = list[Any](wait([bell, *lines], due_s if self._running else pool.patience_s))
         if not ready:
             pool.check_patience()
-            if overdue is not None and not ray.wait([overdue], timeout=0, fetch_local=False)[0]:
+            if overdue is not None:
                 self._stop(self._running.pop(overdue))
-        elif ready[0] in pool.starting:
-            pool.settle(ready[0])
-        else:
-            self._settle(ready[0])
+            return
+        with put_off():
+            if ready[0] == bell:
+                pool.bell.answer()
+            else:
+                self._hear(lines[ready[0]])
 
-    def _settle(self, reference: Any) -> None:
+    def _hear(self, slot: Slot) -> None:
+        """Take the answer that has come by a line."""
+        assert slot.near is not None
+        try:
+            order, found = slot.near.answer()
+        except (OSError, EOFError):  # Ray will tell what became of the actor
+            slot.hang_up()
+        else:
+            self._settle(order, found)
+
+    def _ended(self, slot: Slot, actor: Any, future: Future[Any]) -> None:
+        """Take note that an actor serves its line no more: it was told to stop, or is dead, and what it had at hand with it.
+
+        Everything it had is settled before a FedfleetError is raised.
+        """
+        if actor is not slot.actor:  # it was replaced, and nobody hears what it answers
+            for order in self._at_hand(actor):
+                run = self._running.pop(order)
+                run.batch.again(run.number, run.task)
+            return
+        error, fatal = future.exception(), None
+        while slot.near is not None and slot.near.answered:  # before it ended
+            fatal = _failure(self._hear, slot) or fatal
+        for order in self._at_hand(actor) if error is not None else []:
+            fatal = _failure(self._settle, order, future) or fatal
+        if fatal is not None:
+            raise fatal
+        if error is not None and actor is slot.actor:
+            slot.hang_up()
+            if isinstance(error, DIED):  # with nothing at hand
+                assert self._pool is not None
+                self._pool.died(slot, error, 0, None)
+
+    def _at_hand(self, actor: Any) -> list[int]:
+        return [order for order, run in self._running.items() if run.actor is actor]
+
+    def _settle(self, order: int, future: Future[Any]) -> None:
         """Take the result of a task, or what became of it."""
-        run = self._running.pop(reference)
+        run = self._running.pop(order, None)
+        if run is None:  # it was stopped, or runs again already
+            return
         current = run.actor is run.slot.actor
         if current:
             run.slot.load -= 1
             run.slot.since = time.monotonic()
-            if run.slab is not None:
-                run.slot.free.append(run.slab)
+            if run.slab is not None and run.slot.near is not None:
+                run.slot.near.free.append(run.slab)
         try:
-            result, fault = ray.get(reference)
+            result, fault = future.result()
             if run.slab is not None:
                 result = run.slab.unpack(result)
         except LOST as e:
-            self._lost(run, e, current)
+            self._lost(order, run, e, current)
         except Exception as e:
             run.batch.done[run.number] = e
         else:
@@ -311,15 +287,15 @@ class RayExecutor:
             if current:
                 run.slot.deaths = 0
 
-    def _lost(self, run: _Run, error: Exception, current: bool) -> None:
+    def _lost(self, order: int, run: Run, error: Exception, current: bool) -> None:
         """Let a task run again. Raises FedfleetError where it was lost too often, or no actor is left."""
         run.batch.again(run.number, run.task)
         fatal = None
         if not isinstance(error, DIED):
             fatal = self._count(run, error)
         elif current:  # what else it had at hand comes back in the same way, and is not counted
-            mine = [run, *(r for r in self._running.values() if r.actor is run.actor)]
-            first = min(mine, key=lambda r: r.order)
+            mine = {order: run} | {n: r for n, r in self._running.items() if r.actor is run.actor}
+            first = mine[min(mine)]
             fatal = self._count(first, error)
             assert self._pool is not None
             try:
@@ -329,7 +305,7 @@ class RayExecutor:
         if fatal is not None:
             raise fatal from error
 
-    def _count(self, run: _Run, error: Exception) -> FedfleetError | None:
+    def _count(self, run: Run, error: Exception) -> FedfleetError | None:
         """Count that a task was lost; return the error that ends the run where that was too often."""
         run.batch.lost[run.number] += 1
         if run.batch.lost[run.number] < TRIES:
@@ -340,22 +316,22 @@ class RayExecutor:
             f"else see whether it kills the process with executor.kind=local"
         )
 
-    def _next_due(self) -> tuple[float | None, Any]:
-        """Return the seconds until the first task has run too long, and its reference; (None, None) where none can."""
+    def _next_due(self) -> tuple[float | None, int | None]:
+        """Return the seconds until the first task has run too long, and its order; (None, None) where none can."""
         for batch in self._batches:
             if batch.timeout_s is not None:
                 break
         else:
             return None, None
-        first: dict[Any, tuple[float, Any]] = {}
-        for reference, run in self._running.items():  # of what an actor has at hand, the first is what runs
+        first: dict[Slot, tuple[float, int | None]] = {}
+        for order, run in self._running.items():  # of what an actor has at hand, the first is what runs
             limit = run.batch.timeout_s
             if run.actor is run.slot.actor and run.slot not in first:
-                first[run.slot] = (float("inf") if limit is None else run.slot.since + limit, reference)
-        due, reference = min(first.values(), key=itemgetter(0), default=(float("inf"), None))
-        return (None, None) if due == float("inf") else (max(0.0, due - time.monotonic()), reference)
+                first[run.slot] = (float("inf") if limit is None else run.slot.since + limit, order)
+        due, order = min(first.values(), key=itemgetter(0), default=(float("inf"), None))
+        return (None, None) if due == float("inf") else (max(MOMENT_S, due - time.monotonic()), order)
 
-    def _stop(self, run: _Run) -> None:
+    def _stop(self, run: Run) -> None:
         """Stop an actor whose task runs too long; what else it has at hand runs again."""
         assert self._pool is not None
         self._pool.replace(run.slot)
@@ -372,6 +348,15 @@ class RayExecutor:
         if self._started_ray:
             ray.shutdown()
             self._started_ray = False
+
+
+def _failure(action: Callable[..., None], *given: Any) -> FedfleetError | None:
+    """Do something, and return the error that ends the run."""
+    try:
+        action(*given)
+    except FedfleetError as e:
+        return e
+    return None
 
 
 def _put(value: Any) -> Any:

@@ -12,7 +12,6 @@ import torch
 
 from fedfleet.simulator import tree as T
 from fedfleet.simulator.executors import slab
-from fedfleet.simulator.executors.ray import ClientActor
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files")
 
@@ -79,14 +78,6 @@ def test_strides_are_kept_where_torch_keeps_them():
     assert {k: v.stride() for k, v in found.items()} == {k: v.clone().stride() for k, v in tree.items()}
     assert found["filters"].stride() == filters.stride()
     assert all(equal(found[k], tree[k]) for k in tree)
-
-
-def test_an_actor_that_finds_another_file_takes_no_slabs():
-    actor = object.__new__(ClientActor)
-    (mine,) = slab.own(1)
-    assert not actor.ready([(mine.address, b"x" * slab.SECRET_BYTES)])
-    assert not actor.ready([("/proc/self/fd/100000", mine.secret)])
-    assert actor.ready([(mine.address, mine.secret)])
 
 
 def test_what_finds_no_room_stays_as_it_is(monkeypatch):

@@ -1,0 +1,55 @@
+"""What is under way: the tasks of one call of ``map``, and which actor has which."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from fedfleet.simulator.executors.base import Job
+from fedfleet.simulator.executors.pool import Slot
+from fedfleet.simulator.executors.slab import Slab
+from fedfleet.simulator.work import Message
+
+AHEAD = 64  # blocks dispatched beyond the merge front, which bounds the driver's memory
+
+
+class Batch:
+    """The tasks of one call of ``map``: those that wait, and the results, or errors, of those that are done.
+
+    Job and shared message are ``near`` as bytes that go with every call, the tensors in a slab, for workers of this machine;
+    ``far`` is the message as Ray takes it, for others. Each is made when it is first needed. ``lost`` counts by task how often
+    an actor died of it, or its result did not come.
+    """
+
+    def __init__(self, job: Job, shared: Message, tasks: Iterable[Any], background: bool, timeout_s: float | None):
+        self.job, self.shared, self.background, self.timeout_s = job, shared, background, timeout_s
+        self.slab: Slab | None = None
+        self.near: bytes | None = None
+        self.tried_near = False
+        self.far: Any = None
+        self.waiting = deque(enumerate(tasks))
+        self.size, self.front = len(self.waiting), 0
+        self.done: dict[int, Any] = {}
+        self.lost: Counter[int] = Counter()
+
+    @property
+    def ready(self) -> bool:
+        """Whether a task waits that is not too far ahead of the merge front."""
+        return bool(self.waiting) and self.waiting[0][0] - self.front < AHEAD
+
+    def again(self, number: int, task: Any) -> None:
+        """Let a task wait once more."""
+        self.waiting = deque(sorted([*self.waiting, (number, task)], key=itemgetter(0)))
+
+
+class Run(NamedTuple):
+    """A task on an actor; ``slab`` is where its tensors are, if it went by the line."""
+
+    batch: Batch
+    number: int
+    task: Any
+    slot: Slot
+    actor: Any
+    slab: Slab | None
