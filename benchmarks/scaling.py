@@ -26,6 +26,7 @@ from benchmarks.command import say
 from benchmarks.memory_use import Peak, own_bytes
 from benchmarks.peers.workload import Case
 from benchmarks.results import exponent
+from benchmarks.world import How
 from fedfleet.datasets import synthetic
 from fedfleet.simulator.population import Population
 
@@ -53,17 +54,20 @@ def run(case: Case, args: argparse.Namespace) -> dict[str, Any]:
             start_s = time.perf_counter() - began - seconds[0]
             seconds += [r.seconds for r in records]
             after = own_bytes()
-    typical = median(seconds[args.warmup :])
+    found = measured(case, args, how, seconds[args.warmup :])
+    return found | {"start_s": start_s, "driver_bytes": after, "driver_peak_bytes": peak.bytes}
+
+
+def measured(case: Case, args: argparse.Namespace, how: How, seconds: Sequence[float]) -> dict[str, Any]:
+    """Return what was run, and what a typical round of it took."""
+    typical = median(seconds)
     return {
         "clients": case.clients,
         "cohort": case.cohort,
         "actors": args.actors if args.executor == "ray" else 0,
         "executor": engine.describe(args, how),
-        "start_s": start_s,
         "seconds_per_round": typical,
         "client_updates_per_s": case.cohort / typical,
-        "driver_bytes": after,
-        "driver_peak_bytes": peak.bytes,
     }
 
 
@@ -98,19 +102,11 @@ def together(cases: Sequence[Case], args: argparse.Namespace) -> list[dict[str, 
             executor = engine.executor(args.executor, args.actors, args.threads, args.actors * len(cases))
             stack.enter_context(closing(executor))
             running.append(world.play(ready, executor, hows[-1], args.warmup + args.rounds))
-        turns = [[next(records).seconds for records in running] for _ in range(args.warmup + args.rounds)][
-            args.warmup :
-        ]
+        turns = [[r.seconds for r in turn] for turn in zip(*running, strict=True)][args.warmup :]
+    seconds = list(zip(*turns, strict=True))
     return [
-        {
-            "clients": case.clients,
-            "cohort": case.cohort,
-            "executor": engine.describe(args, how),
-            "seconds_per_round": median(turn[i] for turn in turns),
-            "client_updates_per_s": case.cohort / median(turn[i] for turn in turns),
-            "ratio": median(turn[i] / turn[0] for turn in turns),
-        }
-        for i, (case, how) in enumerate(zip(cases, hows, strict=True))
+        measured(case, args, how, mine) | {"ratio": median(a / b for a, b in zip(mine, seconds[0], strict=True))}
+        for case, how, mine in zip(cases, hows, seconds, strict=True)
     ]
 
 

@@ -45,8 +45,9 @@ class Batch:
 
 
 class Run(NamedTuple):
-    """A task on an actor; ``slab`` is where its tensors are, if it went by the line."""
+    """A task on an actor; ``order`` is that of dispatch, ``slab`` where its tensors are, if it went by the line."""
 
+    order: int
     batch: Batch
     number: int
     task: Any

@@ -11,7 +11,6 @@ import struct
 from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedfleet.simulator.errors import FedfleetError, one_line, traced
@@ -21,9 +20,7 @@ from fedfleet.simulator.executors.slab import Slab
 from fedfleet.simulator.tree import Tree
 
 LINE_BYTES = 30_000  # of one call, with its head
-PIPE_BYTES = (
-    1 << 16
-)  # a pipe has to hold two calls, the most an actor has at hand, so that the driver never waits to write
+PIPE_BYTES = 1 << 16  # for two calls, the most an actor has at hand, so that the driver never waits to write
 STOP = b""
 HEAD = struct.Struct("!q")  # before each call and each answer: the number of the call
 
@@ -51,14 +48,10 @@ class Near:
         self._answers, self._answered = Pipe(duplex=False)
         if (
             fcntl.fcntl(self._asks.fileno(), fcntl.F_GETPIPE_SZ) < PIPE_BYTES
-        ):  # as for a user who has a thousand of them
+        ):  # a user who has a thousand gets small ones
             raise OSError("pipes are too small")
-        where = f"/proc/{os.getpid()}/fd"
-        self.offer = Offer(
-            f"{where}/{self._asked.fileno()}",
-            f"{where}/{self._answered.fileno()}",
-            tuple((s.address, s.secret) for s in slabs),
-        )
+        asks, answers = slab.address(self._asked.fileno()), slab.address(self._answered.fileno())
+        self.offer = Offer(asks, answers, tuple((s.address, s.secret) for s in slabs))
 
     def taken(self) -> None:
         """Take note that the actor has opened its ends: ours would keep the line open after its death."""
@@ -119,11 +112,8 @@ class Line:
         self.slabs = {address: slab.joined(address) for address, _ in offer.slabs}
         if any(self.slabs[address].secret != secret for address, secret in offer.slabs):
             raise OSError("these are not the driver's slabs")
-        for path in (offer.asks, offer.answers):
-            if not str(Path(path).readlink()).startswith("pipe:"):
-                raise OSError(f"{path} is no pipe")
-        self._asks = Connection(os.open(offer.asks, os.O_RDONLY), writable=False)
-        self._answers = Connection(os.open(offer.answers, os.O_WRONLY), readable=False)
+        self._asks = Connection(slab.opened(offer.asks, "pipe:", os.O_RDONLY), writable=False)
+        self._answers = Connection(slab.opened(offer.answers, "pipe:", os.O_WRONLY), readable=False)
 
     def slab(self, address: str) -> Slab:
         """Return a slab of the driver's."""

@@ -83,7 +83,7 @@ class Pool:
     def start(self) -> None:
         """Wait until all actors are up; go on with those there are where others have found no room after a while."""
         until = time.monotonic() + PATIENCE_S
-        while any(s.starting for s in self.slots) and (left := until - time.monotonic()) > 0:
+        while self.starting and (left := until - time.monotonic()) > 0:
             if wait([self.bell.fileno()], left):
                 self.bell.answer()
         if not any(s.up for s in self.slots):
@@ -141,6 +141,11 @@ class Pool:
         ray.kill(slot.actor)  # one that only does not answer may come back
         slot.hang_up()
         slot.actor, slot.starting, slot.load = None, False, 0
+
+    @property
+    def starting(self) -> bool:
+        """Whether an actor is on its way."""
+        return any(s.starting for s in self.slots)
 
     @property
     def patience_s(self) -> float | None:

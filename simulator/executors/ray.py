@@ -169,7 +169,7 @@ class RayExecutor:
             if not slot.load:
                 slot.since = time.monotonic()
             slot.load += 1
-            self._running[order] = Run(batch, number, task, slot, slot.actor, mine)
+            self._running[order] = Run(order, batch, number, task, slot, slot.actor, mine)
 
     def _near(self, batch: Batch) -> bytes | None:
         """Write the shared message for workers of this machine, if that is still to do; return what goes with each call.
@@ -210,7 +210,7 @@ class RayExecutor:
         """Wait for a task to end, or for an actor to come up or die."""
         pool = self._pool
         assert pool is not None
-        if not self._running and not any(s.starting for s in pool.slots):
+        if not self._running and not pool.starting:
             raise FedfleetError("executor: no Ray actor is left")
         due_s, overdue = self._next_due()
         bell = pool.bell.fileno()
@@ -243,15 +243,15 @@ class RayExecutor:
         Everything it had is settled before a FedfleetError is raised.
         """
         if actor is not slot.actor:  # it was replaced, and nobody hears what it answers
-            for order in self._at_hand(actor):
-                run = self._running.pop(order)
+            for run in self._at_hand(actor):
+                del self._running[run.order]
                 run.batch.again(run.number, run.task)
             return
         error, fatal = future.exception(), None
         while slot.near is not None and slot.near.answered:  # before it ended
             fatal = _failure(self._hear, slot) or fatal
-        for order in self._at_hand(actor) if error is not None else []:
-            fatal = _failure(self._settle, order, future) or fatal
+        for run in self._at_hand(actor) if error is not None else []:
+            fatal = _failure(self._settle, run.order, future) or fatal
         if fatal is not None:
             raise fatal
         if error is not None and actor is slot.actor:
@@ -260,8 +260,9 @@ class RayExecutor:
                 assert self._pool is not None
                 self._pool.died(slot, error, 0, None)
 
-    def _at_hand(self, actor: Any) -> list[int]:
-        return [order for order, run in self._running.items() if run.actor is actor]
+    def _at_hand(self, actor: Any) -> list[Run]:
+        """Return what an actor has to do, the first to be begun first."""
+        return [run for run in self._running.values() if run.actor is actor]
 
     def _settle(self, order: int, future: Future[Any]) -> None:
         """Take the result of a task, or what became of it."""
@@ -279,7 +280,7 @@ class RayExecutor:
             if run.slab is not None:
                 result = run.slab.unpack(result)
         except LOST as e:
-            self._lost(order, run, e, current)
+            self._lost(run, e, current)
         except Exception as e:
             run.batch.done[run.number] = e
         else:
@@ -287,15 +288,15 @@ class RayExecutor:
             if current:
                 run.slot.deaths = 0
 
-    def _lost(self, order: int, run: Run, error: Exception, current: bool) -> None:
+    def _lost(self, run: Run, error: Exception, current: bool) -> None:
         """Let a task run again. Raises FedfleetError where it was lost too often, or no actor is left."""
         run.batch.again(run.number, run.task)
         fatal = None
         if not isinstance(error, DIED):
             fatal = self._count(run, error)
         elif current:  # what else it had at hand comes back in the same way, and is not counted
-            mine = {order: run} | {n: r for n, r in self._running.items() if r.actor is run.actor}
-            first = mine[min(mine)]
+            mine = [run, *self._at_hand(run.actor)]
+            first = min(mine, key=lambda r: r.order)
             fatal = self._count(first, error)
             assert self._pool is not None
             try:

@@ -104,8 +104,20 @@ class OwnSlab(Slab):
         descriptor = os.memfd_create(NAME)
         weakref.finalize(self, os.close, descriptor)
         os.ftruncate(descriptor, SLAB_BYTES)
-        super().__init__(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}")
+        super().__init__(descriptor, address(descriptor))
         self._memory[:SECRET_BYTES] = torch.frombuffer(bytearray(os.urandom(SECRET_BYTES)), dtype=torch.uint8)
+
+
+def address(descriptor: int) -> str:
+    """Return where other processes find an open file of this one."""
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+def opened(address: str, kind: str, flags: int) -> int:
+    """Open a file of another process, whose name begins with ``kind``. Raises OSError where that is not what is there."""
+    if not str(Path(address).readlink()).startswith(kind):  # as on another machine, or in another container
+        raise OSError(f"{address} is no {kind}")
+    return os.open(address, flags)
 
 
 def own(count: int) -> list[Slab]:
@@ -117,9 +129,7 @@ def own(count: int) -> list[Slab]:
 
 def joined(address: str) -> Slab:
     """Return a slab of another process. Raises OSError or ValueError where it cannot be had."""
-    if not str(Path(address).readlink()).startswith(f"/memfd:{NAME}"):  # as on another machine, or in another container
-        raise OSError(f"{address} is no slab")
-    descriptor = os.open(address, os.O_RDWR)
+    descriptor = opened(address, f"/memfd:{NAME}", os.O_RDWR)
     try:
         return Slab(descriptor, address)
     finally:

@@ -1,8 +1,6 @@
 """Actors and nodes are killed; the run goes on, and its bytes are those of an undisturbed one."""
 
 import json
-import os
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from ray.cluster_utils import Cluster
 import fedfleet
 from fedfleet.simulator.block import BlockTask
 from fedfleet.simulator.executors.ray import RayExecutor
+from tests.simulator.killing import KILLED, die, once
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
 
@@ -26,20 +25,6 @@ CASES = {
     "stateful": {"task": "classification", "algorithm": {"name": "scaffold", "epochs": 1}},
     "two phases": {"task": "auc", "algorithm": {"name": "cdma_ada", "steps": 3, "alpha": 0.5}},
 }
-KILLED = "its process was killed or crashed, as where memory runs out"
-
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def once(path: Path) -> bool:
-    """Say whether nobody else has been here, in any process."""
-    try:
-        path.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)

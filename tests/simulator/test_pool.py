@@ -24,23 +24,9 @@ from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.executors.pool import Pool, describe, why
 from fedfleet.simulator.executors.ray import RayExecutor
 from fedfleet.simulator.work import Message
+from tests.simulator.killing import KILLED, die, once
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
-
-KILLED = "its process was killed or crashed, as where memory runs out"
-
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def once(path: Path) -> bool:
-    """Say whether nobody else has been here, in any process."""
-    try:
-        path.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
 
 
 @pytest.fixture(scope="module")
