@@ -1,1 +1,4 @@
-"""One file an algorithm, each reading like its paper's algorithm box."""
+"""Federated algorithms, a file an algorithm; ``registry`` names them.
+
+May import: simulator.author.
+"""

@@ -32,14 +32,31 @@ from torch import Tensor
 
 from fedfleet.algorithms.mixture import Dual, DualOptions
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, Options, Schedule
-from fedfleet.simulator import rng
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.algorithm import Algorithm, Cohort, Problem, Reduced, Round, Saddle, Task, View
-from fedfleet.simulator.domains import Domains
-from fedfleet.simulator.reduction import ByDomainMean, Total
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Ops, Phase, Stage
+from fedfleet.simulator.author import (
+    Algorithm,
+    At,
+    Batch,
+    BatchPlan,
+    ByDomainMean,
+    Cohort,
+    Domains,
+    Key,
+    LocalWork,
+    Message,
+    Ops,
+    Phase,
+    Problem,
+    Reduced,
+    Round,
+    Saddle,
+    Stage,
+    T,
+    Task,
+    Total,
+    Tree,
+    View,
+    rng,
+)
 
 
 class AflOptions(Options):

@@ -26,13 +26,23 @@ from torch import Tensor
 from fedfleet.algorithms.cdma import corrected
 from fedfleet.algorithms.local import Local, full_local, gradient_at_z, local_training, proximal
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
-from fedfleet.simulator import rng
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
-from fedfleet.simulator.reduction import Mean
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import At, Batch, Message, Ops, Phase
+from fedfleet.simulator.author import (
+    Algorithm,
+    At,
+    Batch,
+    Key,
+    Mean,
+    Message,
+    Ops,
+    Phase,
+    Problem,
+    Round,
+    T,
+    Task,
+    Tree,
+    View,
+    rng,
+)
 
 
 class CatalystOptions(LocalOptions):

@@ -28,13 +28,23 @@ from pydantic import Field, model_validator
 from fedfleet.algorithms.local import Evaluate, Local, full_local, gradient, local_training
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
 from fedfleet.algorithms.theory import CdmaTheory
-from fedfleet.simulator import rng
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
-from fedfleet.simulator.reduction import Mean
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import At, Batch, Message, Ops, Phase
+from fedfleet.simulator.author import (
+    Algorithm,
+    At,
+    Batch,
+    Key,
+    Mean,
+    Message,
+    Ops,
+    Phase,
+    Problem,
+    Round,
+    T,
+    Task,
+    Tree,
+    View,
+    rng,
+)
 
 
 class CdmaOptions(LocalOptions):

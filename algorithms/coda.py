@@ -25,12 +25,22 @@ from pydantic import Field
 from fedfleet.algorithms.control import controlled, no_control
 from fedfleet.algorithms.local import Local, gradient, local_training, proximal
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
-from fedfleet.simulator.reduction import Mean
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import At, Batch, Message, Ops, Phase
+from fedfleet.simulator.author import (
+    Algorithm,
+    At,
+    Batch,
+    Key,
+    Mean,
+    Message,
+    Ops,
+    Phase,
+    Problem,
+    Round,
+    T,
+    Task,
+    Tree,
+    View,
+)
 
 
 class CodaOptions(LocalOptions):

@@ -16,10 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedfleet.algorithms.local import Direction, Local, gradient
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Ops, Stage
+from fedfleet.simulator.author import At, Batch, BatchPlan, Key, LocalWork, Message, Ops, Stage, T, Tree
 
 
 class Drift(NamedTuple):

@@ -26,14 +26,28 @@ from fedfleet.algorithms.afl import by_shares, estimated, learnt, loss_at_z, of_
 from fedfleet.algorithms.lambda_sets import Simplex
 from fedfleet.algorithms.mixture import Dual, DualOptions
 from fedfleet.algorithms.options import CohortOptions, Options, Schedule
-from fedfleet.simulator import rng
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
-from fedfleet.simulator.errors import ConfigError
-from fedfleet.simulator.reduction import ByDomainMean, Total
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Ops, Phase, Stage
+from fedfleet.simulator.author import (
+    Algorithm,
+    At,
+    Batch,
+    BatchPlan,
+    ByDomainMean,
+    ConfigError,
+    Key,
+    LocalWork,
+    Message,
+    Ops,
+    Phase,
+    Problem,
+    Round,
+    Stage,
+    T,
+    Task,
+    Total,
+    Tree,
+    View,
+    rng,
+)
 
 
 class DrfaOptions(Options):

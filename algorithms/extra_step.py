@@ -19,11 +19,7 @@ from typing import Any
 from fedfleet.algorithms.local import Local, local_training
 from fedfleet.algorithms.local_sgda import averaged
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
-from fedfleet.simulator import rng
-from fedfleet.simulator.algorithm import Algorithm, Task
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import At, Batch, Ops
+from fedfleet.simulator.author import Algorithm, At, Batch, Key, Ops, Task, Tree, rng
 
 
 def look_ahead(

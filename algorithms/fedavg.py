@@ -17,12 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedfleet.algorithms.local import Direction, gradient, local_training
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions, ServerOptimizer
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
-from fedfleet.simulator.reduction import Mean
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import Message, Phase
+from fedfleet.simulator.author import Algorithm, Key, Mean, Message, Phase, Problem, Round, T, Task, Tree, View
 
 
 class FedAvgOptions(LocalOptions):

@@ -24,12 +24,7 @@ from pydantic import Field
 
 from fedfleet.algorithms.local import Local, local_training
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
-from fedfleet.simulator.reduction import Total
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import Message, Phase
+from fedfleet.simulator.author import Algorithm, Key, Message, Phase, Problem, Round, T, Task, Total, Tree, View
 
 
 class FedBuffOptions(LocalOptions):

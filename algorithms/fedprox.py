@@ -14,10 +14,7 @@ from pydantic import Field
 from fedfleet.algorithms.fedavg import FedAvgOptions, averaging
 from fedfleet.algorithms.local import Local, gradient, proximal
 from fedfleet.algorithms.options import CohortOptions
-from fedfleet.simulator.algorithm import Algorithm, Task
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import At, Batch, Ops
+from fedfleet.simulator.author import Algorithm, At, Batch, Key, Ops, Task, Tree
 
 
 class FedProxOptions(FedAvgOptions):

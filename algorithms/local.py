@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fedfleet.simulator import rng
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.optim import Optimizer, sgd
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Ops, Stage
+from fedfleet.simulator.author import (
+    At,
+    Batch,
+    BatchPlan,
+    Key,
+    LocalWork,
+    Message,
+    Ops,
+    Optimizer,
+    Stage,
+    T,
+    Tree,
+    rng,
+    sgd,
+)
 
 
 class Local(NamedTuple):

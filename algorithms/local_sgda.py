@@ -13,11 +13,7 @@ from __future__ import annotations
 
 from fedfleet.algorithms.local import local_training
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
-from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
-from fedfleet.simulator.reduction import Mean
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import LocalWork, Message, Phase
+from fedfleet.simulator.author import Algorithm, Key, LocalWork, Mean, Message, Phase, Problem, Round, Task, Tree, View
 
 
 def local_sgda(options: LocalOptions, task: Task, cohort: CohortOptions) -> Algorithm:

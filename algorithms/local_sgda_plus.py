@@ -20,11 +20,21 @@ from pydantic import Field
 
 from fedfleet.algorithms.local import Local, gradient, local_training
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
-from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
-from fedfleet.simulator.reduction import Mean
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import At, Batch, Message, Ops, Phase
+from fedfleet.simulator.author import (
+    Algorithm,
+    At,
+    Batch,
+    Key,
+    Mean,
+    Message,
+    Ops,
+    Phase,
+    Problem,
+    Round,
+    Task,
+    Tree,
+    View,
+)
 
 
 class SgdaPlusOptions(LocalOptions):

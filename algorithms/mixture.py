@@ -21,7 +21,7 @@ from torch import Tensor
 from fedfleet.algorithms import lambda_sets
 from fedfleet.algorithms.lambda_sets import Capped, Hull, LambdaSet, Simplex
 from fedfleet.algorithms.options import Options
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.author import ConfigError
 
 LEAST = 1e-300  # under the logarithm: a weight of 0 could not come back
 

@@ -7,9 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedfleet.simulator.optim import Optimizer, adagrad, adam, sgd
-from fedfleet.simulator.tree import Scalar
-from fedfleet.simulator.work import BatchPlan
+from fedfleet.simulator.author import BatchPlan, Optimizer, Scalar, adagrad, adam, sgd
 
 
 class Options(BaseModel):

@@ -11,11 +11,7 @@ from pydantic import Field
 
 from fedfleet.algorithms.local import full_local, gradient_at_z
 from fedfleet.algorithms.options import CohortOptions, Options, Schedule
-from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
-from fedfleet.simulator.reduction import Mean
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import Message, Phase
+from fedfleet.simulator.author import Algorithm, Key, Mean, Message, Phase, Problem, Round, Task, Tree, View
 
 
 class ParallelOptions(Options):

@@ -22,12 +22,25 @@ from pydantic import Field
 from torch import Tensor
 
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
-from fedfleet.simulator.reduction import Mean
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Ops, Phase, Stage
+from fedfleet.simulator.author import (
+    Algorithm,
+    At,
+    Batch,
+    BatchPlan,
+    Key,
+    LocalWork,
+    Mean,
+    Message,
+    Ops,
+    Phase,
+    Problem,
+    Round,
+    Stage,
+    T,
+    Task,
+    Tree,
+    View,
+)
 
 LEAST = 1e-10  # a loss of 0 has no power below 0
 

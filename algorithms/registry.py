@@ -20,7 +20,7 @@ from fedfleet.algorithms.options import CohortOptions, LocalOptions, Options
 from fedfleet.algorithms.parallel_sgda import ParallelOptions, parallel_sgda
 from fedfleet.algorithms.qffl import QfflOptions, qffl
 from fedfleet.algorithms.scaffold import ScaffoldOptions, scaffold
-from fedfleet.simulator.algorithm import Algorithm, Task
+from fedfleet.simulator.author import Algorithm, Task
 
 
 class Entry(NamedTuple):

@@ -18,12 +18,7 @@ from pydantic import Field
 
 from fedfleet.algorithms.control import controlled, no_control
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.algorithm import Algorithm, Problem, Round, Task, View
-from fedfleet.simulator.reduction import Mean
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import Message, Phase
+from fedfleet.simulator.author import Algorithm, Key, Mean, Message, Phase, Problem, Round, T, Task, Tree, View
 
 
 class ScaffoldOptions(LocalOptions):

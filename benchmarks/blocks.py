@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks import command, world
 from benchmarks.command import say
 from benchmarks.peers.workload import Case
-from fedfleet.simulator.block import Setup, run_block
-from fedfleet.simulator.capture import Captures
+from fedfleet.simulator.block.block import Setup, run_block
+from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.work import Message

@@ -23,7 +23,7 @@ from benchmarks import command
 from benchmarks.command import say
 from fedfleet.datasets.convert import convert
 from fedfleet.datasets.disk import DiskPopulation
-from fedfleet.simulator import rng
+from fedfleet.simulator.arithmetic import rng
 
 EXAMPLES, FEATURES, BLOCK = 10, 32, 64
 PART = 1 << 18  # rows made at a time

@@ -19,12 +19,12 @@ import torch
 
 from benchmarks import command
 from benchmarks.command import say
-from fedfleet import config
-from fedfleet.experiment import Experiment
-from fedfleet.simulator import rng
-from fedfleet.simulator.batches import work
-from fedfleet.simulator.devices import Load
-from fedfleet.simulator.responses import Fate, respond
+from fedfleet.config import schema as config
+from fedfleet.experiments.experiment import Experiment
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.block.batches import work
+from fedfleet.simulator.fleet.devices import Load
+from fedfleet.simulator.fleet.responses import Fate, respond
 
 AVAILABILITY: dict[str, dict[str, Any]] = {
     "always": {},

@@ -18,7 +18,7 @@ from benchmarks.cases import CASES
 from benchmarks.command import say
 from benchmarks.memory_use import own_bytes
 from benchmarks.results import slope
-from fedfleet.simulator.block import Setup
+from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.work import Message
 

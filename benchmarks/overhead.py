@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from benchmarks.world import How, World, play
-from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Algorithm, Round, View
-from fedfleet.simulator.block import Setup
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.reduction import Total
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.executors.base import Executor
-from fedfleet.simulator.reduction import Total
-from fedfleet.simulator.tree import Tree
 from fedfleet.simulator.work import BatchPlan, LocalWork, Message, Phase, Stage
 
 REPEATS = 30

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks import command, engine, world
 from benchmarks.command import say
 from benchmarks.peers.workload import Case
-from fedfleet import tune
+from fedfleet.commands import tune
 
 
 def measure(case: Case, args: argparse.Namespace) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from benchmarks.command import say
 from benchmarks.memory import look, trends
 from benchmarks.peers.workload import Case
 from fedfleet.datasets.synthetic import SyntheticOptions, load
-from fedfleet.simulator.selection import RoundRobin
-from fedfleet.simulator.simulate import simulate
+from fedfleet.simulator.driver.simulate import simulate
+from fedfleet.simulator.fleet.selection import RoundRobin
 from fedfleet.tasks.classification import Classification
 from fedfleet.tasks.options import DataShape, ModelOptions
 

@@ -11,23 +11,23 @@ from torch import nn
 from benchmarks.cdma_loop import ALPHA
 from benchmarks.peers import workload
 from benchmarks.peers.workload import CLASSES, Case
-from fedfleet import rules
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.commands.tune import How
+from fedfleet.config import rules
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
-from fedfleet.simulator.block import Setup
-from fedfleet.simulator.capture import Captures
+from fedfleet.simulator.arithmetic.factored import Notes
+from fedfleet.simulator.block.block import Setup
+from fedfleet.simulator.block.capture import Captures
+from fedfleet.simulator.driver.probe import probe
+from fedfleet.simulator.driver.round import Conditions
+from fedfleet.simulator.driver.simulate import RoundRecord, simulate
 from fedfleet.simulator.executors.base import Executor
-from fedfleet.simulator.factored import Notes
 from fedfleet.simulator.population import InMemoryPopulation, Population
-from fedfleet.simulator.probe import probe
-from fedfleet.simulator.round import Conditions
-from fedfleet.simulator.simulate import RoundRecord, simulate
 from fedfleet.tasks.auc import AucMaximisation, AucOptions
 from fedfleet.tasks.classification import Classification
 from fedfleet.tasks.options import DataShape, ModelOptions
 from fedfleet.tasks.robust import RobustOptions, RobustTraining
-from fedfleet.tune import How
 
 SOON = 3
 """Blocks of a kind after which it is captured: all are before the warm-up ends, as they would be in a run of some length."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from fedfleet.datasets.disk import CLIENTS, EXAMPLES, TOTALS, Totals, columns
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.parquet import ParquetSource, kind
-from fedfleet.simulator import rng
+from fedfleet.simulator.arithmetic import rng
 
 HOLE_BYTES = 1 << 16  # zeros from this size on are left out of a file, and read as zeros all the same
 

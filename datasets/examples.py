@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedfleet.simulator import rng
+from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.population import Population
 
 

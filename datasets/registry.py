@@ -1,4 +1,9 @@
-"""The data sets by name: a new one is a file with a loader, and a line here."""
+"""The data sets by name: a new one is a file with a loader, and a line here.
+
+The folder is no package, or it would hide Hugging Face's ``datasets``; so what it says of itself stands here.
+
+May import: simulator, simulator.arithmetic, simulator.fleet.online.
+"""
 
 import difflib
 from collections.abc import Callable, Mapping

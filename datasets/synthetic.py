@@ -26,9 +26,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from fedfleet.datasets.examples import Examples, FederatedDataset, fixed_draw
-from fedfleet.simulator import rng
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.population import LocalData, Summary, padded_rows
-from fedfleet.simulator.rng import Key
 
 MAX_EXAMPLES = 100_000  # of one client
 DRAWS = 1 << 17  # at a time, so that they stay in the cache; results do not depend on it

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.parquet import Table
 from fedfleet.simulator.errors import ConfigError
-from fedfleet.simulator.online.trace import Intervals
+from fedfleet.simulator.fleet.online.trace import Intervals
 
 
 def read_trace(path: Path, horizon_s: float | None = None) -> tuple[Intervals, Table]:

@@ -1,1 +1,4 @@
-"""The engine: clients, rounds, executors, availability, clock, state, metrics. It knows no algorithm and no data set."""
+"""The engine. Here: what an author writes against, the contracts every room knows.
+
+May import: simulator.arithmetic.
+"""

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.domains import Domains
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
 from fedfleet.simulator.work import Batch, Message, Objective, Phase
 
 

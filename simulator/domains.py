@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedfleet.simulator import rng
-from fedfleet.simulator.rng import Key
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic.rng import Key
 
 
 class Domains(Protocol):

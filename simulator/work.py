@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Scalar, Tree, axpy, neg
+from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.arithmetic.tree import Scalar, Tree, axpy, neg
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,4 @@
-"""Models, objectives and evaluation: what is learnt, whatever the algorithm."""
+"""What is learnt: models, objectives, metrics, a file a task; ``registry`` names them.
+
+May import: simulator, simulator.arithmetic.
+"""

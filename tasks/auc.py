@@ -25,9 +25,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import Batch, Objective
+from fedfleet.simulator.author import Batch, Key, Objective, Tree
 from fedfleet.tasks.models import build
 from fedfleet.tasks.options import DataShape, ModelOptions
 

@@ -22,10 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.func import functional_call
 
-from fedfleet.simulator import rng
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import Batch, Objective
+from fedfleet.simulator.author import Batch, Key, Objective, Tree, rng
 from fedfleet.tasks import gan_nets, scorer
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.scorer import ScorerOptions

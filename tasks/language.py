@@ -11,9 +11,7 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import Batch, Objective
+from fedfleet.simulator.author import Batch, Key, Objective, Tree
 from fedfleet.tasks.options import DataShape
 
 

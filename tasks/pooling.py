@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedfleet.simulator import lanes
+from fedfleet.simulator.arithmetic import lanes
 
 
 class MaxPool2(nn.Module):

@@ -22,9 +22,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedfleet.simulator.rng import Key
-from fedfleet.simulator.tree import Tree
-from fedfleet.simulator.work import Batch, Objective
+from fedfleet.simulator.author import Batch, Key, Objective, Tree
 from fedfleet.tasks.classification import cross_entropy
 from fedfleet.tasks.models import build, first_linear
 from fedfleet.tasks.options import DataShape, ModelOptions

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torchvision.models import inception_v3, resnet18
 
-from fedfleet.simulator.codec import digest
+from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.population import decode
 
 BATCH = 64

@@ -7,10 +7,10 @@ import torch
 from matplotlib import pyplot as plt
 
 from fedfleet.report.figures import FATE_COLORS
-from fedfleet.simulator import rng
-from fedfleet.simulator.devices import Alike, Load
-from fedfleet.simulator.policies import Deadline, First
-from fedfleet.simulator.responses import Fate, Federation, respond
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.fleet.devices import Alike, Load
+from fedfleet.simulator.fleet.policies import Deadline, First
+from fedfleet.simulator.fleet.responses import Fate, Federation, respond
 
 
 class Gone:

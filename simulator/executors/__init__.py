@@ -1,1 +1,4 @@
-"""Where blocks of clients run: in this process, or on a pool of Ray actors."""
+"""Where blocks run: in this process, or on Ray actors, of this machine by pipes and shared memory.
+
+May import: simulator, simulator.arithmetic, simulator.block.
+"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fedfleet.simulator.block import Setup
+from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.errors import ClientError
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.cluster import loads, ray, share_tensors

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-from fedfleet.simulator.block import Setup
+from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.work import Message
 
 Job = Callable[[Setup, Message, Any], Any]

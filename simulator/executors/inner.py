@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedfleet.simulator.block import Setup
+from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.executors.base import Executor, Job
 from fedfleet.simulator.work import Message
 

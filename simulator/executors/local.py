@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fedfleet.simulator import lanes
-from fedfleet.simulator.block import Setup
+from fedfleet.simulator.arithmetic import lanes
+from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.signals import put_off

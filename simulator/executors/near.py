@@ -13,11 +13,11 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, NamedTuple
 
+from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.errors import FedfleetError, one_line, traced
 from fedfleet.simulator.executors import slab
 from fedfleet.simulator.executors.cluster import dumps, loads
 from fedfleet.simulator.executors.slab import Slab
-from fedfleet.simulator.tree import Tree
 
 LINE_BYTES = 30_000  # of one call, with its head
 PIPE_BYTES = 1 << 16  # for two calls, the most an actor has at hand, so that the driver never waits to write

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.block import Setup
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
 from fedfleet.simulator.executors.actor import ClientActor
 from fedfleet.simulator.executors.base import Job

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.tree import Tree
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.tree import Tree
 
 SLAB_BYTES = 64 << 20  # room, not memory: a page is only taken once it is written
 ALIGN = 64  # bytes, as torch aligns its own

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.block import BlockTask, Setup
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.block.block import BlockTask, Setup
 from fedfleet.simulator.executors.base import Executor, Job
-from fedfleet.simulator.tree import Tree
 from fedfleet.simulator.work import Message
 
 

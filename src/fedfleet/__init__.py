@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedfleet.config import Config, load
-from fedfleet.experiment import Experiment
+from fedfleet.config.schema import Config, load
+from fedfleet.experiments.experiment import Experiment
+from fedfleet.experiments.resume import resume
+from fedfleet.experiments.runner import Run
 from fedfleet.report import write_report
-from fedfleet.resume import resume
-from fedfleet.runner import Run
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.errors import ClientError, ConfigError, FedfleetError
 from fedfleet.simulator.population import Population

@@ -1,5 +1,5 @@
 """``python -m fedfleet``."""
 
-from fedfleet.cli import main
+from fedfleet.commands.cli import main
 
 main()

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from fedfleet.simulator import rng
-from fedfleet.simulator.devices import Load
-from fedfleet.simulator.responses import Fate
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.fleet.devices import Load
+from fedfleet.simulator.fleet.responses import Fate
 
 LIMIT = 1e-9  # of what two ways to add the same seconds may differ by
 

@@ -12,17 +12,17 @@ from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.datasets.digits import load
 from fedfleet.datasets.partition_config import PARTITIONS
 from fedfleet.simulator.algorithm import Algorithm, Cohort, Problem, Task
-from fedfleet.simulator.block import Setup
-from fedfleet.simulator.capture import Captures
-from fedfleet.simulator.devices import Load, Times
+from fedfleet.simulator.block.block import Setup
+from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.domains import Grouped
+from fedfleet.simulator.driver.round import Conditions, EngineRound
+from fedfleet.simulator.driver.simulate import RoundRecord, simulate
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.executors.local import LocalExecutor
-from fedfleet.simulator.policies import ResponsePolicy, WaitAll
+from fedfleet.simulator.fleet.devices import Load, Times
+from fedfleet.simulator.fleet.policies import ResponsePolicy, WaitAll
+from fedfleet.simulator.fleet.responses import Federation
 from fedfleet.simulator.population import InMemoryPopulation
-from fedfleet.simulator.responses import Federation
-from fedfleet.simulator.round import Conditions, EngineRound
-from fedfleet.simulator.simulate import RoundRecord, simulate
 from fedfleet.simulator.work import Objective
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
@@ -173,6 +173,6 @@ def script(monkeypatch, cohorts: Sequence[Sequence[int]]) -> None:
 
 
 def flat(z: Any) -> Tensor:
-    from fedfleet.simulator import tree as T
+    from fedfleet.simulator.arithmetic import tree as T
 
     return torch.cat([leaf.flatten().double() for leaf in T.leaves(z)])

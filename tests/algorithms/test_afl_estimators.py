@@ -10,10 +10,10 @@ import torch
 from fedfleet.algorithms.afl import estimated, learnt
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.algorithm import Problem, Reduced
+from fedfleet.simulator.arithmetic.reduction import DomainMeans
 from fedfleet.simulator.domains import Grouped
-from fedfleet.simulator.policies import First
-from fedfleet.simulator.reduction import DomainMeans
-from fedfleet.simulator.responses import Federation
+from fedfleet.simulator.fleet.policies import First
+from fedfleet.simulator.fleet.responses import Federation
 from tests.algorithms.agnostic import EXACT, MANY, at, losses, mean_of, run, w, world
 from tests.algorithms.harness import Fixed, World, build, play, records, script
 

@@ -5,7 +5,7 @@ import torch
 from harness import Bowl, World, build, digits, flat, play, records, rows
 
 from fedfleet.algorithms.options import CohortOptions
-from fedfleet.simulator import tree as T
+from fedfleet.simulator.arithmetic import tree as T
 
 # (a, m): clients pull to -2 and 4 with curvatures 1 and 3; the mean objective is lowest at (1 * -2 + 3 * 4) / 4 = 2.5
 PULL = World(Bowl(), rows([(1.0, -2.0)], [(3.0, 4.0)]))

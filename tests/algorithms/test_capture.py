@@ -6,7 +6,7 @@ from cases import CASES
 from harness import build, digits, flat, records
 
 from fedfleet.algorithms.options import CohortOptions
-from fedfleet.simulator.capture import Captures
+from fedfleet.simulator.block.capture import Captures
 
 
 def models(name, inner, captures, rounds=6):

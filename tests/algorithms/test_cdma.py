@@ -6,8 +6,8 @@ from harness import TOY, Game, World, build, digits, flat, play, point, records,
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.theory import CdmaTheory
-from fedfleet.simulator import rng
-from fedfleet.simulator.policies import Siwer
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.fleet.policies import Siwer
 
 GAME = World(Game(), TOY)
 TWO_STEPS = {"steps": 2, "batch_size": 1, "lr": 0.1}

@@ -7,7 +7,7 @@ from harness import build, digits, flat, play, records
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.registry import ALGORITHMS
-from fedfleet.simulator.policies import Siwer
+from fedfleet.simulator.fleet.policies import Siwer
 
 INVITE = CohortOptions(invite=8)
 

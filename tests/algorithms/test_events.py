@@ -11,15 +11,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedfleet.algorithms.options import CohortOptions
-from fedfleet.simulator import rng
-from fedfleet.simulator.availability import Always, Bernoulli
-from fedfleet.simulator.devices import Alike, Load
+from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.errors import FedfleetError
-from fedfleet.simulator.online.diurnal import Diurnal
-from fedfleet.simulator.online.markov import Markov
-from fedfleet.simulator.online.random_rate import RandomRate
-from fedfleet.simulator.policies import Deadline, First, Siwer, WaitAll
-from fedfleet.simulator.responses import Fate, Federation
+from fedfleet.simulator.fleet.availability import Always, Bernoulli
+from fedfleet.simulator.fleet.devices import Alike, Load
+from fedfleet.simulator.fleet.online.diurnal import Diurnal
+from fedfleet.simulator.fleet.online.markov import Markov
+from fedfleet.simulator.fleet.online.random_rate import RandomRate
+from fedfleet.simulator.fleet.policies import Deadline, First, Siwer, WaitAll
+from fedfleet.simulator.fleet.responses import Fate, Federation
 
 CLIENTS, STEPS, LR = 20, 4, 0.25
 MINIMA = [float(m) for m in range(CLIENTS)]

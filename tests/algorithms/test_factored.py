@@ -8,17 +8,18 @@ from harness import World, build, flat, records
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.datasets.digits import load
 from fedfleet.datasets.partition_config import PARTITIONS
-from fedfleet.simulator import gradient, layers
-from fedfleet.simulator import tree as T
 from fedfleet.simulator.algorithm import Problem
-from fedfleet.simulator.block import Setup
-from fedfleet.simulator.combination import Combination, Tape
+from fedfleet.simulator.arithmetic import layers
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.combination import Combination, Tape
+from fedfleet.simulator.arithmetic.factored import Ledger, Notes
+from fedfleet.simulator.block import gradient
+from fedfleet.simulator.block.block import Setup
+from fedfleet.simulator.block.gradient import EngineOps
 from fedfleet.simulator.domains import Grouped
-from fedfleet.simulator.factored import Ledger, Notes
-from fedfleet.simulator.gradient import EngineOps
-from fedfleet.simulator.policies import Siwer
+from fedfleet.simulator.driver.probe import probe
+from fedfleet.simulator.fleet.policies import Siwer
 from fedfleet.simulator.population import InMemoryPopulation
-from fedfleet.simulator.probe import probe
 from fedfleet.simulator.work import Batch, Objective
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS

@@ -7,16 +7,16 @@ import torch
 from harness import Bowl, Fixed, World, build, digits, flat, records, rows, script
 
 from fedfleet.algorithms.options import CohortOptions
-from fedfleet.simulator import buffer
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.devices import Alike
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.block.faults import Faults
+from fedfleet.simulator.driver.memory import Memory
 from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
 from fedfleet.simulator.executors.local import LocalExecutor
-from fedfleet.simulator.faults import Faults
-from fedfleet.simulator.memory import Memory
-from fedfleet.simulator.policies import First
-from fedfleet.simulator.responses import Fate, Federation
-from fedfleet.simulator.selection import Oort, PowerOfChoice
+from fedfleet.simulator.fleet import buffer
+from fedfleet.simulator.fleet.devices import Alike
+from fedfleet.simulator.fleet.policies import First
+from fedfleet.simulator.fleet.responses import Fate, Federation
+from fedfleet.simulator.fleet.selection import Oort, PowerOfChoice
 
 DROP = Faults(on_client_error="drop_client", non_finite="drop_client")
 KEEP = Faults(non_finite="keep")

@@ -5,12 +5,13 @@ import torch
 from harness import Bowl, Fixed, World, build, digits, flat, play, records, rows
 
 from fedfleet.algorithms.options import CohortOptions
-from fedfleet.simulator import rng, round
-from fedfleet.simulator.availability import Bernoulli
-from fedfleet.simulator.buffer import fill
-from fedfleet.simulator.devices import Alike
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.driver import round
 from fedfleet.simulator.errors import FedfleetError
-from fedfleet.simulator.responses import Fate, Federation
+from fedfleet.simulator.fleet.availability import Bernoulli
+from fedfleet.simulator.fleet.buffer import fill
+from fedfleet.simulator.fleet.devices import Alike
+from fedfleet.simulator.fleet.responses import Fate, Federation
 
 MINIMA = tuple(float(m) for m in range(12))
 BOWL = World(Bowl(), rows(*[[(1.0, m)] for m in MINIMA]))

@@ -6,8 +6,8 @@ from harness import Bowl, Fixed, World, build, digits, flat, play, records, rows
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.executors.local import LocalExecutor
-from fedfleet.simulator.policies import Deadline, First, Siwer
-from fedfleet.simulator.responses import Fate, Federation
+from fedfleet.simulator.fleet.policies import Deadline, First, Siwer
+from fedfleet.simulator.fleet.responses import Fate, Federation
 
 BOWL = World(Bowl(), rows(*[[(1.0, m)] for m in (1.0, 2.0, 3.0, 4.0, 5.0)]))
 STEP = {"steps": 1, "batch_size": 1, "lr": 0.5}

@@ -6,10 +6,11 @@ from harness import TOY, Game, World, build, digits, flat, play, point, records,
 
 from fedfleet.algorithms.catalyst import drawn_gaps
 from fedfleet.algorithms.options import CohortOptions
-from fedfleet.simulator import rng, simulate
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.policies import Siwer
-from fedfleet.simulator.simulate import start
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.driver import simulate
+from fedfleet.simulator.driver.simulate import start
+from fedfleet.simulator.fleet.policies import Siwer
 
 GAME = World(Game(), TOY)
 TWO_STEPS = {"steps": 2, "batch_size": 1, "lr": 0.1}

@@ -5,11 +5,20 @@ import torch
 from harness import Bowl, World, build, flat, play, records, rows
 
 from fedfleet.algorithms.local import local_training
-from fedfleet.simulator import rng
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.algorithm import Algorithm, View
-from fedfleet.simulator.reduction import ByDomainMean, Mean, Store, Total
-from fedfleet.simulator.work import BatchPlan, LocalWork, Message, Phase
+from fedfleet.simulator.author import (
+    Algorithm,
+    BatchPlan,
+    ByDomainMean,
+    LocalWork,
+    Mean,
+    Message,
+    Phase,
+    Store,
+    T,
+    Total,
+    View,
+    rng,
+)
 
 PULLS = [-2.0, 4.0, 0.5, 100.0, 3.0]
 WORLD = World(Bowl(), rows(*([(1.0, m)] for m in PULLS)))

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfleet.algorithms.options import CohortOptions
-from fedfleet.simulator import rng
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.availability import Always, Bernoulli
-from fedfleet.simulator.devices import Alike
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.errors import FedfleetError
-from fedfleet.simulator.online.markov import Markov
-from fedfleet.simulator.policies import Deadline, First, Siwer, WaitAll
-from fedfleet.simulator.responses import Fate, Federation
-from fedfleet.simulator.selection import Oort, Uniform
+from fedfleet.simulator.fleet.availability import Always, Bernoulli
+from fedfleet.simulator.fleet.devices import Alike
+from fedfleet.simulator.fleet.online.markov import Markov
+from fedfleet.simulator.fleet.policies import Deadline, First, Siwer, WaitAll
+from fedfleet.simulator.fleet.responses import Fate, Federation
+from fedfleet.simulator.fleet.selection import Oort, Uniform
 
 WORLDS = {task: digits(task, clients=40) for task in ("classification", "auc")}
 OPTIONS = {

@@ -11,7 +11,7 @@ from benchmarks import blocks, cases, disk, engine, gpu, invitations, loops, mem
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import environments, workload
 from benchmarks.peers.workload import Case
-from fedfleet.simulator import tree as T
+from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.executors.local import LocalExecutor
 
 TINY = Case("tiny", "logistic", (6,), clients=4, cohort=4, samples=10, epochs=3)

@@ -19,7 +19,7 @@ import pandas as pd
 import yaml
 
 import fedfleet
-from fedfleet.checkpoint import newest
+from fedfleet.experiments.checkpoint import newest
 from tests.algorithms.cases import CASES as ROWS
 
 BASE: dict[str, Any] = {

@@ -8,7 +8,7 @@ import torch
 
 from fedfleet.datasets import synthetic
 from fedfleet.datasets.domain_config import ByLabel, Clusters, EachClient, Given, histograms
-from fedfleet.simulator import rng
+from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.population import InMemoryPopulation
 

@@ -19,8 +19,8 @@ from fedfleet.datasets.fedscale import convert_trace
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.plain_pickle import NotPlain, loads
 from fedfleet.datasets.trace import read_trace
-from fedfleet.simulator import rng
-from fedfleet.simulator.online.trace import Trace
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.fleet.online.trace import Trace
 
 TRACE: dict[Any, Any] = {
     1: {"duration": 9, "active": [1, 5, 8], "inactive": [3, 6, 10], "finish_time": 10, "model": "CPH1801"},

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import fedfleet
-from fedfleet import cli
-from tests.front.resuming import config
+from fedfleet.commands import cli
+from tests.front.experiments.resuming import config
 
 
 @pytest.fixture

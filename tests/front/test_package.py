@@ -44,7 +44,7 @@ def test_the_wheel_holds_every_module_once(wheel):
     for folder in ("simulator", "algorithms", "datasets", "tasks"):
         for path in (ROOT / folder).rglob("*.py"):
             assert f"fedfleet/{path.relative_to(ROOT)}" in names
-    assert {"fedfleet/py.typed", "fedfleet/report/report.html.j2", "fedfleet/cli.py"} <= names
+    assert {"fedfleet/py.typed", "fedfleet/report/report.html.j2", "fedfleet/commands/cli.py"} <= names
     assert not [n for n in names if n.startswith(("simulator/", "datasets/", "tests/"))]
 
 

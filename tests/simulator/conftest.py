@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from fedfleet.simulator import rng
-from fedfleet.simulator.block import BlockResult, BlockTask, Setup, run_block
-from fedfleet.simulator.capture import Captures
-from fedfleet.simulator.faults import Faults
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic.reduction import Store
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.block.block import BlockResult, BlockTask, Setup, run_block
+from fedfleet.simulator.block.capture import Captures
+from fedfleet.simulator.block.faults import Faults
 from fedfleet.simulator.population import InMemoryPopulation
-from fedfleet.simulator.reduction import Store
-from fedfleet.simulator.tree import Tree
 from fedfleet.simulator.work import BatchPlan, LocalWork, Message, Objective, Phase, Stage
 
 

@@ -3,22 +3,36 @@
 import ast
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ENGINE = sorted((ROOT / "simulator").rglob("*.py"))
-ALGORITHMS = sorted((ROOT / "algorithms").glob("*.py"))
 INSTALLED = {d.name for d in importlib.metadata.distributions()}
 needs_hugging_face = pytest.mark.skipif("datasets" not in INSTALLED, reason="Hugging Face datasets is not installed")
 
 
-def named(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+def modules() -> dict[str, Path]:
+    """Every module of fedfleet by its dotted name; a package by its own."""
+    homes = {"fedfleet": ROOT / "src" / "fedfleet"}
+    homes |= {f"fedfleet.{n}": ROOT / n for n in ("simulator", "algorithms", "tasks", "datasets")}
+    found = {}
+    for home, folder in homes.items():
+        for path in folder.rglob("*.py"):  # which does not follow the links beside the front door
+            parts = path.relative_to(folder).with_suffix("").parts
+            found[".".join([home, *parts]).removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
+SOURCES = {name: path.read_text() for name, path in MODULES.items()}
+ROOMS = sorted({name.rpartition(".")[0] for name in MODULES if "." in name.removeprefix("fedfleet.")})
+ALGORITHMS = [name for name in MODULES if name.startswith("fedfleet.algorithms.")]
 
 
 def imported(source: str) -> Iterator[str]:
@@ -39,43 +53,66 @@ def dotted(source: str) -> Iterator[str]:
             yield ast.unparse(node)
 
 
+def ours(source: str) -> Iterator[str]:
+    """Every module of fedfleet that a source imports."""
+    for name in imported(source):
+        if under(name, "fedfleet"):
+            yield name if name in MODULES else name.rpartition(".")[0]
+
+
 def under(name: str, *packages: str) -> bool:
     return any(name == p or name.startswith(f"{p}.") for p in packages)
 
 
+def allowed(room: str) -> list[str]:
+    """What a room says it may import, in the docstring of its package, or for want of one of its registry."""
+    where = room if room in MODULES else f"{room}.registry"
+    (said,) = re.findall(r"^May import: (.*)\.$", ast.get_docstring(ast.parse(SOURCES[where])) or "", re.M)
+    return [] if said == "nothing else" else [f"fedfleet.{name}" for name in said.split(", ")]
+
+
+def may(name: str, rule: str) -> bool:
+    """Whether a rule, a room or a module or all that is below ``room.*``, lets a module be imported."""
+    return under(name, rule[:-2]) if rule.endswith(".*") else rule in (name, name.rpartition(".")[0])
+
+
 def test_the_helpers_find_what_they_should():
-    source = (
-        "import torch as t\ndef f():\n    from fedfleet.simulator import gradient\n    return torch.autograd.grad(1)"
-    )
-    assert set(imported(source)) == {"torch", "fedfleet.simulator.gradient"}
+    source = "import torch as t\ndef f():\n    from fedfleet.simulator.block import gradient\n    return torch.autograd.grad(1)"
+    assert set(imported(source)) == {"torch", "fedfleet.simulator.block.gradient"}
+    assert set(ours(source)) == {"fedfleet.simulator.block.gradient"}
     assert "torch.autograd.grad" in set(dotted(source))
-    assert len(ENGINE) > 15
-    assert len(ALGORITHMS) > 5
+    assert len(ALGORITHMS) > 15
+    assert len(ROOMS) == 14
+    assert may("fedfleet.simulator.work", "fedfleet.simulator")
+    assert not may("fedfleet.simulator.block.block", "fedfleet.simulator")
+    assert may("fedfleet.simulator.block.block", "fedfleet.simulator.*")
 
 
-@pytest.mark.parametrize("path", ENGINE, ids=named)
-def test_the_engine_imports_nothing_above_it(path):
-    for name in imported(path.read_text()):
-        assert not under(name, "simulator", "algorithms", "tasks", "datasets"), name
-        assert not under(name, "fedfleet") or under(name, "fedfleet.simulator"), name
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_what_it_says_it_may(room):
+    rules = allowed(room)
+    for module in [m for m in MODULES if m.rpartition(".")[0] == room]:
+        for name in ours(SOURCES[module]):
+            assert may(name, room) or any(may(name, rule) for rule in rules), f"{module} imports {name}"
 
 
-@pytest.mark.parametrize("folder", ["tasks", "datasets"])
-def test_tasks_and_data_know_neither_algorithms_nor_the_front_door(folder):
-    for path in sorted((ROOT / folder).glob("*.py")):
-        for name in imported(path.read_text()):
-            assert not under(name, "fedfleet") or under(name, f"fedfleet.{folder}", "fedfleet.simulator"), (path, name)
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_says_nothing_it_does_not_need(room):
+    used = {name for m in MODULES if m.rpartition(".")[0] == room for name in ours(SOURCES[m])}
+    for rule in allowed(room):
+        assert any(may(name, rule) for name in used), f"{room} never imports {rule}"
 
 
-@pytest.mark.parametrize("path", ALGORITHMS, ids=named)
-def test_algorithms_take_gradients_through_ops_alone(path):
-    source = path.read_text()
-    allowed = ("fedfleet.algorithms", "fedfleet.simulator")
-    engine_room = [f"fedfleet.simulator.{m}" for m in ("gradient", "client", "block", "round", "simulate", "executors")]
-    for name in imported(source):
-        assert not under(name, "fedfleet") or under(name, *allowed), name
-        assert not under(name, *engine_room), name
-    for name in dotted(source):
+def test_rooms_and_modules_go_round_in_no_circle():
+    graph = {m: {n for n in ours(source) if n != m} for m, source in SOURCES.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError
+    rooms = {room: {rule.removesuffix(".*") for rule in allowed(room)} for room in ROOMS}
+    TopologicalSorter(rooms).prepare()
+
+
+@pytest.mark.parametrize("module", ALGORITHMS)
+def test_algorithms_take_gradients_through_ops_alone(module):
+    for name in dotted(SOURCES[module]):
         assert not under(name, "torch.autograd", "torch.func", "torch.no_grad", "torch.enable_grad"), name
         assert name.rsplit(".", 1)[-1] not in {"backward", "requires_grad_", "EngineOps"}, name
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedfleet.simulator import tree as T
+from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.tasks.auc import AucMaximisation, AucOptions, auc_loss
 from fedfleet.tasks.options import DataShape
 

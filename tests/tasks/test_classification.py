@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedfleet.simulator import tree as T
+from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.tasks.classification import Classification
 from fedfleet.tasks.models import MODELS, SMALLEST_SIDE, build
 from fedfleet.tasks.options import DataShape, ModelOptions

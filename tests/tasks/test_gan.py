@@ -11,12 +11,12 @@ from torchvision.models import inception_v3
 
 import fedfleet
 from fedfleet.algorithms.options import CohortOptions
+from fedfleet.config.resolve import parse_until
 from fedfleet.datasets.examples import FederatedDataset
 from fedfleet.report import write_report
-from fedfleet.resolve import parse_until
-from fedfleet.simulator import rng
-from fedfleet.simulator import tree as T
-from fedfleet.simulator.evaluation import less_is_better
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.driver.evaluation import less_is_better
 from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.simulator.work import Batch
 from fedfleet.tasks import gan_nets, scorer
@@ -165,7 +165,7 @@ def test_a_run_is_scored_by_a_classifier_that_is_trained_once(tmp_path, monkeypa
     torch.testing.assert_close(kept.float() / 127.5 - 1, data.task.samples(model, 100), atol=1 / 127.5, rtol=0)
     page = write_report([run.folder], tmp_path / "report").read_text()
     assert "Generated images" in page
-    assert (tmp_path / "report" / "samples.png").stat().st_size > 1000
+    assert (tmp_path / "report" / "figures" / "samples.png").stat().st_size > 1000
     for name in ("eval/generator_loss", "eval/discriminator_loss"):
         assert math.isfinite(final[name])
 

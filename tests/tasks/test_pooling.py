@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedfleet.simulator import rng
+from fedfleet.simulator.arithmetic import rng
 from fedfleet.tasks.pooling import MaxPool2
 
 

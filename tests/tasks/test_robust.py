@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import fedfleet
-from fedfleet.simulator import rng
-from fedfleet.simulator import tree as T
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.work import Batch
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.robust import RobustOptions, RobustTraining

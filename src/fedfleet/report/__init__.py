@@ -2,6 +2,8 @@
 
 It reads run folders and nothing else, so it also serves runs that were made on another machine or were cut short.
 `tables` reads them, `figures` draws, `page` writes the HTML.
+
+May import: simulator, simulator.driver.evaluation.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ SEARCH_DEPTH = 3  # a comparison folder is <label>/seed-<n>/, and one level more
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
-    """Write `out/report.html`, which embeds its figures, and the same figures as `out/*.png`.
+    """Write `out/report.html`, which embeds its figures, and the same figures as `out/figures/*.png`.
 
     Args:
         runs: run folders, or comparison folders, which stand for the run folders up to three levels below them.
@@ -40,14 +42,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
         groups.setdefault(run.label, []).append(run)
     drawn = figures.draw(groups)
     html = page.render(groups, drawn)
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
-    for figure in drawn:
-        (out / f"{figure.name}.png").write_bytes(figure.png)
-    target = out / "report.html"
-    partial = target.with_suffix(".html.partial")  # whoever has the page open never sees half of it
-    partial.write_text(html, encoding="utf-8")
-    return partial.replace(target)
+    return page.write(Path(out), html, drawn)
 
 
 def _expand(path: Path) -> Iterator[Path]:

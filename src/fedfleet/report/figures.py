@@ -16,7 +16,7 @@ from fedfleet.report import canvas, domain_figures, samples
 from fedfleet.report.canvas import Groups
 from fedfleet.report.page import Picture, joined, number, quantity, share
 from fedfleet.report.tables import FATES, Curve, Run, band, fate_shares, gini, heard_counts, smooth, worst_tenth
-from fedfleet.simulator.evaluation import less_is_better
+from fedfleet.simulator.driver.evaluation import less_is_better
 
 FATE_COLORS: dict[str, str] = dict(zip(FATES, ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#C4C7CC"), strict=True))
 NO_METRICS = {"round", "client", "copy", "domain", "seed", "num_examples"}  # columns of clients.parquet

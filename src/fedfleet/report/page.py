@@ -21,6 +21,7 @@ WORST_FIRST = ("failed", "interrupted", "stopped", "unknown", "finished")
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 COMPARED = ("rounds", "population", "task", "algorithm", "cohort", "availability")  # what seeds of a label should share
 MISSING = "–"
+FIGURES = "figures"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,18 @@ def fill(**parts: Any) -> str:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template("report.html.j2").render(**parts)
+
+
+def write(out: Path, html: str, pictures: Sequence[Picture]) -> Path:
+    """Write `report.html`, which stands alone, and the pictures as files in `figures`; return the page's path."""
+    folder = out / FIGURES
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in pictures:
+        (folder / f"{picture.name}.png").write_bytes(picture.png)
+    target = out / "report.html"
+    partial = target.with_suffix(".html.partial")  # whoever has the page open never sees half of it
+    partial.write_text(html, encoding="utf-8")
+    return partial.replace(target)
 
 
 def quantity(value: float | None, unit: str = "") -> str:

@@ -10,24 +10,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedfleet.report.page import MISSING, fill, joined, mean_sd, number, quantity, share
+from fedfleet.report.page import MISSING, fill, joined, mean_sd, number, quantity, share, write
 from fedfleet.report.study_tables import DONE, Frame, Tables, interval, paired
 
 NAMED = 12  # points that a sentence names at most; the table has them all
 
 
 def write_study_report(tables: Tables, out: Path, config: str) -> Path:
-    """Write `out/report.html` and the figures beside it; `config` is the study's configuration as text. Returns the page's path."""
+    """Write `out/report.html` and the figures below `out/figures`; `config` is the study's configuration as text."""
     from fedfleet.report import study_figures  # here, for matplotlib takes most of a second to import
 
     drawn = study_figures.draw(tables)
     html = render(tables, drawn, out, config)
-    for figure in drawn:
-        (out / f"{figure.name}.png").write_bytes(figure.png)
-    target = out / "report.html"
-    partial = target.with_suffix(".html.partial")
-    partial.write_text(html, encoding="utf-8")
-    return partial.replace(target)
+    return write(out, html, drawn)
 
 
 def render(tables: Tables, pictures: Sequence[Any], out: Path, config: str) -> str:

@@ -1,0 +1,4 @@
+"""Trees and their algebra, hashed randomness, optimisers, factored leaves, reductions.
+
+May import: nothing else.
+"""

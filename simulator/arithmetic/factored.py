@@ -1,0 +1,252 @@
+"""What client code of the factored executor sees: leaves that are tensors by their shape, combinations by their content.
+
+Steps, proximal terms, momentum and corrections by other gradients only change the numbers of a combination; any operation
+that is not linear in the leaf multiplies it out. The ledger of a block holds what its leaves have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator.arithmetic import lanes
+from fedfleet.simulator.arithmetic.combination import Combination, Number, Outer, PerClient, Shared, Tape, Term
+
+
+@dataclass
+class Notes:
+    """What was found out while client code ran: about factoring, and about what phases take.
+
+    Attributes:
+        dense: objective -> leaves it uses in another way than as the weight of a linear layer or a convolution.
+        reasons: leaf -> the operations that need it multiplied out.
+        products: objective -> multiplications that its layers do for one example, forward.
+        step_examples: examples a client takes in a step, in the stage where they are fewest; padding counted.
+        examples: examples a client takes in a stage, where they are most.
+        flop: phase -> floating-point operations for one of the examples that pass through its steps (padding is no example less).
+        bytes_down, bytes_up: phase -> bytes of the messages to and from one client.
+
+    """
+
+    dense: dict[str, set[str]] = field(default_factory=dict)
+    reasons: dict[str, set[str]] = field(default_factory=dict)
+    products: dict[str, int] = field(default_factory=dict)
+    step_examples: int | None = None
+    examples: int = 1
+    flop: dict[str, float] = field(default_factory=dict)
+    bytes_down: dict[str, float] = field(default_factory=dict)
+    bytes_up: dict[str, float] = field(default_factory=dict)
+
+    def walked(self, steps: int, rows: int) -> None:
+        """Note a stage of so many steps of so many examples."""
+        self.step_examples = rows if self.step_examples is None else min(self.step_examples, rows)
+        self.examples = max(self.examples, steps * rows)
+
+    def worked(self, phase: str, flop: int, rows: int) -> None:
+        """Note a phase in which so many operations were done for each client on so many examples."""
+        if rows:
+            self.flop[phase] = flop / rows
+
+
+class Walk:
+    """The inputs of all steps of a block, (C, N, i), and their products with shared matrices, each computed once."""
+
+    def __init__(self, inputs: Tensor):
+        self.inputs = inputs
+        self._products: dict[int, Tensor] = {}
+
+    def product(self, matrix: Tensor, start: int, stop: int) -> Tensor:
+        """Return rows ``start`` to ``stop`` of the inputs times ``matrix`` (o, i) transposed: (C, r, o), not to be written to."""
+        if id(matrix) not in self._products:  # shared terms live as long as the ledger, so their ids stay theirs
+            self._products[id(matrix)] = torch.matmul(self.inputs, matrix.mT)
+        return self._products[id(matrix)][:, start:stop]
+
+
+class Ledger:
+    """What the factored leaves of one block have in common: the number of clients C, the tapes, the notes.
+
+    ``products`` are the multiplications of layers in the gradient under way, ``flop`` the operations done so far; of one client.
+    ``last`` says that the step under way is the last one, and takes one batch: its weights are used for the last time.
+    """
+
+    def __init__(self, clients: int, notes: Notes):
+        self.clients, self.notes = clients, notes
+        self.products, self.flop, self.last = 0, 0, False
+        self._shared: dict[int, Shared] = {}
+        self._tapes: dict[tuple[str, int, int, Walk | None], Tape] = {}
+        self._walks: dict[int, Walk] = {}
+        self._shells: dict[tuple[Any, ...], Tensor] = {}
+
+    def walk(self, inputs: Tensor) -> None:
+        """Make known the inputs (C, T, R, ...) of all steps, unless they are labels."""
+        if not inputs.is_floating_point():
+            return
+        flat = inputs.reshape(inputs.shape[0], inputs.shape[1] * inputs.shape[2], -1)
+        self._walks[inputs.untyped_storage().data_ptr()] = Walk(flat)
+
+    def on_walk(self, h: Tensor) -> tuple[Walk, int] | None:
+        """Return the walk that ``h`` (C, r, i) is a slice of, and its first row; None if it is none."""
+        walk = self._walks.get(h.untyped_storage().data_ptr())
+        if walk is None or h.shape[2] != walk.inputs.shape[2] or h.stride() != walk.inputs.stride():
+            return None
+        rows, within = divmod(int(h.storage_offset() - walk.inputs.storage_offset()), h.shape[2])
+        return None if within else (walk, rows)
+
+    def shell(self, like: Tensor) -> Tensor:
+        """Return a tensor of the shape, dtype and device of ``like`` that takes no memory."""
+        key = (like.shape, like.dtype, like.device)
+        if key not in self._shells:
+            self._shells[key] = torch.empty((), dtype=like.dtype, device=like.device).expand(like.shape)
+        return self._shells[key]
+
+    def shared(self, value: Tensor) -> Shared:
+        """Return the term of a shared tensor, the same one each time."""
+        return self._shared.setdefault(id(value), Shared(value))
+
+    def outer(self, path: str, h: Tensor, d: Tensor, on: tuple[Walk, int] | None) -> Outer:
+        """Record a pair of the leaf at ``path``, whose inputs ``h`` are ``on`` a walk."""
+        walk, place = on or (None, None)
+        key = (path, d.shape[2], h.shape[2], walk)
+        if key not in self._tapes:
+            self._tapes[key] = Tape(None if walk is None else walk.inputs)
+        return self._tapes[key].append(h, d, place)
+
+
+class Factored(Tensor):
+    """A leaf of client code whose content is a combination: linear operations stay factored, any other multiplies it out."""
+
+    ledger: Ledger
+    path: str
+    terms: dict[Term, Number]
+
+    @staticmethod
+    def of(ledger: Ledger, path: str, like: Tensor, terms: dict[Term, Number]) -> Factored:
+        """Make a leaf with the shape, dtype and device of ``like``."""
+        new = ledger.shell(like).as_subclass(Factored)
+        new.ledger, new.path, new.terms = ledger, path, terms
+        return new
+
+    def combination(self) -> Combination:
+        """Return the content for all clients of the block."""
+        clients = self.ledger.clients
+
+        def whole(c: Number) -> Number:
+            if not isinstance(c, Tensor):
+                return c
+            value, batched = lanes.lower(c)
+            return value if batched else value.expand(clients)
+
+        return Combination(clients, self, [(t, whole(c)) for t, c in self.terms.items()])
+
+    def fold(self, value: Tensor) -> None:
+        """Take ``value`` (C, ...), the content multiplied out, as the content from now on."""
+        self.terms = {PerClient(value): 1.0}
+
+    def multiplied_out(self, reason: str) -> Tensor:
+        """Return an ordinary tensor of client code."""
+        self.ledger.notes.reasons.setdefault(self.path, set()).add(reason)
+        content = self.combination()
+        with lanes.beneath():
+            value = content.dense()
+        return lanes.lift(value)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__
+        if name in METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        if name in LINEAR and not kwargs:
+            found = LINEAR[name](*args)
+            if found is not NotImplemented:
+                return found
+        own = any(isinstance(a, Tensor) and not isinstance(a, Factored) and a.dim() for a in args)
+        reason = f"{name} with a tensor of each client's own" if own else name
+        dense = [a.multiplied_out(reason) if isinstance(a, Factored) else a for a in args]
+        return func(*dense, **(kwargs or {}))
+
+
+METADATA = {
+    "__get__",
+    "size",
+    "dim",
+    "ndimension",
+    "numel",
+    "nelement",
+    "element_size",
+    "is_floating_point",
+    "__hash__",
+}
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, int | float) or (isinstance(x, Tensor) and not isinstance(x, Factored) and x.dim() == 0)
+
+
+def _times(c: Number, s: Any) -> Number:
+    return c * (s if isinstance(s, Tensor) else float(s))
+
+
+def _terms(x: Any, ledger: Ledger) -> dict[Term, Number] | None:
+    """Return a leaf as terms; None where it is a tensor that differs from client to client."""
+    if isinstance(x, Factored):
+        return x.terms
+    if not isinstance(x, Tensor) or lanes.is_batched(x):
+        return None
+    return {ledger.shared(x): 1.0}
+
+
+def _joined(a: Any, b: Any, each: Callable[[Number, Number], Number]) -> Any:
+    leaf: Factored = a if isinstance(a, Factored) else b
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape):
+        return NotImplemented
+    left, right = _terms(a, leaf.ledger), _terms(b, leaf.ledger)
+    if left is None or right is None:
+        return NotImplemented
+    terms = {t: each(left.get(t, 0.0), right.get(t, 0.0)) for t in {**left, **right}}
+    return Factored.of(leaf.ledger, leaf.path, leaf, terms)
+
+
+def _scale(a: Any, s: Any) -> Any:
+    if _is_number(a):
+        a, s = s, a
+    if not (isinstance(a, Factored) and _is_number(s)):
+        return NotImplemented
+    return Factored.of(a.ledger, a.path, a, {t: _times(c, s) for t, c in a.terms.items()})
+
+
+def _divide(a: Any, s: Any) -> Any:
+    return _scale(a, 1.0 / s) if isinstance(a, Factored) and _is_number(s) else NotImplemented
+
+
+def _choose(condition: Any, a: Any, b: Any) -> Any:
+    if not (isinstance(condition, Tensor) and condition.dim() == 0):
+        return NotImplemented
+
+    def pick(x: Number, y: Number) -> Number:
+        if isinstance(x, float) and isinstance(y, float) and x == y:
+            return x
+        return torch.where(condition, number(x), number(y))
+
+    leaf = a if isinstance(a, Factored) else b
+    number = lambda x: torch.as_tensor(x, dtype=leaf.dtype, device=leaf.device)  # noqa: E731
+    return _joined(a, b, pick)
+
+
+LINEAR: dict[str, Callable[..., Any]] = {
+    "add": lambda a, b: _joined(a, b, lambda x, y: x + y),
+    "sub": lambda a, b: _joined(a, b, lambda x, y: x - y),
+    "rsub": lambda a, b: _joined(b, a, lambda x, y: x - y),
+    "mul": _scale,
+    "div": _divide,
+    "neg": lambda a: _scale(a, -1.0),
+    "where": _choose,
+    "zeros_like": lambda a: Factored.of(a.ledger, a.path, a, {}),
+    "clone": lambda a: a,
+    "detach": lambda a: a,
+}
+LINEAR |= {"__radd__": LINEAR["add"], "__rmul__": _scale, "__rsub__": LINEAR["rsub"], "true_divide": _divide}

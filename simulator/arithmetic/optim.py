@@ -1,0 +1,113 @@
+"""First-order optimisers as pure functions on trees: one set, for clients' local steps and for the server's.
+
+An optimiser turns a descent direction into the direction actually taken; the caller then steps ``z - lr * direction``.
+Checked against ``torch.optim``, whose classes keep their state in place and so cannot run inside ``vmap``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.tree import Tree
+
+
+class Optimizer(NamedTuple):
+    """``init(z) -> state`` and ``update(state, direction, z) -> (direction, state)``."""
+
+    init: Callable[[Tree], Any]
+    update: Callable[[Any, Tree, Tree], tuple[Tree, Any]]
+
+
+def sgd(
+    *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0, clip_norm: float | None = None
+) -> Optimizer:
+    """SGD as in ``torch.optim.SGD`` (dampening 0).
+
+    Args:
+        momentum: weight of the running direction.
+        nesterov: look ahead along the running direction; needs momentum.
+        weight_decay: adds ``weight_decay * z`` to the direction, before momentum.
+        clip_norm: scales a longer direction down to this Euclidean norm, before all else.
+
+    """
+
+    def init(z: Tree) -> Tree:
+        return T.zeros_like(z) if momentum else None
+
+    def update(state: Tree, d: Tree, z: Tree) -> tuple[Tree, Tree]:
+        d = _prepare(d, z, weight_decay, clip_norm)
+        if not momentum:
+            return d, None
+        state = T.axpy(momentum, state, d)
+        return (T.axpy(momentum, state, d) if nesterov else state), state
+
+    return Optimizer(init, update)
+
+
+class Moments(NamedTuple):
+    """Running first and second moments (trees) and the number of updates."""
+
+    first: Tree
+    second: Tree
+    count: Any
+
+
+def adam(
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    rule: Literal["adam", "yogi"] = "adam",
+    bias_correction: bool = True,
+    weight_decay: float = 0.0,
+    clip_norm: float | None = None,
+) -> Optimizer:
+    """Adam (Kingma & Ba 2015) or Yogi (Zaheer et al. 2018).
+
+    With ``bias_correction=False`` and ``eps`` as the paper's tau this is the server side of FedAdam and FedYogi (Reddi et al.
+    2021, Algorithm 2); with ``bias_correction=True`` it is ``torch.optim.Adam``.
+    """
+
+    def init(z: Tree) -> Moments:
+        first = T.leaves(z)[0]
+        return Moments(T.zeros_like(z), T.zeros_like(z), torch.zeros((), dtype=torch.float64, device=first.device))
+
+    def second(v: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        if rule == "yogi":
+            return v - (1 - beta2) * g * g * torch.sign(v - g * g)
+        return beta2 * v + (1 - beta2) * g * g
+
+    def update(state: Moments, d: Tree, z: Tree) -> tuple[Tree, Moments]:
+        d = _prepare(d, z, weight_decay, clip_norm)
+        count = state.count + 1
+        m = T.map(lambda a, g: beta1 * a + (1 - beta1) * g, state.first, d)
+        v = T.map(second, state.second, d)
+        c1, c2 = (1 - beta1**count, 1 - beta2**count) if bias_correction else (1.0, 1.0)
+
+        def leaf(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return ((a / c1) / ((b / c2).sqrt() + eps)).to(a.dtype)
+
+        return T.map(leaf, m, v), Moments(m, v, count)
+
+    return Optimizer(init, update)
+
+
+def adagrad(*, eps: float = 1e-10, weight_decay: float = 0.0, clip_norm: float | None = None) -> Optimizer:
+    """Adagrad (Duchi, Hazan & Singer 2011) as in ``torch.optim.Adagrad``."""
+
+    def update(state: Tree, d: Tree, z: Tree) -> tuple[Tree, Tree]:
+        d = _prepare(d, z, weight_decay, clip_norm)
+        state = T.map(lambda s, g: s + g * g, state, d)
+        return T.map(lambda s, g: g / (s.sqrt() + eps), state, d), state
+
+    return Optimizer(T.zeros_like, update)
+
+
+def _prepare(d: Tree, z: Tree, weight_decay: float, clip_norm: float | None) -> Tree:
+    if clip_norm is not None:
+        d = T.scale((clip_norm / (T.norm(d) + 1e-6)).clamp(max=1.0), d)  # as torch.nn.utils.clip_grad_norm_
+    return T.axpy(weight_decay, z, d) if weight_decay else d

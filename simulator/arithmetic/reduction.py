@@ -1,0 +1,158 @@
+"""How what clients send becomes one value: declared by the phase, summed in blocks by workers, merged by the driver.
+
+``block`` turns the stacked uploads of one block into a partial result, ``merge`` adds two partials in block order, ``final``
+ends it. A worker never adds two blocks together, so the bits do not depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.combination import Combination, multiplied_out
+from fedfleet.simulator.arithmetic.stored import Stored
+from fedfleet.simulator.arithmetic.tree import Tree
+
+
+class Rows(NamedTuple):
+    """What is known of a block's clients: weight (C,) float64, domain (C,) int64, and unit (C,) float64, the weight where none
+    is asked for: 1, or less for late updates.
+    """
+
+    weight: Tensor
+    domain: Tensor
+    unit: Tensor
+
+
+class Reduction(Protocol):
+    """Associative once partials are taken in block order; a partial of None is neutral."""
+
+    def block(self, values: Tree, rows: Rows) -> Any:
+        """Reduce stacked uploads (leaves (C, ...), or combinations) of one block."""
+        ...
+
+    def merge(self, a: Any, b: Any) -> Any:
+        """Add two partials, ``a`` from the earlier block."""
+        ...
+
+    def final(self, partial: Any) -> Any:
+        """Return the value an algorithm sees."""
+        ...
+
+
+def merge(reduction: Reduction, a: Any, b: Any) -> Any:
+    """Merge two partials, either of which may be None, the neutral one."""
+    if a is None or b is None:
+        return b if a is None else a
+    return reduction.merge(a, b)
+
+
+def _weighted_sum(values: Tree, weight: Tensor) -> Tree:
+    def leaf(v: Tensor | Combination) -> Tensor:
+        if isinstance(v, Combination):
+            return v.weighted_sum(weight)
+        w = weight.to(v.dtype)
+        return (v * T.column(w, v)).sum(0)
+
+    return T.map(leaf, values)
+
+
+class _Sum(NamedTuple):
+    total: Tree
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class Total:
+    """The plain sum over the heard clients."""
+
+    def block(self, values: Tree, rows: Rows) -> Tree:
+        """Sum a block."""
+        return _weighted_sum(values, rows.unit)
+
+    def merge(self, a: Tree, b: Tree) -> Tree:
+        """Add two sums."""
+        return T.add(a, b)
+
+    def final(self, partial: Tree) -> Tree:
+        """Return the sum."""
+        return partial
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean over the heard clients with the phase's weights (``weighted=False``: each counts the same)."""
+
+    weighted: bool = True
+
+    def block(self, values: Tree, rows: Rows) -> _Sum:
+        """Sum a block with its weights."""
+        weight = rows.weight if self.weighted else rows.unit
+        return _Sum(_weighted_sum(values, weight), weight.sum())
+
+    def merge(self, a: _Sum, b: _Sum) -> _Sum:
+        """Add two weighted sums."""
+        return _Sum(T.add(a.total, b.total), a.weight + b.weight)
+
+    def final(self, partial: _Sum) -> Tree:
+        """Divide by the weight. Raises ValueError where all weights are zero."""
+        if float(partial.weight) == 0.0:
+            raise ValueError("the weights of all heard clients are zero, so their mean does not exist")
+        return T.map(lambda v: v / partial.weight.to(v.dtype), partial.total)
+
+
+class DomainMeans(NamedTuple):
+    """Means by domain, for the domains that were heard: domain (D,) sorted, value leaves (D, ...), weight (D,)."""
+
+    domain: Tensor
+    value: Tree
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class ByDomainMean:
+    """The weighted mean over the heard clients of each domain; cost and size grow with the domains heard, not with all."""
+
+    def _sum(self, domain: Tensor, value: Tree, weight: Tensor) -> DomainMeans:
+        found, inverse = torch.unique(domain, return_inverse=True)
+
+        def leaf(v: Tensor) -> Tensor:
+            return v.new_zeros(len(found), *v.shape[1:]).index_add_(0, inverse, v)
+
+        return DomainMeans(found, T.map(leaf, value), leaf(weight))
+
+    def block(self, values: Tree, rows: Rows) -> DomainMeans:
+        """Sum a block by domain."""
+        scaled = T.map(lambda v: v * T.column(rows.weight.to(v.dtype), v), multiplied_out(values))
+        return self._sum(rows.domain, scaled, rows.weight)
+
+    def merge(self, a: DomainMeans, b: DomainMeans) -> DomainMeans:
+        """Add the sums of two blocks, domain by domain."""
+        both = T.concat([a, b])
+        return self._sum(both.domain, both.value, both.weight)
+
+    def final(self, partial: DomainMeans) -> DomainMeans:
+        """Divide each domain's sum by its weight."""
+        divide = lambda v: v / T.column(partial.weight.to(v.dtype), v)  # noqa: E731
+        return DomainMeans(partial.domain, T.map(divide, partial.value), partial.weight)
+
+
+@dataclass(frozen=True)
+class Store:
+    """Keep every upload, as the blocks they came in: for methods that need more than a sum (median, Krum, FedOMG)."""
+
+    def block(self, values: Tree, rows: Rows) -> Stored:
+        """Wrap a block."""
+        return Stored((multiplied_out(values),), (rows.weight,))
+
+    def merge(self, a: Stored, b: Stored) -> Stored:
+        """Append the later blocks."""
+        return Stored(a.blocks + b.blocks, a.weights + b.weights)
+
+    def final(self, partial: Stored) -> Stored:
+        """Return the stored uploads."""
+        return partial

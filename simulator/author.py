@@ -1,0 +1,49 @@
+"""All that the author of an algorithm or a task imports: ``from fedfleet.simulator.author import Algorithm, Phase, rng, …``."""
+
+from fedfleet.simulator.algorithm import Algorithm, Cohort, Problem, Reduced, Round, Saddle, Task, View
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.optim import Optimizer, adagrad, adam, sgd
+from fedfleet.simulator.arithmetic.reduction import ByDomainMean, Mean, Store, Total
+from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.arithmetic.tree import Scalar, Tree
+from fedfleet.simulator.domains import Domains
+from fedfleet.simulator.errors import ClientError, ConfigError, FedfleetError
+from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Objective, Ops, Phase, Stage
+
+__all__ = [
+    "Algorithm",
+    "At",
+    "Batch",
+    "BatchPlan",
+    "ByDomainMean",
+    "ClientError",
+    "Cohort",
+    "ConfigError",
+    "Domains",
+    "FedfleetError",
+    "Key",
+    "LocalWork",
+    "Mean",
+    "Message",
+    "Objective",
+    "Ops",
+    "Optimizer",
+    "Phase",
+    "Problem",
+    "Reduced",
+    "Round",
+    "Saddle",
+    "Scalar",
+    "Stage",
+    "Store",
+    "T",
+    "Task",
+    "Total",
+    "Tree",
+    "View",
+    "adagrad",
+    "adam",
+    "rng",
+    "sgd",
+]

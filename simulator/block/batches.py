@@ -1,0 +1,125 @@
+"""Which rows each local step of each client of a block sees, drawn from keys: the same for every executor."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.work import BatchPlan, Phase
+
+FEW = 8  # so many times fewer values than all are found without sorting all
+
+
+class Schedule(NamedTuple):
+    """The walk of C clients through their data, padded to T steps of R = per_step * B rows.
+
+    Attributes:
+        rows: (C, T, R) int64, row numbers into the block's data.
+        weight: (C, T, R) float32, 0 on padding.
+        active: (C, T) bool, false once a client has done all its steps.
+        epoch: (C, T) int64, the local epoch the step begins in.
+        epoch_end: (C, T) bool, whether the step ends an epoch.
+        key: (C, T) int64, the step's own key.
+
+    """
+
+    rows: Tensor
+    weight: Tensor
+    active: Tensor
+    epoch: Tensor
+    epoch_end: Tensor
+    key: Key
+
+
+def _batches(plan: BatchPlan, counts: Tensor, longest: int) -> tuple[int, Tensor]:
+    """Return the rows of a full batch, and the batches of each client's epoch."""
+    size = longest if plan.size is None else min(plan.size, longest)
+    return size, (counts + size - 1).div(size, rounding_mode="floor")
+
+
+def _steps(plan: BatchPlan, an_epoch: Tensor, steps: int | None) -> Tensor:
+    """Return the local steps of each client."""
+    wanted = steps if steps is not None else plan.steps
+    if wanted is not None:
+        return torch.full_like(an_epoch, wanted)
+    return (an_epoch * int(plan.epochs or 1) + plan.per_step - 1).div(plan.per_step, rounding_mode="floor")
+
+
+def work(phase: Phase, counts: Tensor, steps: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return what a phase asks of clients with ``counts`` (S,) int64 examples: local steps (S,), and examples in them (S,).
+
+    Args:
+        phase: the phase.
+        counts: examples of each client.
+        steps: replaces the steps of its batch plans.
+
+    """
+    total, examples = torch.zeros_like(counts), torch.zeros_like(counts)
+    for plan in (stage.batches for stage in phase.work.stages):
+        _, an_epoch = _batches(plan, counts, int(counts.max()))
+        mine = _steps(plan, an_epoch, steps)
+        whole = (mine * plan.per_step).div(an_epoch, rounding_mode="floor")
+        size = counts if plan.size is None else torch.full_like(counts, plan.size).minimum(counts)
+        total, examples = total + mine, examples + whole * counts + (mine * plan.per_step - whole * an_epoch) * size
+    return total, examples
+
+
+def least_first(values: Tensor, wanted: int) -> Tensor:
+    """Return the positions of at least the ``wanted`` least values (..., n) in order, equal ones by position."""
+    if wanted * FEW < values.shape[-1]:
+        least, order = values.topk(wanted + 1, largest=False)
+        if not (least[..., 1:] == least[..., :-1]).any():  # among equal ones it chooses as it likes
+            return order[..., :wanted]
+    return values.argsort(dim=-1, stable=True)
+
+
+def schedule(
+    plan: BatchPlan, rows: Tensor, counts: Tensor, keys: Key, steps: int | None = None, limit: Tensor | None = None
+) -> Schedule:
+    """Lay out local steps.
+
+    Args:
+        plan: the batch plan.
+        rows: (C, n) int64, each client's rows, padded.
+        counts: (C,) int64 real rows.
+        keys: (C,) one key a client and stage.
+        steps: replaces ``plan.steps`` (a random K of this round).
+        limit: (C,) int64 steps after which each client stops, if it has not finished.
+
+    """
+    clients, n = rows.shape
+    size, an_epoch = _batches(plan, counts, n)  # the last batch of an epoch may be short
+    mine = _steps(plan, an_epoch, steps)
+    if limit is not None:
+        mine = mine.minimum(limit)
+    total = max(1, int(mine.max()))
+    batch = torch.arange(total * plan.per_step, device=rows.device).expand(clients, -1)  # (C, T * per_step)
+    last = (mine * plan.per_step - 1).clamp(min=0).div(an_epoch, rounding_mode="floor")
+    # A client done with its steps starts no new epoch: beside a far larger one it would be shuffled a great many times.
+    epoch = batch.div(an_epoch[:, None], rounding_mode="floor").minimum(last[:, None])
+    place = (batch % an_epoch[:, None])[..., None] * size + torch.arange(
+        size, device=rows.device
+    )  # (C, T * per_step, B)
+    real = place < counts[:, None, None]
+    place = torch.where(real, place, torch.zeros_like(place))
+    if plan.shuffle:
+        epochs = int(epoch.max()) + 1
+        order = rng.bits(rng.fold(keys[:, None], "epoch", torch.arange(epochs, device=rows.device)), n)  # (C, E, n)
+        padding = torch.arange(n, device=rows.device) >= counts[:, None]
+        order = least_first(order.masked_fill(padding[:, None], torch.iinfo(torch.int64).max), int(place.max()) + 1)
+        width = order.shape[-1]
+        place = order.flatten(1).gather(1, (epoch[..., None] * width + place).flatten(1)).reshape(place.shape)
+    found = rows.gather(1, place.flatten(1)).reshape(clients, total, plan.per_step * size)
+    by_step = lambda v: v.reshape(clients, total, plan.per_step)  # noqa: E731
+    return Schedule(
+        rows=found,
+        weight=real.to(torch.float32).reshape(clients, total, plan.per_step * size),
+        active=torch.arange(total, device=rows.device) < mine[:, None],
+        epoch=by_step(epoch)[..., 0],
+        epoch_end=(by_step(batch % an_epoch[:, None]) == an_epoch[:, None, None] - 1).any(-1),
+        key=rng.fold(keys[:, None], "step", torch.arange(total, device=rows.device)),
+    )

@@ -1,0 +1,400 @@
+"""Run the work of one block of clients: one at a time (``serial``, the reference) or all at once (``batched``, ``factored``)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator.algorithm import Algorithm, Task
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.combination import multiplied_out
+from fedfleet.simulator.arithmetic.factored import Notes
+from fedfleet.simulator.arithmetic.reduction import Rows, merge
+from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.block.batches import Schedule, schedule
+from fedfleet.simulator.block.capture import Captures
+from fedfleet.simulator.block.client import ClientInputs, ClientProgram
+from fedfleet.simulator.block.faults import AtFault, Dropped, Faults, NotFinite, Watch, finite, not_finite
+from fedfleet.simulator.block.purity import Purity
+from fedfleet.simulator.errors import ClientError, one_line, traced
+from fedfleet.simulator.population import LocalData, Population, gather
+from fedfleet.simulator.work import Batch, Message, Objective, Phase
+
+GATHERED_BYTES = 1 << 28  # of a block's data along a walk, gathered at once
+CAPTURED_STEPS = 128  # local steps of a block that is captured, since a capture grows with them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Everything a worker needs, sent to it once.
+
+    Attributes:
+        population: the clients and their data.
+        phases: by name.
+        objectives: by name, for ``ops.grad``.
+        functions: ``(z, batch) -> outputs`` by name, for ``ops.apply`` and evaluation.
+        evaluation: split -> data (rows, ...) for evaluating a model on the server's side.
+        inner: "serial", "batched" or "factored".
+        device: "cpu" or "cuda".
+        notes: what this process has found out about factoring.
+        captures: the kinds of blocks that this process has captured.
+
+    """
+
+    population: Population
+    phases: Mapping[str, Phase]
+    objectives: Mapping[str, Objective]
+    functions: Mapping[str, Callable[[Tree, Batch], Any]]
+    evaluation: Mapping[str, Mapping[str, Tensor]]
+    inner: str
+    device: str = "cpu"
+    notes: Notes = field(default_factory=Notes)
+    captures: Captures = field(default_factory=Captures)
+
+    @staticmethod
+    def of(algorithm: Algorithm, task: Task, population: Population, inner: str, **rest: Any) -> Setup:
+        """Return what workers need for an algorithm on a task; ``rest`` are the other attributes, such as ``evaluation``."""
+        phases = {p.name: p for p in algorithm.phases}
+        made = {"phases": phases, "objectives": task.objectives, "functions": task.functions, "evaluation": {}}
+        return Setup(population=population, inner=inner, **{**made, **rest})
+
+    def placed(self) -> Setup:
+        """Return the setup with the clients' data on the device, as a worker keeps it."""
+        return replace(self, population=self.population.to(torch.device(self.device)))
+
+
+class BlockTask(NamedTuple):
+    """The unit of dispatch: clients (C,) int64 with their copy numbers (C,), and what belongs to them alone.
+
+    ``limit`` (C,) int64 is the local steps after which each of them stops, if they may not finish; ``discount`` what they
+    weigh beside others, ``feedback`` whether each client's loss is wanted, ``faults`` what is done about clients at fault.
+    """
+
+    phase: str
+    clients: Tensor
+    copies: Tensor
+    key: Key
+    steps: int | None = None
+    limit: Tensor | None = None
+    own: Tree = None
+    inbox: Tree = None
+    discount: float = 1.0
+    feedback: bool = False
+    faults: Faults = Faults()
+
+    def part(self, rows: Tensor | slice) -> BlockTask:
+        """Return the task of some of the clients, given by their positions."""
+        mine = (self.limit, self.own, self.inbox)
+        limit, own, inbox = (None if t is None else T.index(t, rows) for t in mine)
+        return self._replace(clients=self.clients[rows], copies=self.copies[rows], limit=limit, own=own, inbox=inbox)
+
+
+class BlockResult(NamedTuple):
+    """What comes back: partial sums, never a client's upload unless the reduction stores it.
+
+    Only the scalars in ``config``, (C,), and ``own``, stacked, are of each client. ``steps`` is the sum over the clients,
+    ``loss`` that of the mean loss of each of the ``measured`` clients that took a gradient, and ``floats_up`` and
+    ``bytes_up`` those of all together. ``losses`` (C,) float64 are each client's, NaN for
+    none, if asked for. ``splits`` counts how often the block was halved for want of memory.
+
+    The ``dropped`` clients, by row, are not among the C, and count for nothing. Where all were, partials are None and
+    ``config`` and ``own`` empty.
+    """
+
+    partials: dict[str, Any]
+    config: dict[str, Tensor]
+    own: Tree
+    steps: int
+    loss: float
+    measured: int
+    floats_up: int
+    bytes_up: int
+    losses: Tensor | None = None
+    splits: int = 0
+    dropped: tuple[Dropped, ...] = ()
+
+    def kept(self, task: BlockTask) -> Tensor:
+        """Return which of the task's clients count, a mask."""
+        kept = torch.ones(len(task.clients), dtype=torch.bool)
+        kept[[d.row for d in self.dropped]] = False
+        return kept
+
+
+def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
+    """Run one block on this worker, in halves where the device's memory does not hold it.
+
+    Raises ClientError, naming client, phase and step, where client code raises or sends a value that is not finite, unless
+    such clients are to be dropped: then the others are run again, as a block of their own.
+    """
+    try:
+        return _without_dropped(setup, shared, task)
+    except torch.OutOfMemoryError as e:
+        if len(task.clients) == 1:
+            raise ClientError(
+                f"client {int(task.clients)}, phase {task.phase!r}: the memory of {setup.device} does not hold the work of one "
+                f"client: lower algorithm.batch_size, or take a smaller model"
+            ) from e
+    torch.cuda.empty_cache()  # the error and what it kept alive are gone by now
+    middle = len(task.clients) // 2
+    first, second = (run_block(setup, shared, task.part(rows)) for rows in (slice(None, middle), slice(middle, None)))
+    return _joined(setup.phases[task.phase], first, second, middle)
+
+
+def _without_dropped(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
+    phase, rows, dropped = setup.phases[task.phase], torch.arange(len(task.clients)), []
+    while len(rows):
+        try:
+            return without(phase, task, rows, dropped, _run(setup, shared, task.part(rows) if dropped else task))
+        except AtFault as e:
+            found = e.dropped
+        dropped += [d._replace(row=int(rows[d.row])) for d in found]
+        rows = rows[~torch.isin(rows, torch.tensor([d.row for d in dropped]))]
+    return without(phase, task, rows, dropped)
+
+
+def without(
+    phase: Phase, task: BlockTask, rows: Tensor, dropped: Sequence[Dropped], result: BlockResult | None = None
+) -> BlockResult:
+    """Return what a block sends without those dropped, from what the others, its ``rows``, send; None where nobody is left."""
+    if result is None:
+        losses = torch.zeros(0, dtype=torch.float64) if task.feedback else None
+        result = BlockResult(dict.fromkeys(phase.reduce), {}, None, 0, 0.0, 0, 0, 0, losses)
+    others = [d._replace(row=int(rows[d.row])) for d in result.dropped]
+    return result._replace(dropped=tuple(sorted([*dropped, *others])))
+
+
+def _joined(phase: Phase, a: BlockResult, b: BlockResult, size: int) -> BlockResult:
+    """Join the results of two parts of a block, the first of ``size`` clients."""
+    config, own = [r.config for r in (a, b) if r.config], [r.own for r in (a, b) if r.own is not None]
+    return BlockResult(
+        partials={slot: merge(r, a.partials[slot], b.partials[slot]) for slot, r in phase.reduce.items()},
+        config=T.concat(config) if config else {},
+        own=T.concat(own) if own else None,
+        **{k: getattr(a, k) + getattr(b, k) for k in ("steps", "loss", "measured", "floats_up", "bytes_up")},
+        losses=None if a.losses is None or b.losses is None else torch.cat([a.losses, b.losses]),
+        splits=a.splits + b.splits + 1,
+        dropped=a.dropped + tuple(d._replace(row=d.row + size) for d in b.dropped),
+    )
+
+
+class _Given(NamedTuple):
+    """The tensors and numbers that the computation of a block depends on; ``domain`` (C,)."""
+
+    inputs: ClientInputs
+    send: dict[str, Tree]
+    config: dict[str, Any]
+    domain: Tensor
+
+
+class _Sent(NamedTuple):
+    """What a block computes; as in ``BlockResult``, on the device, but ``loss`` (C,) is each client's."""
+
+    partials: dict[str, Any]
+    config: dict[str, Tensor]
+    own: Tree
+    loss: Tensor
+    floats_up: int
+    bytes_up: int
+
+
+def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
+    phase = setup.phases[task.phase]
+    device = torch.device(setup.device)
+    clients = task.clients.to(device)
+    local = setup.population.local_data(clients)
+    keys = rng.fold(task.key.to(device), clients, task.copies.to(device))
+    walks = _walks(phase, task, local, keys)
+    for w in walks:
+        setup.notes.walked(*w.weight.shape[1:])
+    batches = tuple(_along(local.data, w.rows) for w in walks)
+    inputs = ClientInputs(
+        rng.fold(keys, "begin"), local.counts, walks, batches, T.to(task.own, device), T.to(task.inbox, device)
+    )
+    given = _Given(inputs, T.to(dict(shared.send), device), dict(shared.config), local.domain)
+    always = [w.active.all(0).tolist() for w in walks]
+
+    def program(given: _Given) -> ClientProgram:
+        return ClientProgram(phase, given.inputs, {**given.send, **given.config}, local.data, setup, always)
+
+    def compute(given: _Given) -> _Sent:
+        mine = program(given)
+        return _sent(mine, task, given, torch.func.vmap(mine, randomness="error")(*T.leaves(mine.inputs)))[1]
+
+    key = None
+    if setup.inner != "serial" and None not in batches and sum(map(len, always)) <= CAPTURED_STEPS:
+        dense = tuple((name, frozenset(paths)) for name, paths in setup.notes.dense.items())
+        key = setup.captures.key((task.phase, setup.inner, task.discount, tuple(map(tuple, always)), dense), given)
+    with torch.no_grad():
+        sent = setup.captures.replay(key, given)
+        if sent is None or not _trusted(task, sent):
+            mine = program(given)
+            sent = _ordinarily(mine, task, given)
+            if mine.ledger is not None:
+                setup.notes.worked(phase.name, mine.ledger.flop, sum(w.weight[0].numel() for w in walks))
+            setup.captures.ran(key, compute, given, sent)
+    loss = sent.loss.double()
+    found = ~loss.isnan()
+    return BlockResult(
+        partials=T.to(sent.partials, "cpu"),
+        config=T.to(sent.config, "cpu"),
+        own=T.to(sent.own, "cpu"),
+        steps=sum(int(w.active.sum()) for w in walks),
+        loss=float(loss[found].sum()),
+        measured=int(found.sum()),
+        floats_up=sent.floats_up,
+        bytes_up=sent.bytes_up,
+        losses=loss.cpu() if task.feedback else None,
+    )
+
+
+def _trusted(task: BlockTask, sent: _Sent) -> bool:
+    """Say whether values are finite, if they have to be. Those of a sum are looked at, so that uploads need not be one by one."""
+    return task.faults.non_finite == "keep" or finite((sent.partials, sent.config, sent.own))
+
+
+def _ordinarily(program: ClientProgram, task: BlockTask, given: _Given) -> _Sent:
+    """Run client code, and name the clients at fault. Raises ClientError, or AtFault where they are to be dropped."""
+    pure = Purity(task.phase, program.shared, given.inputs)
+    try:
+        flat = _serial(program, task) if program.setup.inner == "serial" else _batched(program, task, pure)
+    except AtFault:
+        pure.check()  # for the others run again
+        raise
+    pure.check()
+    out, sent = _sent(program, task, given, flat)
+    if not _trusted(task, sent):
+        _blame(program, task, out, sent.own)
+    return sent
+
+
+def _walks(phase: Phase, task: BlockTask, local: LocalData, keys: Key) -> tuple[Schedule, ...]:
+    walks: list[Schedule] = []
+    left = None if task.limit is None else task.limit.to(local.counts.device)
+    for s, stage in enumerate(phase.work.stages):
+        walk = schedule(stage.batches, local.rows, local.counts, rng.fold(keys, "stage", s), task.steps, left)
+        left = None if left is None else left - walk.active.sum(1)
+        walks.append(walk)
+    return tuple(walks)
+
+
+def _along(data: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor] | None:
+    """Gather a whole walk (C, T, R) at once, which is fastest and lets layers see consecutive slices, if it is not too large."""
+    size = sum(rows.numel() * v[0].numel() * max(4, v.element_size()) for v in data.values())
+    return gather(data, rows) if size <= GATHERED_BYTES else None
+
+
+def _batched(program: ClientProgram, task: BlockTask, pure: Purity) -> tuple[Tensor, ...]:
+    try:
+        return torch.func.vmap(program, randomness="error")(*T.leaves(program.inputs))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as e:
+        where = program.where
+        _serial(program, task)  # names the clients and the step, if the fault is the client code's own
+        pure.check()
+        raise ClientError(
+            f"phase {task.phase!r}, {where}: client code runs alone but not under vmap ({type(e).__name__}: {e}): "
+            f"avoid data-dependent branches, .item() and in-place writes, or set executor.inner=serial"
+        ) from e
+
+
+def _serial(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
+    results, dropped = [], []
+    for row, client in enumerate(task.clients.tolist()):
+        try:
+            results.append(_alone(program, row))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as e:
+            error = ClientError.at(client, task.phase, program.where, e)
+            if task.faults.on_client_error == "fail":
+                raise error from e
+            why = one_line(f"{program.where}: {type(e).__name__}: {e}")
+            dropped.append(Dropped(row, client, why, bit_exact=False, traceback=traced(e)))
+    if dropped:
+        raise AtFault(dropped)
+    return tuple(torch.stack(leaf) for leaf in zip(*results, strict=True))
+
+
+def _alone(program: ClientProgram, row: int) -> tuple[Tensor, ...]:
+    """Run one client of the block; alone it takes its own steps and no more."""
+    mine: ClientInputs = T.index(program.inputs, row)
+    walks = tuple(T.map(lambda t, w=w: t[: int(w.active.sum())], w) for w in mine.walks)
+    program.always, program.ledger = [[True] * len(w.active) for w in walks], None
+    return program(*T.leaves(mine._replace(walks=walks)))
+
+
+def _sent(
+    program: ClientProgram, task: BlockTask, given: _Given, flat: tuple[Tensor, ...]
+) -> tuple[dict[str, Any], _Sent]:
+    """Return what the clients of a block send, stacked, and what it comes to."""
+    phase, out, counts = program.phase, program.result(flat), given.inputs.num_examples
+    if phase.weight == "uniform":
+        weight = torch.ones(len(counts), dtype=torch.float64, device=counts.device)
+    elif phase.weight == "num_examples":
+        weight = counts.to(torch.float64)
+    else:
+        weight = out["config"][phase.weight]
+    rows = Rows(weight * task.discount, given.domain, torch.full_like(weight, task.discount))
+    return out, _Sent(
+        partials={slot: reduction.block(out["send"][slot], rows) for slot, reduction in phase.reduce.items()},
+        config=out["config"],
+        own=multiplied_out(out["own"]),
+        loss=out["loss"],
+        floats_up=T.count(out["send"]),
+        bytes_up=T.num_bytes(out["send"]) + T.num_bytes(out["config"]),
+    )
+
+
+def _blame(program: ClientProgram, task: BlockTask, out: dict[str, Any], own: Tree) -> NoReturn:
+    """Name the clients whose values are not finite. Raises ClientError, or AtFault where they are to be dropped."""
+    dropped = []
+    for row, what in sorted(not_finite({**out["send"], **out["config"]}, own).items()):
+        client, why = int(task.clients[row]), what + _first_seen(program, row)
+        if task.faults.non_finite == "fail":
+            raise ClientError(
+                f"client {client}, phase {task.phase!r}: {why}: training diverged, so lower the learning rates, or clip gradients"
+            )
+        dropped.append(Dropped(row, client, why, bit_exact=True))
+    if dropped:
+        raise AtFault(dropped)
+    raise ClientError(
+        f"phase {task.phase!r}: the sum of what clients send overflows, though each is finite: lower the learning rates"
+    )
+
+
+def _first_seen(program: ClientProgram, row: int) -> str:
+    """Run a client again, alone, to say after which step its values are no longer finite; say nothing if they always are."""
+    program.watch = Watch()
+    with contextlib.suppress(Exception):
+        try:
+            _alone(program, row)
+        except NotFinite:
+            return f", first seen after {program.where}"
+    return ""
+
+
+class Chunk(NamedTuple):
+    """A fixed slice of an evaluation split."""
+
+    function: str
+    split: str
+    start: int
+    stop: int
+
+
+def run_chunk(setup: Setup, shared: Message, task: Chunk) -> Tree:
+    """Evaluate ``functions[task.function]`` at the model ``shared.send["z"]`` on a chunk of an evaluation split."""
+    data = setup.evaluation[task.split]
+    device = torch.device(setup.device)
+    rows = torch.arange(task.start, task.stop)
+    batch = Batch({k: v.to(device) for k, v in gather(data, rows).items()}, torch.ones(len(rows), device=device))
+    with torch.no_grad():
+        return T.to(setup.functions[task.function](T.to(shared.send["z"], device), batch), "cpu")

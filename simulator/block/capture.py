@@ -1,0 +1,272 @@
+"""Run blocks of one kind again as the tensor operations they come to, without the Python that chose them.
+
+Blocks that agree in phase, shapes and plain numbers do the same operations on other tensors. Once a process has run a kind
+often enough, its operations are captured with ``torch.fx``; from then on they are replayed, the same kernels on the same shapes,
+hence with the same bits. A capture is used once it has given exactly what the ordinary way gives: on the block it was made from,
+on that block with all its numbers altered, several times, so that a number taken for a constant shows, and on the next block.
+What depends on the values of tensors in another way than by tensor operations is not captured.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.tree import Tree
+
+AFTER = 100
+"""Blocks of a kind before it is captured, which costs the time of 14 to 66 blocks and saves up to two fifths of each later one."""
+KINDS, GRAPHS = 1024, 16
+"""Kinds that are counted, and captures that are kept: the last used."""
+ALTERED = 4  # blocks with altered numbers on which a capture is checked
+ALIASES = {"aten.alias.default", "aten.detach.default"}  # what is the same tensor, where nothing is differentiated
+SILENT = ALIASES | {
+    f"aten.{name}"
+    for name in (
+        *("view.default", "_unsafe_view.default", "expand.default", "unsqueeze.default", "squeeze.dim", "slice.Tensor"),
+        *("select.int", "permute.default", "transpose.int", "t.default", "as_strided.default", "unbind.int"),
+        *("clone.default", "_to_copy.default", "zeros_like.default", "new_zeros.default", "scalar_tensor.default"),
+        *("mul.Tensor", "add.Tensor", "sub.Tensor", "neg.default", "div.Tensor", "sum.default", "sum.dim_IntList"),
+        *("where.self", "relu.default", "threshold_backward.default", "mm.default", "bmm.default", "ones_like.default"),
+    )
+}
+"""Operations that can be left out where nothing uses what they return: they do nothing else, and cannot fail on other values."""
+TENSOR = object()
+"""Stands in the shape of a tree for a tensor."""
+_one_at_a_time = threading.Lock()
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Graph:
+    """A captured computation: from the distinct tensors of ``given`` to those of what it returns, shaped ``like`` this."""
+
+    forward: Callable[..., list[Tensor]]
+    like: Tree
+
+    def __call__(self, given: Tree) -> Tree:
+        """Compute."""
+        found = iter(self.forward(*_distinct(T.leaves(given))[0]))
+        return T.map(lambda x: next(found) if x is TENSOR else x, self.like)
+
+
+@dataclass
+class _Kind:
+    blocks: int = 0
+    graph: Graph | None = None
+    checked: bool = False
+    refused: bool = False
+
+
+class Captures:
+    """What a process has captured; never, where ``after`` is None."""
+
+    def __init__(self, after: int | None = AFTER):
+        self.after = after
+        self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
+
+    def __reduce__(self) -> Any:
+        """Send no captures to another process."""
+        return type(self), (self.after,)
+
+    @property
+    def ready(self) -> int:
+        """The kinds that are replayed."""
+        return sum(kind.checked for kind in self._kinds.values())
+
+    def key(self, kind: Hashable, given: Tree) -> Hashable:
+        """Return what a block of a ``kind`` is remembered by; None where blocks like it cannot be captured."""
+        if self.after is None:
+            return None
+        leaves = T.leaves(given)
+        if not all(isinstance(x, Tensor | int | float | str) for x in leaves):
+            return None
+        return kind, T.structure(given), tuple(map(_shape, leaves)), _distinct(leaves)[1]
+
+    def replay(self, key: Hashable, given: Tree) -> Tree | None:
+        """Return what a captured computation returns; None where there is none, or where it fails: the ordinary way says why."""
+        kind = None if key is None else self._kinds.get(key)
+        if kind is None or kind.graph is None or not kind.checked:
+            return None
+        self._kinds.move_to_end(key)
+        try:
+            return kind.graph(given)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            return None
+
+    def ran(self, key: Hashable, compute: Callable[[Tree], Tree], given: Tree, found: Tree) -> None:
+        """Take note that a block was computed in the ordinary way, and capture or check its kind where that is due."""
+        if key is None or self.after is None:
+            return
+        kind = self._kinds.setdefault(key, _Kind())
+        self._kinds.move_to_end(key)
+        kind.blocks += 1
+        if not kind.refused and kind.blocks > self.after and not kind.checked:
+            try:
+                self._learn(kind, compute, given, found)
+            except Exception as e:  # whatever it is, the ordinary way works
+                log.info("not captured: %s", e)
+                kind.refused, kind.graph = True, None
+        if len(self._kinds) > KINDS:
+            self._kinds.popitem(last=False)
+
+    def _learn(self, kind: _Kind, compute: Callable[[Tree], Tree], given: Tree, found: Tree) -> None:
+        if kind.graph is not None:
+            _compare(kind.graph(_copied(given)), found)
+            kind.checked = True
+            return
+        with _one_at_a_time:
+            kind.graph = captured(compute, _copied(given))
+        _compare(kind.graph(_copied(given)), found)
+        for time in range(ALTERED):
+            other = _altered(given, time)
+            _compare(kind.graph(_copied(other)), compute(other))
+        with_graph = [key for key, kind in self._kinds.items() if kind.graph is not None]
+        for key in with_graph[:-GRAPHS]:
+            del self._kinds[key]
+
+
+def _shape(x: Any) -> Hashable:
+    if isinstance(x, Tensor):
+        return x.shape, x.dtype, x.stride(), x.device
+    return type(x), x.hex() if isinstance(x, float) else x
+
+
+class NotCapturable(Exception):
+    """A computation depends on values that a list of operations does not know."""
+
+
+def captured(compute: Callable[[Tree], Tree], given: Tree) -> Graph:
+    """Capture ``compute``, at ``given``. Raises NotCapturable, or what torch raises."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # importing it takes a second
+
+    like: Tree = None
+
+    def flat(*replaced: Tensor) -> list[Tensor]:
+        nonlocal like
+        found = compute(_with(given, replaced))
+        like = T.map(lambda x: TENSOR if isinstance(x, Tensor) else x, found)
+        return [x for x in T.leaves(found) if isinstance(x, Tensor)]
+
+    with _values_unseen():
+        made: Any = make_fx(flat)(*_distinct(T.leaves(given))[0])
+    for node in made.graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(node.target.tags):
+                raise NotCapturable(f"{node.target} depends on the values of a tensor")
+            if torch.Tag.nondeterministic_seeded in node.target.tags:
+                raise NotCapturable(f"{node.target} draws from torch's global generator")
+            if str(node.target) in ALIASES:
+                node.replace_all_uses_with(node.args[0])
+    made.graph.eliminate_dead_code(is_impure_node=lambda node: str(node.target) not in SILENT)
+    made.recompile()
+    constants = {node.target: getattr(made, node.target) for node in made.graph.nodes if node.op == "get_attr"}
+    # The function alone, since the graph takes far more memory.
+    return Graph(partial(type(made).forward, SimpleNamespace(**constants)), like)
+
+
+def _distinct(leaves: list[Any]) -> tuple[list[Tensor], tuple[int | None, ...]]:
+    """Return each tensor among the leaves once, and which of them each leaf is; None for a leaf that is no tensor."""
+    found: dict[int, int] = {}
+    tensors, places = [], []
+    for x in leaves:
+        if not isinstance(x, Tensor):
+            places.append(None)
+            continue
+        if id(x) not in found:
+            found[id(x)] = len(tensors)
+            tensors.append(x)
+        places.append(found[id(x)])
+    return tensors, tuple(places)
+
+
+def _with(given: Tree, tensors: Sequence[Tensor]) -> Tree:
+    """Return ``given`` with others for its distinct tensors."""
+    leaves = T.leaves(given)
+    places = _distinct(leaves)[1]
+    return T.unflatten(given, [x if at is None else tensors[at] for x, at in zip(leaves, places, strict=True)])
+
+
+def _copied(given: Tree) -> Tree:
+    """Return copies of all tensors, so that client code that writes into them does no harm."""
+    return _replaced(given, lambda t: t)
+
+
+def _altered(given: Tree, time: int) -> Tree:
+    """Return copies with other numbers in every tensor of floats, in one way at a ``time``."""
+
+    def other(t: Tensor) -> Tensor:
+        if not t.is_floating_point():
+            return t
+        waves = torch.arange(t.numel(), device=t.device).add(time + 1).mul(0.7 + time).sin().to(t.dtype)
+        return (t * (1.0 + 0.25 * waves.view(t.shape)) + 0.01 * (time + 1)).to(t.dtype)
+
+    return _replaced(given, other)
+
+
+def _replaced(given: Tree, new: Callable[[Tensor], Tensor]) -> Tree:
+    # A copy has the strides of what it is of; one that overlaps itself cannot be written to, and raises.
+    found = []
+    for t in _distinct(T.leaves(given))[0]:
+        found.append(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(new(t)))
+    return _with(given, found)
+
+
+def _compare(replayed: Tree, found: Tree) -> None:
+    """Raise NotCapturable where two results are not equal to the bit; one NaN is as good as another."""
+    same = T.structure(replayed) == T.structure(found)
+    if not same or not all(map(_equal, T.leaves(replayed), T.leaves(found))):
+        raise NotCapturable("it gives something else than it was captured from")
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return type(a) is type(b) and a == b
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    gaps = a.isnan()
+    a, b, missing = a.masked_fill(gaps, 0), b.masked_fill(gaps, 0), b.isnan()
+    return torch.equal(gaps, missing) and torch.equal(a, b) and torch.equal(a.signbit(), b.signbit())
+
+
+@contextmanager
+def _values_unseen() -> Iterator[None]:
+    """Refuse to hand out a tensor's values, which a capture would take for constants. Other threads may have them."""
+    here, tensor = threading.get_ident(), torch.Tensor
+    names = ("tolist", "numpy", "__array__")
+    own = {name: tensor.__dict__[name] for name in names if name in tensor.__dict__}  # the others are inherited
+
+    def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == here:
+                raise NotCapturable("it reads the values of a tensor")
+            return method(*args, **kwargs)
+
+        return call
+
+    for name in names:
+        setattr(tensor, name, guarded(getattr(tensor, name)))
+    try:
+        yield
+    finally:
+        for name in names:
+            if name in own:
+                setattr(tensor, name, own[name])
+            else:
+                delattr(tensor, name)

@@ -1,0 +1,128 @@
+"""The work of one client as a function from tensors to tensors, so that it can be run alone or mapped over many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator.arithmetic import lanes, rng
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.combination import Combination
+from fedfleet.simulator.arithmetic.factored import Factored, Ledger
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.block.batches import Schedule
+from fedfleet.simulator.block.gradient import EngineOps
+from fedfleet.simulator.population import gather
+from fedfleet.simulator.work import At, Batch, Phase
+
+
+class ClientInputs(NamedTuple):
+    """What differs between the clients of a block, stacked (first axis C).
+
+    Attributes:
+        key, num_examples: (C,) int64.
+        walks: a ``Schedule`` a stage.
+        batches: a stage's data along its walk, name -> (C, T, R, ...); None where each step gathers its own.
+        own, inbox: what the client keeps and gets, None for nothing.
+
+    """
+
+    key: Tensor
+    num_examples: Tensor
+    walks: tuple[Schedule, ...]
+    batches: tuple[dict[str, Tensor] | None, ...]
+    own: Tree
+    inbox: Tree
+
+
+class ClientProgram:
+    """One client's phase, callable on the leaves of its slice of ``ClientInputs``, alone or under ``vmap``.
+
+    After a call, ``result`` makes ``{"send", "config", "own", "loss"}`` of what it returned, and ``where`` names the last step
+    it was in (for error messages). ``watch``, where given, is called with the values after each step of a client alone.
+    """
+
+    def __init__(
+        self,
+        phase: Phase,
+        inputs: ClientInputs,
+        shared: Mapping[str, Any],
+        data: Mapping[str, Tensor],
+        setup: Any,
+        always: list[list[bool]],
+    ):
+        self.phase, self.inputs, self.shared, self.data, self.setup = phase, inputs, shared, data, setup
+        self.always = always  # per stage and step: whether all clients of the block take it, so that no mask is needed
+        self.ledger: Ledger | None = None
+        self.out: Tree = None
+        self.combinations: list[Combination] = []
+        self.where = "begin"
+        self.watch: Callable[[Tree], None] | None = None
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Run begin, every step of every stage, finish."""
+        key, count, walks, batches, own, inbox = T.unflatten(self.inputs, tensors)
+        work, shared = self.phase.work, self.shared
+        if self.setup.inner == "factored" and lanes.level() is not None:  # a client alone has its weights as they are
+            self.ledger = Ledger(len(self.inputs.num_examples), self.setup.notes)
+            for data in self.inputs.batches:
+                for inputs in () if data is None else data.values():
+                    self.ledger.walk(inputs)
+        self.where = "begin"
+        carry = work.begin(shared, own, inbox, key)
+        watch = self.watch if lanes.level() is None else None
+        if watch is not None:
+            watch(carry)
+        losses: list[Tensor] = []
+        measured: list[Tensor] = []
+        for s, walk in enumerate(walks):
+            for k, step in enumerate(map(Schedule._make, zip(*(field.unbind(0) for field in walk), strict=True))):
+                self.where = f"stage {s}, step {k}"
+                found = batches[s]
+                data = gather(self.data, step.rows) if found is None else {n: v[k] for n, v in found.items()}
+                new, step_loss = self._step(s, step, Batch(data, step.weight), k, carry, count)
+                carry = new if self.always[s][k] else T.where(step.active, new, carry)
+                if watch is not None:
+                    watch(carry)
+                if step_loss is not None:
+                    losses.append(step_loss)
+                    measured.append(step.active)
+        self.where = "finish"
+        message, own = work.finish(shared, own, inbox, carry)
+        send = message.send
+        for i, transform in enumerate(self.phase.uplink):
+            send = transform(send, rng.fold(key, "uplink", i))
+        config = {k: torch.as_tensor(v, dtype=torch.float64, device=count.device) for k, v in message.config.items()}
+        out = {"send": dict(send), "config": config, "own": own, "loss": _mean(losses, measured, count)}
+        self.out = out
+        self.combinations = [x.combination() for x in T.leaves(out) if isinstance(x, Factored)]
+        return tuple(x for x in T.leaves(out) if not isinstance(x, Factored))
+
+    def _step(
+        self, s: int, at: Schedule, batch: Batch, k: int, carry: Tree, count: Tensor
+    ) -> tuple[Tree, Tensor | None]:
+        """Run step ``k`` of stage ``s``; return the new carry and the training loss, None where the step took no gradient."""
+        stage = self.phase.work.stages[s]
+        given: Any = batch.split(stage.batches.per_step) if stage.batches.per_step > 1 else batch
+        if self.ledger is not None:
+            last = (s, k) == (len(self.always) - 1, len(self.always[-1]) - 1)
+            self.ledger.last = last and stage.batches.per_step == 1
+        ops = EngineOps(self.setup.objectives, self.setup.functions, self.ledger)
+        new = stage.step(ops, self.shared, carry, given, At(k, at.epoch, at.epoch_end, count), at.key)
+        return new, ops.loss
+
+    def result(self, stacked: tuple[Tensor, ...]) -> dict[str, Any]:
+        """Return what ``out`` is for all clients, from its stacked tensors; factored leaves become combinations."""
+        tensors, combinations = iter(stacked), iter(self.combinations)
+        return T.map(lambda x: next(combinations) if isinstance(x, Factored) else next(tensors), self.out)
+
+
+def _mean(losses: list[Tensor], measured: list[Tensor], like: Tensor) -> Tensor:
+    """Average a client's losses over the steps it took; NaN where no step took a gradient."""
+    if not losses:
+        return torch.full((), torch.nan, device=like.device)
+    taken, values = torch.stack(measured), torch.stack(losses)
+    return torch.where(taken, values, 0.0).sum() / taken.sum()

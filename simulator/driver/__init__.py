@@ -1,0 +1,4 @@
+"""Rounds, answers, records, evaluation, clients' states, the bytes of checkpoints.
+
+May import: simulator, simulator.arithmetic, simulator.block, simulator.fleet, simulator.executors.
+"""

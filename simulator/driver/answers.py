@@ -1,0 +1,81 @@
+"""What comes back from the clients of a phase: blocks merged in order, and who was dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator.arithmetic.reduction import merge
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.block.block import BlockResult, BlockTask
+from fedfleet.simulator.block.faults import Dropped
+from fedfleet.simulator.driver.timeouts import Run, without_slow
+from fedfleet.simulator.errors import ClientTimeout
+from fedfleet.simulator.fleet.late import Assignment
+from fedfleet.simulator.work import Phase
+
+
+class Group(NamedTuple):
+    """Clients that start from one message, in the ``order`` of the blocks, the blocks, and what an answer counts."""
+
+    asked: Assignment
+    order: Tensor
+    tasks: list[BlockTask]
+    discount: float
+
+
+class Answers(NamedTuple):
+    """What came back from groups of clients, some of which may have been dropped.
+
+    Attributes:
+        partials: slot -> merged partial result.
+        config: scalar -> (R,), of the R clients that count.
+        kept: a group -> which of its clients count, a mask.
+        results: the blocks', without partials.
+        own: the new states of the clients of a block, and who they are.
+
+    """
+
+    partials: dict[str, Any]
+    config: dict[str, Tensor]
+    kept: list[Tensor]
+    results: list[BlockResult]
+    own: list[tuple[Tensor, Tree]]
+
+    @property
+    def dropped(self) -> list[Dropped]:
+        """Those dropped, in the order of the blocks."""
+        return [d for r in self.results for d in r.dropped]
+
+
+def merged(
+    phase: Phase, groups: list[Group], started: list[Iterator[BlockResult]], again: Callable[[Group], Run]
+) -> Answers:
+    """Merge what groups send, block by block; ``again`` runs blocks of a group once more, where one takes too long."""
+    found = Answers(dict.fromkeys(phase.reduce), {}, [], [], [])
+    for group, running in zip(groups, started, strict=True):
+        masks = []
+        for task in group.tasks:
+            try:
+                result = next(running)
+            except ClientTimeout:
+                result = without_slow(phase, task, again(group))
+            for slot, reduction in phase.reduce.items():
+                found.partials[slot] = merge(reduction, found.partials[slot], result.partials[slot])
+            masks.append(result.kept(task))
+            if result.own is not None:
+                found.own.append((task.clients[masks[-1]], result.own))
+            found.results.append(result._replace(partials={}, own=None))
+        found.kept.append(torch.cat(masks))
+    configs = [r.config for r in found.results if r.config]  # where all clients of a block were dropped, there is none
+    found.config.update({k: torch.cat([c[k] for c in configs]) for k in (configs[0] if configs else ())})
+    return found
+
+
+def listed(dropped: Sequence[Dropped]) -> str:
+    """Say how many clients were dropped, and why the first."""
+    first = dropped[0]
+    return f"{len(dropped)} dropped, the first client {first.client} ({first.why})"

@@ -1,0 +1,148 @@
+"""Measure a model: on the server's splits in fixed chunks, and on every client's own data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator.algorithm import Task
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.reduction import Store, merge
+from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.block.block import BlockTask, Chunk, run_block, run_chunk
+from fedfleet.simulator.block.faults import Faults
+from fedfleet.simulator.executors.base import Executor
+from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Ops, Phase, Stage
+
+TENTH = 10
+HIGH_IS_BAD = re.compile(r"loss|err|mse|mae|nll|perplexity|regret|gap|violation|spread|(^|[_/])fid(_|$)", re.IGNORECASE)
+CHUNK = 500  # fixed, since the chunk decides the bits
+CLIENTS_A_BLOCK = 32
+
+
+class Measured(NamedTuple):
+    """Metrics by name, and where test examples have domains those by domain, see ``by_domain``."""
+
+    metrics: dict[str, float]
+    domains: dict[str, Tensor]
+
+
+class Measurement:
+    """A model under evaluation, chunk by chunk while the next round runs, if the executor has workers."""
+
+    def __init__(self, executor: Executor, task: Task, z: Tree, data: Mapping[str, Mapping[str, Tensor]]):
+        self._task, self._data = task, data
+        self._outputs = {split: self._start(executor, z, split) for split in data}
+
+    def _start(self, executor: Executor, z: Tree, split: str) -> Iterator[Any]:
+        size = len(next(iter(self._data[split].values())))
+        step = size if getattr(self._task, "whole", False) else CHUNK
+        chunks = [Chunk("predict", split, i, min(i + step, size)) for i in range(0, size, step)]
+        return executor.map(run_chunk, Message(send={"z": z}), chunks, background=True)
+
+    def result(self) -> Measured:
+        """Return the task's metrics on every split; those of the split "test" have no prefix. To be called once."""
+        found: dict[str, float] = {}
+        domains: dict[str, Tensor] = {}
+        for split, pending in self._outputs.items():
+            outputs, data = T.concat(list(pending)), self._data[split]
+            if split == "test":
+                found |= self._task.metrics(outputs, data)
+                if "domain" in data and has_rows(outputs, len(data["domain"])):
+                    domains = by_domain(self._task, outputs, data)
+                    found |= summarised(domains)
+            else:
+                found |= {f"{split}_{name}": value for name, value in self._task.metrics(outputs, data).items()}
+        return Measured(found, domains)
+
+
+def has_rows(outputs: Tree, size: int) -> bool:
+    """Say whether outputs have an entry an example, so that those of a domain can be looked at apart."""
+    return all(leaf.dim() > 0 and len(leaf) == size for leaf in T.leaves(outputs))
+
+
+def by_domain(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return "examples" (p,) int64 and a task's metrics (p,) float64 in each domain 0, ..., p - 1; NaN where it has no example."""
+    examples = data["domain"].bincount()
+    found: dict[str, Tensor] = {"examples": examples}
+    order = data["domain"].argsort(stable=True)
+    for domain, rows in enumerate(order.split(examples.tolist())):
+        if len(rows):
+            for name, value in task.metrics(T.index(outputs, rows), T.index(data, rows)).items():
+                found.setdefault(name, torch.full((len(examples),), torch.nan, dtype=torch.float64))[domain] = value
+    return found
+
+
+def clients_by_domain(found: Mapping[str, Tensor], domain: Tensor, examples: Tensor) -> dict[str, Tensor]:
+    """Return "clients_<metric>" (p,) float64: metrics of clients (N,) on their own data, averaged over a domain's examples."""
+    count = int(domain.max()) + 1
+    total = torch.zeros(count, dtype=torch.float64).index_add_(0, domain, examples.double())
+    return {
+        f"clients_{name}": torch.zeros_like(total).index_add_(0, domain, each.double() * examples) / total
+        for name, each in found.items()
+    }
+
+
+def summarised(domains: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return of each metric by domain the worst, the mean of the worst tenth (from ten domains on) and the spread.
+
+    A domain whose loss is no number counts as the worst; another metric may not exist there, as AUC with one class.
+    """
+    found: dict[str, float] = {}
+    there = domains.get("examples", torch.ones(1)) > 0
+    for name, each in domains.items():
+        known = each[there.expand_as(each)]
+        known = known.nan_to_num(torch.inf, torch.inf) if less_is_better(name) else known[~known.isnan()]
+        if name == "examples" or not len(known):
+            continue
+        worst = known.sort(descending=less_is_better(name)).values
+        found[f"{name}_worst_domain"] = float(worst[0])
+        if len(worst) >= TENTH:
+            found[f"{name}_worst_tenth"] = float(worst[: len(worst) // TENTH].mean())
+        found[f"{name}_spread"] = float(worst[-1] - worst[0]) * (-1 if less_is_better(name) else 1)
+    return found
+
+
+def less_is_better(metric: str) -> bool:
+    """Say whether a metric is one of losses, or a spread, rather than of merit."""
+    return HIGH_IS_BAD.search(metric) is not None
+
+
+def client_phase(metrics: tuple[str, ...]) -> Phase:
+    """Return the phase that averages the task's "per_example" metrics over each client's own data."""
+
+    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Tree:
+        return {name: torch.zeros((), device=key.device) for name in metrics}
+
+    def step(ops: Ops, shared: Mapping[str, Any], total: Tree, batch: Batch, at: At, key: Key) -> Tree:
+        each = ops.apply("per_example", shared["z"], batch)
+        share = batch.count() / at.num_examples
+        return {name: total[name] + share * batch.mean(each[name]) for name in metrics}
+
+    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, total: Tree) -> tuple[Message, Tree]:
+        return Message(send={"metrics": total}), own
+
+    everything = BatchPlan(size=CHUNK, epochs=1, shuffle=False)
+    work = LocalWork(begin=begin, stages=(Stage(step=step, batches=everything),), finish=finish)
+    return Phase(name="client_metrics", work=work, reduce={"metrics": Store()})
+
+
+def evaluate_clients(executor: Executor, z: Tree, clients: int) -> dict[str, Tensor]:
+    """Return each client's metrics (N,) at ``z``, finite or not; the setup must hold ``client_phase``."""
+    ids = torch.arange(clients)
+    key = rng.key(0)  # nothing is drawn
+    faults = Faults(non_finite="keep")
+    tasks = [
+        BlockTask("client_metrics", c, torch.zeros_like(c), key, faults=faults) for c in ids.split(CLIENTS_A_BLOCK)
+    ]
+    stored = None
+    for result in executor.map(run_block, Message(send={"z": z}), tasks):
+        stored = merge(Store(), stored, result.partials["metrics"])
+    assert stored is not None
+    return T.concat(stored.blocks)

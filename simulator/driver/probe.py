@@ -1,0 +1,64 @@
+"""Try an algorithm on two clients for two rounds, factored, to learn what that takes before the run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from fedfleet.simulator.algorithm import Algorithm, Buffered, Cohort, Problem, Reduced
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic.factored import Notes
+from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.block.block import Setup
+from fedfleet.simulator.block.faults import Faults
+from fedfleet.simulator.driver.memory import Memory
+from fedfleet.simulator.driver.round import Conditions, EngineRound
+from fedfleet.simulator.executors.local import LocalExecutor
+from fedfleet.simulator.work import Message, Phase
+
+CLIENTS, ROUNDS = 2, 2  # rounds may differ from the first, as with methods that remember the round before
+
+
+def probe(algorithm: Algorithm, z: Tree, problem: Problem, setup: Setup) -> Notes:
+    """Return what was found out; of a phase's costs, those of the last round. Raises ClientError where client code does not run.
+
+    Costs are counted, not measured: they are the same on every machine.
+    """
+    notes = Notes()
+    executor = LocalExecutor(threads=None)
+    executor.start(replace(setup, inner="factored", device="cpu", notes=notes))
+    conditions = Conditions(seed=0, block_size=CLIENTS, faults=Faults(non_finite="keep"))
+    memory = Memory(conditions.selection)
+    state = algorithm.init(z, rng.fold(rng.key(0), "init"), problem)
+    for index in range(ROUNDS):
+        turn = _Small(index, 0, 0.0, problem, conditions, executor, memory)
+        state, _ = algorithm.round(state, turn)
+        memory.commit()
+        for record in turn.records:  # everybody is heard
+            notes.bytes_down[record.phase] = float(record.bytes_down_each)
+            notes.bytes_up[record.phase] = record.counts["bytes_up"] / len(record.clients)
+    return notes
+
+
+class _Small(EngineRound):
+    """A round with few clients."""
+
+    def invite(self, size: int, *, replace: bool = False) -> Cohort:
+        return super().invite(min(size, CLIENTS), replace=replace)
+
+    def draw(self, size: int, clients: Callable[[int, Key], Tensor]) -> Cohort:
+        return super().draw(min(size, CLIENTS), clients)
+
+    def map_reduce(
+        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+    ) -> Reduced:
+        # The steps of the plan: those of a round may be drawn, and what an example costs depend on them.
+        return super().map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox)
+
+    def buffered(self, phase: Phase, *, size: int, concurrency: int, **given: Any) -> list[Buffered]:
+        few = min(size, CLIENTS)
+        return super().buffered(phase, size=few, concurrency=few, **given)

@@ -1,0 +1,77 @@
+"""The account of a phase: who was invited, what became of them, what travelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.block.block import BlockResult
+from fedfleet.simulator.fleet.responses import Fate, Responses
+from fedfleet.simulator.work import Message
+
+SCALAR_BYTES = 8  # a config scalar travels as a float64
+
+
+@dataclass
+class PhaseRecord:
+    """A row of ``phases.parquet`` and its fates.
+
+    ``counts`` has a key a fate, "invited", "merged_stale" (late updates of earlier rounds used in this phase),
+    "client_steps", and floats and bytes each way; ``bytes_down_each`` is one client's. ``events`` are what happened that should
+    not have, one a line of ``events.jsonl``; with one that says ``bit_exact: false`` the run is not reproducible to the bit.
+    """
+
+    phase: str
+    attempt: int
+    clients: Tensor
+    responses: Responses
+    started_s: float
+    counts: dict[str, int] = field(default_factory=dict)
+    train_loss: float | None = None
+    events: list[dict[str, Any]] = field(default_factory=list)
+    bytes_down_each: int = 0
+
+    def invited(self, shared: Message, inbox: Tree = None, online: int | None = None) -> None:
+        """Count the fates and what was sent to those online: the shared message and their rows of the inbox."""
+        size = len(self.clients)
+        online = int((self.responses.fate != Fate.OFFLINE).sum()) if online is None else online
+        floats, self.bytes_down_each = message_size(shared, inbox, size)
+        self.counts = self._fates() | {
+            "invited": size,
+            **dict.fromkeys(("merged_stale", "client_steps", "floats_up", "bytes_up"), 0),
+            "floats_down": online * floats,
+            "bytes_down": online * self.bytes_down_each,
+        }
+
+    def _fates(self) -> dict[str, int]:
+        counts = self.responses.fate.bincount(minlength=len(Fate)).tolist()
+        return {f.name.lower(): counts[f] for f in Fate}
+
+    def befell(self, rows: Tensor, fate: Fate) -> None:
+        """Change the fate of some of the invited clients, given by their positions."""
+        self.responses.fate[rows] = int(fate)
+        self.counts |= self._fates()
+
+    def received(self, results: Sequence[BlockResult]) -> None:
+        """Count what came back, and average the training loss."""
+        for name in ("floats_up", "bytes_up"):
+            self.counts[name] += sum(getattr(r, name) for r in results)
+        self.counts["client_steps"] += sum(r.steps for r in results)
+        measured = sum(r.measured for r in results)
+        self.train_loss = sum(r.loss for r in results) / measured if measured else None
+        for r in results:
+            if r.splits:
+                self.events.append({"event": "out_of_memory", "splits": r.splits, "bit_exact": False})
+            self.events += [d.event() for d in r.dropped]
+
+
+def message_size(shared: Message, inbox: Tree, size: int) -> tuple[int, int]:
+    """Return (floats, bytes) sent to one of ``size`` clients."""
+    own = (0, 0) if inbox is None else (T.count(inbox) // size, T.num_bytes(inbox) // size)
+    send = dict(shared.send)
+    return T.count(send) + own[0], T.num_bytes(send) + own[1] + SCALAR_BYTES * len(shared.config)

@@ -1,0 +1,368 @@
+"""One round as an algorithm sees it: invitations, phases, and, for asynchronous methods, buffers of answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator.algorithm import Buffered, Cohort, Problem, Reduced
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.block.batches import work
+from fedfleet.simulator.block.block import BlockTask, run_block
+from fedfleet.simulator.block.faults import Dropped, Faults
+from fedfleet.simulator.driver.answers import Answers, Group, listed, merged
+from fedfleet.simulator.driver.memory import Memory
+from fedfleet.simulator.driver.records import PhaseRecord, message_size
+from fedfleet.simulator.driver.timeouts import Run, limit_s
+from fedfleet.simulator.errors import ClientError, FedfleetError
+from fedfleet.simulator.executors.base import Executor
+from fedfleet.simulator.fleet.buffer import Server, fill
+from fedfleet.simulator.fleet.devices import Load
+from fedfleet.simulator.fleet.flights import Flight
+from fedfleet.simulator.fleet.late import Assignment
+from fedfleet.simulator.fleet.policies import rounded_up
+from fedfleet.simulator.fleet.responses import Fate, Federation, respond
+from fedfleet.simulator.fleet.selection import Heard, Selection, Uniform
+from fedfleet.simulator.work import Message, Phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What is fixed for a run.
+
+    Attributes:
+        seed: the run's seed.
+        federation: how clients behave and whom the server waits for.
+        selection: whom it invites.
+        shared_response_count: both phases of a round wait for the same share p_t of answers.
+        min_responses, attempts, retry_s: a phase with fewer answers is void, and the round starts again with new cohorts after
+            so many virtual seconds, so often in all.
+        over_select: invite this many times as many clients as the algorithm asks for.
+        stale_discount: use late answers of phases without client state in the phase of that name in a later round, with this
+            weight a round of delay; None ignores them.
+        train_all: let late clients work too, and throw away what they send: a model that must not change for it.
+        block_size: clients a block, at most.
+        faults: what is done about clients at fault.
+        bytes_up: phase -> bytes that a client sends, as devices are told before any has sent them.
+        flop: phase -> floating-point operations an example.
+
+    """
+
+    seed: int
+    federation: Federation = field(default_factory=Federation)
+    selection: Selection = field(default_factory=Uniform)
+    shared_response_count: bool = False
+    min_responses: int = 1
+    attempts: int = 10
+    retry_s: float = 1.0
+    over_select: float = 1.0
+    stale_discount: float | None = None
+    train_all: bool = False
+    block_size: int = 32
+    faults: Faults = field(default_factory=Faults)
+    bytes_up: Mapping[str, float] = field(default_factory=dict)
+    flop: Mapping[str, float] = field(default_factory=dict)
+
+
+class TooFewResponses(FedfleetError):
+    """A phase was answered by fewer clients than ``min_responses``."""
+
+
+class EngineRound:
+    """The engine's ``Round``: one attempt at one round."""
+
+    def __init__(
+        self,
+        index: int,
+        attempt: int,
+        started_s: float,
+        problem: Problem,
+        conditions: Conditions,
+        executor: Executor,
+        memory: Memory,
+    ):
+        self.index, self.attempt, self.problem = index, attempt, problem
+        self.records: list[PhaseRecord] = []
+        self.clock_s, self.sampling_s = started_s, 0.0
+        self._conditions, self._executor, self._memory = conditions, executor, memory
+        self._root = rng.key(conditions.seed)
+        self._invitations = 0
+
+    @property
+    def key(self) -> Key:
+        """A key of the round, for the server's own draws."""
+        return self._key("server")
+
+    def _key(self, purpose: str) -> Key:
+        return rng.fold(self._root, purpose, self.index, self.attempt)
+
+    def invite(self, size: int, *, replace: bool = False) -> Cohort:
+        """Invite a cohort as the selection draws it."""
+        c, memory = self._conditions, self._memory
+        with self._sampling():
+            key = rng.fold(self._key("invite"), self._invitations)
+            self._invitations += 1
+            wanted = rounded_up(size * c.over_select)
+            wanted = wanted if replace else max(size, min(wanted, self.problem.clients))
+            clients, memory.selection = c.selection.invite(memory.selection, key, wanted, self.problem, replace=replace)
+            return Cohort(clients, _occurrences(clients) if replace else torch.zeros_like(clients))
+
+    def draw(self, size: int, clients: Callable[[int, Key], Tensor]) -> Cohort:
+        """Invite clients that the algorithm draws itself."""
+        with self._sampling():
+            key = rng.fold(self._key("draw"), self._invitations)
+            self._invitations += 1
+            drawn = clients(rounded_up(size * self._conditions.over_select), key)
+            return Cohort(drawn, _occurrences(drawn))
+
+    @contextmanager
+    def _sampling(self) -> Iterator[None]:
+        started = perf_counter()
+        yield
+        self.sampling_s += perf_counter() - started
+
+    def map_reduce(
+        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+    ) -> Reduced:
+        """Run one phase. ``inbox`` leaves are (S, ...), a row a cohort member. Raises TooFewResponses, ClientError."""
+        c, number = self._conditions, len(self.records)
+        key = rng.fold(self._key("phase"), number)
+        count_key = self._key("responses") if c.shared_response_count else key
+        num_examples = self._examples(cohort.clients)
+        load = self._load(phase, num_examples, shared, inbox, steps)
+        federation = c.federation.during(phase)
+        with self._sampling():
+            responses = respond(federation, cohort.clients, cohort.copies, load, self.clock_s, key, count_key)
+        record = PhaseRecord(phase.name, self.attempt, cohort.clients, responses, self.clock_s)
+        asked = Assignment(
+            phase=phase.name,
+            round=self.index,
+            shared=shared,
+            clients=cohort.clients,
+            copies=cohort.copies,
+            key=self._key("client"),
+            steps=steps,
+            limit=responses.steps if federation.partial_work else None,
+            inbox=inbox,
+            seconds=responses.seconds,
+            num_examples=num_examples,
+            asked_s=self.clock_s,
+        )
+        self.records.append(record)
+        self.clock_s += responses.duration_s
+        heard, late = responses.heard, (responses.fate == Fate.LATE).nonzero().flatten()
+        keeps = c.stale_discount is not None and phase.own is None  # a client's state has moved on by then
+        record.invited(shared, inbox)
+        self._enough(record, len(heard))
+        groups = [self._group(phase, asked.take(heard))]
+        for old in self._memory.late.arrived(phase.name, self.index, self.clock_s):
+            assert c.stale_discount is not None
+            groups.append(self._group(phase, old, c.stale_discount ** (self.index - old.round)))
+        (answers,) = self._answers(phase, record, [groups])
+        kept, *stale = answers.kept
+        record.befell(heard[groups[0].order[~kept]], Fate.FAILED)
+        record.counts["merged_stale"] = sum(int(k.sum()) for k in stale)
+        self._enough(record, int(kept.sum()), answers.dropped)
+        if keeps:
+            record.befell(late, Fate.STALE)
+            self._memory.late.add(asked.take(late))
+        found = self._reduced(phase, groups, answers)
+        self._learn(groups[0].asked.take(kept.nonzero().flatten()), answers)
+        if c.train_all and not keeps and len(late):
+            wasted = self._group(phase, asked.take(late))
+            merged(phase, [wasted], [self._start(wasted)(wasted.tasks)], self._start)
+        return found
+
+    def _enough(self, record: PhaseRecord, answers: int, dropped: Sequence[Dropped] = ()) -> None:
+        """Raise TooFewResponses where there are not enough answers."""
+        if answers >= self._conditions.min_responses:
+            return
+        why = f", and {listed(dropped)}" if dropped else ""
+        raise TooFewResponses(
+            f"round {self.index}, phase {record.phase!r}: {answers} of {len(record.clients)} invited answered{why}"
+        )
+
+    def buffered(
+        self,
+        phase: Phase,
+        *,
+        messages: Mapping[int, Message],
+        size: int,
+        concurrency: int,
+        max_staleness: int | None = None,
+    ) -> list[Buffered]:
+        """Fill a buffer with answers of clients at work all the time. Raises FedfleetError, ClientError.
+
+        Where one of them is dropped, all goes as if it had failed on its way: time goes on until the buffer is full.
+        """
+        c, flights, started = self._conditions, self._memory.flights, self.clock_s
+        server = Server(
+            federation=c.federation.during(phase),
+            clients=self.problem.clients,
+            load=lambda clients: self._load(phase, self._examples(clients), messages[self.index]),
+            root=rng.fold(self._root, "flights"),
+            version=self.index,
+            concurrency=concurrency,
+            max_staleness=max_staleness,
+            tries=c.attempts,
+            retry_s=c.retry_s,
+        )
+        before, launched, events, dropped = flights.under_way(), flights.launched, [], {}
+        while True:
+            with self._sampling():
+                ended = fill(server._replace(dropped=dropped.keys()), flights, size, started)
+            self.clock_s = started + ended.responses.duration_s
+            record = PhaseRecord(phase.name, self.attempt, ended.clients, ended.responses, started, events=events)
+            record.invited(messages[self.index], online=ended.launched)
+            record.counts["merged_stale"] = sum(f.version != self.index for f in ended.used)
+            if len(ended.used) < size:
+                why = f" ({listed(list(dropped.values()))})" if dropped else ""
+                raise FedfleetError(
+                    f"round {self.index}, phase {phase.name!r}: {len(ended.used)} of {size} answers came in, and then none, "
+                    f"however many clients were invited{why}: raise the rate of availability or cohort.retry_s, or lower "
+                    f"devices.failures_per_hour"
+                )
+            versions = sorted({f.version for f in ended.used}, reverse=True)
+            groups = [[self._flown(phase, messages[v], v, [f for f in ended.used if f.version == v])] for v in versions]
+            answers = self._answers(phase, record, groups)
+            found = {
+                number: who
+                for ((group,), a) in zip(groups, answers, strict=True)
+                for number, who in zip(group.asked.copies[~a.kept[0]].tolist(), a.dropped, strict=True)
+            }
+            if not found:
+                break
+            dropped |= found
+            flights.replace(before.copy(), launched)
+        self.records.append(record)
+        reduced = [self._reduced(phase, *pair) for pair in zip(groups, answers, strict=True)]
+        return [Buffered(self.index - v, r) for v, r in zip(versions, reduced, strict=True)]
+
+    def versions(self) -> set[int]:
+        """Return the rounds whose messages clients are still at work on."""
+        return self._memory.flights.versions()
+
+    def _flown(self, phase: Phase, shared: Message, version: int, flights: list[Flight]) -> Group:
+        """Return the work behind answers that started from one version."""
+        clients = torch.tensor([f.client for f in flights])
+        partial = self._conditions.federation.during(phase).partial_work
+        asked = Assignment(
+            phase=phase.name,
+            round=version,
+            shared=shared,
+            clients=clients,
+            copies=torch.tensor([f.number for f in flights]),
+            key=rng.fold(self._root, "client", version, 0),
+            steps=None,
+            limit=torch.tensor([f.steps for f in flights]) if partial else None,
+            inbox=None,
+            seconds=torch.tensor([f.ends_s for f in flights], dtype=torch.float64) - self.clock_s,
+            num_examples=self._examples(clients),
+            asked_s=self.clock_s,
+        )
+        return self._group(phase, asked)
+
+    def _load(
+        self, phase: Phase, num_examples: Tensor, shared: Message, inbox: Tree = None, steps: int | None = None
+    ) -> Load:
+        c = self._conditions
+        return Load(
+            *work(phase, num_examples, steps),
+            bytes_down=message_size(shared, inbox, len(num_examples))[1],
+            bytes_up=c.bytes_up.get(phase.name, 0.0),
+            flop=c.flop.get(phase.name, 0.0),
+        )
+
+    def _examples(self, clients: Tensor) -> Tensor:
+        if self.problem.num_examples is None:
+            return torch.full_like(clients, round(self.problem.mean_examples))
+        return self.problem.num_examples(clients)
+
+    def _group(self, phase: Phase, asked: Assignment, discount: float = 1.0) -> Group:
+        """Cut work into blocks, most steps first, then most examples: clients of a block are alike, and no long one comes last."""
+        order = asked.num_examples.argsort(descending=True, stable=True)
+        if asked.limit is not None:  # elsewhere who has more examples takes no fewer steps
+            steps, _ = work(phase, asked.num_examples, asked.steps)
+            order = order[steps.minimum(asked.limit)[order].argsort(descending=True, stable=True)]
+        asked = asked.take(order)
+        tasks = [
+            BlockTask(
+                phase=phase.name,
+                clients=mine.clients,
+                copies=mine.copies,
+                key=mine.key,
+                steps=mine.steps,
+                limit=mine.limit,
+                own=None if phase.own is None else self._own(phase, mine.shared, mine.clients),
+                inbox=mine.inbox,
+                discount=discount,
+                feedback=self._conditions.selection.feedback,
+                faults=self._conditions.faults,
+            )
+            for mine in map(asked.take, _blocks(torch.arange(len(asked.clients)), self._conditions.block_size))
+        ]
+        return Group(asked, order, tasks, discount)
+
+    def _own(self, phase: Phase, shared: Message, clients: Tensor) -> Tree:
+        fresh = phase.own
+        assert fresh is not None
+        return self._memory.store.get(clients, lambda: fresh(shared.merged()))
+
+    def _start(self, group: Group) -> Run:
+        """Return what starts blocks of a group on the executor."""
+        return lambda tasks: self._executor.map(run_block, group.asked.shared, tasks, timeout_s=limit_s(tasks))
+
+    def _answers(self, phase: Phase, record: PhaseRecord, sets: list[list[Group]]) -> list[Answers]:
+        """Run all groups side by side, and merge what each set of them sends."""
+        started = [[self._start(g)(g.tasks) for g in groups] for groups in sets]
+        try:
+            found = [merged(phase, *pair, self._start) for pair in zip(sets, started, strict=True)]
+        except ClientError as e:
+            raise type(e)(f"round {self.index}: {e.told()}") from e.__cause__
+        record.received([r for answers in found for r in answers.results])
+        return found
+
+    def _reduced(self, phase: Phase, groups: list[Group], answers: Answers) -> Reduced:
+        """Stage the clients' states, and end the reductions."""
+        for clients, own in answers.own if phase.own is not None else ():
+            self._memory.store.stage(clients, own)
+        clients = torch.cat([g.asked.clients[kept] for g, kept in zip(groups, answers.kept, strict=True)])
+        unit = [
+            torch.full((int(k.sum()),), g.discount, dtype=torch.float64)
+            for g, k in zip(groups, answers.kept, strict=True)
+        ]
+        values = {s: r.final(answers.partials[s]) for s, r in phase.reduce.items()}
+        return Reduced(values, clients, answers.config, torch.cat(unit))
+
+    def _learn(self, asked: Assignment, answers: Answers) -> None:
+        """Tell the selection what the server has learnt of the clients of this round; nothing of those whose loss is no number."""
+        c, memory = self._conditions, self._memory
+        if not c.selection.feedback:
+            return
+        loss = torch.cat([r.losses for r in answers.results if r.losses is not None])[: len(asked.clients)]
+        seen = loss.isfinite().nonzero().flatten()
+        mine = asked.take(seen)
+        heard = Heard(self.index, mine.clients, loss[seen], mine.seconds, mine.num_examples)
+        memory.selection = c.selection.observe(memory.selection, heard)
+
+
+def _blocks(clients: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Split into blocks of at most ``size``, as equal as can be. Several are even in number: two workers end together."""
+    count = math.ceil(len(clients) / size)
+    return clients.tensor_split(min(len(clients), count + count % 2) if count > 1 else 1)
+
+
+def _occurrences(clients: Tensor) -> Tensor:
+    """Number repeated clients 0, 1, ... in order of appearance."""
+    order = clients.argsort(stable=True)
+    ordered = clients[order]
+    first = torch.searchsorted(ordered, ordered)
+    return torch.empty_like(clients).scatter_(0, order, torch.arange(len(clients)) - first)

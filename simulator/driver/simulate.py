@@ -1,0 +1,124 @@
+"""The driver's loop: rounds, retries, the virtual clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedfleet.simulator.algorithm import Algorithm, Problem
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.driver.memory import Memory
+from fedfleet.simulator.driver.records import PhaseRecord
+from fedfleet.simulator.driver.round import Conditions, EngineRound, TooFewResponses
+from fedfleet.simulator.errors import FedfleetError
+from fedfleet.simulator.executors.base import Executor
+from fedfleet.simulator.signals import put_off
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRecord:
+    """What happened in one round, all attempts counted; ``state`` is the algorithm's after it.
+
+    Of its ``seconds``, ``sampling_s`` went by while it was found out who is invited and who answers.
+    """
+
+    index: int
+    seconds: float
+    sampling_s: float
+    started_s: float
+    virtual_s: float
+    phases: list[PhaseRecord]
+    metrics: Mapping[str, float]
+    state: Any
+
+
+class Void(FedfleetError):
+    """Too many cohorts in a row gave too few answers; ``phases`` are the attempts."""
+
+    def __init__(self, message: str, phases: list[PhaseRecord]):
+        super().__init__(message)
+        self.phases = phases
+
+
+@dataclass
+class Position:
+    """Where a run stands between two rounds: all that the next one depends on, apart from what is fixed for the run.
+
+    Attributes:
+        index: rounds done, hence the number of the next one.
+        clock_s: the virtual clock.
+        state: the algorithm's.
+        memory: the engine's.
+
+    """
+
+    index: int
+    clock_s: float
+    state: Any
+    memory: Memory
+
+    def accept(self, record: RoundRecord) -> None:
+        """Move on by a round, wholly or, where an interruption comes first, not at all."""
+        with put_off():
+            self.memory.commit()
+            self.index, self.clock_s, self.state = record.index + 1, record.virtual_s, record.state
+
+
+def start(
+    algorithm: Algorithm, z: Tree, problem: Problem, conditions: Conditions, states: Path | None = None
+) -> Position:
+    """Return the position before the first round, at the initial tree ``z``; clients keep their states in the file ``states``."""
+    state = algorithm.init(z, rng.fold(rng.key(conditions.seed), "init"), problem)
+    return Position(0, 0.0, state, Memory(conditions.selection, states))
+
+
+def simulate(
+    algorithm: Algorithm, z: Tree, problem: Problem, conditions: Conditions, executor: Executor, rounds: int
+) -> Iterator[RoundRecord]:
+    """Run an algorithm round by round from the initial tree ``z``. Raises what ``play`` does."""
+    at = start(algorithm, z, problem, conditions)
+    while at.index < rounds:
+        record = play(algorithm, at, problem, conditions, executor)
+        at.accept(record)
+        yield record
+
+
+def play(
+    algorithm: Algorithm, at: Position, problem: Problem, conditions: Conditions, executor: Executor
+) -> RoundRecord:
+    """Return the next round of a run, which has not moved on before it accepts it.
+
+    Raises Void when too many cohorts in a row gave too few answers, ClientError when client code is at fault.
+    """
+    started, sampling_s, clock_s = time.perf_counter(), 0.0, at.clock_s
+    phases: list[PhaseRecord] = []
+    failure = ""
+    for attempt in range(conditions.attempts):
+        turn = EngineRound(at.index, attempt, clock_s, problem, conditions, executor, at.memory)
+        try:
+            state, metrics = algorithm.round(at.state, turn)
+        except TooFewResponses as e:
+            at.memory.discard()
+            failure, sampling_s = str(e), sampling_s + turn.sampling_s
+        else:
+            return RoundRecord(
+                index=at.index,
+                seconds=time.perf_counter() - started,
+                sampling_s=sampling_s + turn.sampling_s,
+                started_s=at.clock_s,
+                virtual_s=turn.clock_s,
+                phases=phases + turn.records,
+                metrics=metrics,
+                state=state,
+            )
+        phases += turn.records
+        clock_s = turn.clock_s + conditions.retry_s
+    raise Void(
+        f"{failure}, in {conditions.attempts} cohorts in a row (needed: {conditions.min_responses}): raise cohort.invite, "
+        f"the rate of availability or cohort.deadline_s, or, where all are offline together, cohort.retry_s",
+        phases,
+    )

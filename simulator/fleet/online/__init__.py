@@ -1,0 +1,4 @@
+"""Models of availability, a file a model.
+
+May import: simulator, simulator.arithmetic.
+"""

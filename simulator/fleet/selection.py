@@ -1,0 +1,248 @@
+"""Whom the server invites.
+
+A selection is a set of pure functions over a state that the engine keeps and commits with the round, so that a void attempt
+leaves no trace in it. All of it is vectorised; what is known of clients is kept for those heard, not for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator.algorithm import Problem
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.errors import ConfigError
+
+
+class Heard(NamedTuple):
+    """What the server learns of the clients heard in a phase: numbers (R,), mean training loss, seconds, examples (R,)."""
+
+    round: int
+    clients: Tensor
+    loss: Tensor
+    seconds: Tensor
+    examples: Tensor
+
+
+class Selection(Protocol):
+    """Draws cohorts. ``feedback`` says whether it learns from losses, one number a heard client."""
+
+    @property
+    def feedback(self) -> bool:
+        """Whether ``observe`` does anything."""
+        ...
+
+    def init(self) -> Any:
+        """Return the state before the first round."""
+        ...
+
+    def invite(self, state: Any, key: Key, size: int, problem: Problem, *, replace: bool) -> tuple[Tensor, Any]:
+        """Return the invited clients (S,) int64 and the new state. Raises ConfigError where it cannot draw with replacement."""
+        ...
+
+    def observe(self, state: Any, heard: Heard) -> Any:
+        """Return the state after a phase."""
+        ...
+
+
+def _refuse_replacement(kind: str, replace: bool) -> None:
+    if replace:
+        raise ConfigError(
+            f"selection.kind={kind!r}: the algorithm invites with replacement, and this selection never invites a client twice: "
+            f"use uniform or examples"
+        )
+
+
+class _Memoryless:
+    feedback = False
+
+    def init(self) -> None:
+        """Return no state."""
+
+    def observe(self, state: Any, heard: Heard) -> Any:
+        """Learn nothing."""
+        return state
+
+
+@dataclass(frozen=True)
+class Uniform(_Memoryless):
+    """Every client alike, without replacement unless the algorithm asks for it."""
+
+    def invite(self, state: None, key: Key, size: int, problem: Problem, *, replace: bool) -> tuple[Tensor, None]:
+        """Draw in O(size), however many clients there are."""
+        return rng.sample(key, problem.clients, size, replace=replace), None
+
+
+@dataclass(frozen=True)
+class ByExamples(_Memoryless):
+    """In proportion to their numbers of examples: one after the other without replacement, or independently with it."""
+
+    def invite(self, state: None, key: Key, size: int, problem: Problem, *, replace: bool) -> tuple[Tensor, None]:
+        """Draw in O(N)."""
+        weights = _examples(problem, torch.arange(problem.clients)).to(torch.float64)
+        return _weighted(key, weights, size, replace=replace), None
+
+
+@dataclass(frozen=True)
+class RoundRobin:
+    """One after the other in a random order, a run's own, so that every client is invited equally often."""
+
+    seed: int = 0
+    feedback = False
+
+    def init(self) -> Tensor:
+        """Return how many have been invited so far."""
+        return torch.zeros((), dtype=torch.int64)
+
+    def invite(self, state: Tensor, key: Key, size: int, problem: Problem, *, replace: bool) -> tuple[Tensor, Tensor]:
+        """Take the next ones. Raises ConfigError where one may be invited twice."""
+        _refuse_replacement("round_robin", replace)
+        return _order(self.seed, problem.clients)[(state + torch.arange(size)) % problem.clients], state + size
+
+    def observe(self, state: Tensor, heard: Heard) -> Tensor:
+        """Learn nothing."""
+        return state
+
+
+@lru_cache(maxsize=1)
+def _order(seed: int, clients: int) -> Tensor:
+    return rng.permutation(rng.fold(rng.key(seed), "round robin"), clients)
+
+
+class Known(NamedTuple):
+    """What is known of the clients heard so far: numbers (M,) ascending, and a column (M,) float64 a quantity."""
+
+    clients: Tensor
+    columns: Mapping[str, Tensor]
+
+    @staticmethod
+    def nothing(*names: str) -> Known:
+        """Return the table without rows."""
+        return Known(torch.zeros(0, dtype=torch.int64), {n: torch.zeros(0, dtype=torch.float64) for n in names})
+
+    def updated(self, clients: Tensor, columns: Mapping[str, Tensor]) -> Known:
+        """Return the table with these rows entered; of a client given twice the later row counts."""
+        both = torch.cat([self.clients, clients])
+        found, inverse = both.unique(return_inverse=True)
+        latest = torch.zeros(len(found), dtype=torch.int64).scatter_reduce_(0, inverse, torch.arange(len(both)), "amax")
+        return Known(found, {k: torch.cat([v, columns[k].to(torch.float64)])[latest] for k, v in self.columns.items()})
+
+    def get(self, name: str, clients: Tensor, default: float) -> Tensor:
+        """Return a column for clients (S,), ``default`` for unknown ones."""
+        found = torch.full(clients.shape, default, dtype=torch.float64)
+        if len(self.clients):
+            place = torch.searchsorted(self.clients, clients).clamp(max=len(self.clients) - 1)
+            known = self.clients[place] == clients
+            found[known] = self.columns[name][place[known]]
+        return found
+
+
+@dataclass(frozen=True)
+class PowerOfChoice:
+    """Of ``factor * size`` candidates drawn by their examples, those with the largest loss when last heard.
+
+    This is rpow-d of Cho, Wang & Joshi (2020), section 5, the variant that sends nothing extra: a client never heard counts
+    as having an infinite loss.
+    """
+
+    factor: float = 2.0
+    feedback = True
+
+    def init(self) -> Known:
+        """Know nobody."""
+        return Known.nothing("loss")
+
+    def invite(self, state: Known, key: Key, size: int, problem: Problem, *, replace: bool) -> tuple[Tensor, Known]:
+        """Draw candidates and take those of the largest loss. Raises ConfigError where one may be invited twice."""
+        _refuse_replacement("power_of_choice", replace)
+        candidates, _ = ByExamples().invite(
+            None, key, min(problem.clients, math.ceil(self.factor * size)), problem, replace=False
+        )
+        loss = state.get("loss", candidates, math.inf)
+        return candidates[loss.argsort(descending=True, stable=True)[:size]], state
+
+    def observe(self, state: Known, heard: Heard) -> Known:
+        """Remember the losses."""
+        return state.updated(heard.clients, {"loss": heard.loss})
+
+
+@dataclass(frozen=True)
+class Oort:
+    """Utility-guided selection after Oort (Lai et al., OSDI 2021), simplified as said here.
+
+    A known client's utility is examples * mean loss (the paper takes the root mean square of the examples' losses), clipped
+    at the 95th percentile, scaled to [0, 1], plus sqrt(0.1 log(t) / round it was last heard), times (T / seconds)^penalty
+    where it takes longer than T, the ``pace`` quantile of the known seconds. A share of the cohort, ``explore`` at first
+    and ``decay`` times as much each round down to ``explore_least``, goes to clients never heard, drawn uniformly. The
+    others are drawn in proportion to utility among those with at least ``cutoff`` times that of the last one needed.
+    """
+
+    explore: float = 0.9
+    explore_least: float = 0.2
+    decay: float = 0.98
+    penalty: float = 2.0
+    pace: float = 0.5
+    cutoff: float = 0.95
+    feedback = True
+
+    def init(self) -> tuple[Known, int]:
+        """Know nobody, at round 1."""
+        return Known.nothing("utility", "seconds", "round"), 1
+
+    def invite(
+        self, state: tuple[Known, int], key: Key, size: int, problem: Problem, *, replace: bool
+    ) -> tuple[Tensor, tuple[Known, int]]:
+        """Exploit what is known, and explore. Raises ConfigError where one may be invited twice."""
+        _refuse_replacement("oort", replace)
+        known, t = state
+        unknown = problem.clients - len(known.clients)
+        wanted = math.floor(max(self.explore_least, self.explore * self.decay ** (t - 1)) * size)
+        exploit = min(size - min(wanted, unknown), len(known.clients))
+        parts = [self._exploit(known, t, rng.fold(key, "exploit"), exploit)] if exploit else []
+        if exploit < size:
+            # A uniform draw of the never heard: a uniform draw of all, large enough, without the known.
+            drawn = rng.sample(
+                rng.fold(key, "explore"), problem.clients, min(problem.clients, size + len(known.clients))
+            )
+            parts.append(drawn[~torch.isin(drawn, known.clients)][: size - exploit])
+        return torch.cat(parts), state
+
+    def _exploit(self, known: Known, t: int, key: Key, size: int) -> Tensor:
+        raw, seconds, last = (known.columns[k] for k in ("utility", "seconds", "round"))
+        clipped = raw.minimum(raw.quantile(0.95))
+        spread = (clipped.max() - clipped.min()).clamp(min=1e-12)
+        utility = (clipped - clipped.min()) / spread + (0.1 * math.log(max(t, 2)) / last).sqrt()
+        preferred = seconds.quantile(self.pace)
+        utility = utility * torch.where(seconds > preferred, (preferred / seconds) ** self.penalty, 1.0)
+        least = self.cutoff * utility.topk(size).values[-1]
+        return known.clients[_weighted(key, torch.where(utility >= least, utility, 0.0), size, replace=False)]
+
+    def observe(self, state: tuple[Known, int], heard: Heard) -> tuple[Known, int]:
+        """Remember utility, seconds and round."""
+        known, _ = state
+        columns = {
+            "utility": heard.examples * heard.loss.abs(),
+            "seconds": heard.seconds,
+            "round": torch.full(heard.clients.shape, float(heard.round + 1)),
+        }
+        return known.updated(heard.clients, columns), heard.round + 2
+
+
+def _examples(problem: Problem, clients: Tensor) -> Tensor:
+    return torch.ones_like(clients) if problem.num_examples is None else problem.num_examples(clients)
+
+
+def _weighted(key: Key, weights: Tensor, size: int, *, replace: bool) -> Tensor:
+    """Draw positions in proportion to ``weights`` (N,), without replacement one after the other (exponential clocks)."""
+    if replace:
+        u = rng.uniform(key, size, torch.float64)
+        return torch.searchsorted(weights.cumsum(0), u * weights.sum(), right=True).clamp(max=len(weights) - 1)
+    clocks = -torch.log1p(-rng.uniform(rng.fold(key, torch.arange(len(weights))), (), torch.float64)) / weights
+    return clocks.topk(size, largest=False, sorted=True).indices

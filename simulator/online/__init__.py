@@ -1,1 +1,0 @@
-"""Models of availability, a file each: when clients are online."""

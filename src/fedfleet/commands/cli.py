@@ -1,0 +1,342 @@
+"""The command line: ``fedfleet run | resume | plan | study | bench | list | convert | trace | report``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from json import dumps
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedfleet.simulator.errors import ConfigError, FedfleetError
+
+ABOUT = "Simulate federated learning over very many unreliable devices."
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT)
+FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+PLAIN_WIDTH = 140  # of tables that do not go to a terminal
+
+ConfigArg = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")]
+OverridesArg = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as rounds=20.")
+]
+
+
+class Interrupted(Exception):
+    """A run was interrupted; the arguments are how to go on, and the exit status."""
+
+
+@app.command()
+def run(
+    config: ConfigArg,
+    overrides: OverridesArg = None,
+    out: Annotated[
+        Path | None, typer.Option(help="New folder for the run; runs/<name of CONFIG> if not given.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="Stop once a metric is reached, such as eval/auc=0.95.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds.")] = None,
+    warm_start: Annotated[Path | None, typer.Option(help="Start from this model.safetensors.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, for a configuration of several runs.")] = 1,
+    report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
+) -> None:
+    """Run an experiment and write its run folder."""
+    from fedfleet.config.schema import load, with_overrides
+    from fedfleet.experiments import campaign
+
+    given = {"until": until, "max_seconds": max_seconds, "warm_start": warm_start}
+    chosen = load(config, overrides)
+    chosen = with_overrides(chosen, {k: v for k, v in given.items() if v is not None})
+    out = out or _new_folder(config)
+    with _interruptible(f"go on with `fedfleet resume {out}`"):
+        campaign.run(chosen, out, _progress(), jobs, report=report)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="What was given as --out.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What is to change, such as rounds=200.")
+    ] = None,
+    report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
+) -> None:
+    """Go on with a run, or several in one folder, from the last checkpoint; the result is that of one never interrupted."""
+    from fedfleet.experiments import campaign
+
+    with _interruptible(f"go on with `fedfleet resume {folder}`"):
+        campaign.resume(folder, overrides, _progress(), report=report)
+
+
+@app.command()
+def plan(config: ConfigArg, overrides: OverridesArg = None) -> None:
+    """Check a configuration and show what a run would do, without running it."""
+    from fedfleet.commands.plan import describe
+    from fedfleet.config.schema import load
+    from fedfleet.experiments import campaign
+
+    console = Console()
+    loaded: dict[Any, Any] = {}
+    for trial in campaign.distinct(campaign.trials(load(config, overrides))):
+        lines = list(describe(campaign.prepare(trial, loaded)))
+        table = Table(title=trial.name or None, show_header=False)
+        for key, value in lines:
+            table.add_row(key, value)
+        console.print(table)
+
+
+@app.command()
+def study(
+    config: ConfigArg,
+    overrides: OverridesArg = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE,...", help="Run at each of these values; may be given several times."),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each, instead of the configuration's.")] = None,
+    target: Annotated[str | None, typer.Option(help="What it costs to reach a metric, such as eval/auc=0.9.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study; one that is there is gone on with.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Trials at a time; as many as the CPUs if not given.")] = None,
+    executor: Annotated[
+        str, typer.Option(help="local: a trial runs in one process; config: as the configuration's executor says.")
+    ] = "local",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and show what would be run.")] = False,
+) -> None:
+    """Run every label of a configuration at every point of a grid on every seed; write three tables and a report.
+
+    The same command goes on where it was interrupted.
+    """
+    from fedfleet.commands import study as studying
+    from fedfleet.config.schema import load
+
+    if executor not in ("local", "config"):
+        raise ConfigError(f"--executor {executor!r}: give local or config")
+    if out is None and not dry_run:
+        raise ConfigError("--out: not given: give the folder of the study")
+    progress = _progress(stderr=True)
+    planned = studying.plan(load(config, overrides), vary or [], seeds, target, in_process=executor == "local")
+    prepared = studying.prepare(planned, progress)
+    if dry_run or out is None:
+        for line in studying.describe(prepared, out):
+            typer.echo(line)
+        return
+    with _interruptible("the same command goes on"):
+        tables = studying.run(prepared, out, progress, jobs)
+    typer.echo(f"{out}: {len(tables.study)} trials")
+
+
+@app.command()
+def paper(
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="A file such as configs/afl/adult_table.yaml.")],
+    overrides: OverridesArg = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each row, instead of the configuration's.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder; one that is there is gone on with.")] = Path("runs/paper"),
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; as many as the CPUs if not given.")] = None,
+) -> None:
+    """Run a paper's table again, and print ours beside the paper's."""
+    from fedfleet.commands import paper as papers
+
+    with _interruptible("the same command goes on"):
+        typer.echo(papers.run(table, overrides, seeds, out, _progress(stderr=True), jobs), nl=False)
+
+
+@app.command()
+def bench(
+    config: ConfigArg,
+    overrides: OverridesArg = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Measure which executor.inner and executor.block_size are fastest.")
+    ] = False,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Timed rounds; by default a few, and with --tune up to 30 of each candidate."),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="Begin no round after so many seconds; 20, or 60 with --tune.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write what was measured as JSON.")] = None,
+) -> None:
+    """Run a few rounds and show where their time goes; nothing of the run is written."""
+    from fedfleet.commands import bench as measuring
+    from fedfleet.commands import tune as tuning
+    from fedfleet.config.schema import load
+    from fedfleet.experiments import campaign
+
+    if json is not None and (
+        json.is_dir() or not os.access(json if json.exists() else json.absolute().parent, os.W_OK)
+    ):
+        raise ConfigError(f"--json={str(json)!r}: it cannot be written: give the path of a file in an existing folder")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    experiment, tell = campaign.only(load(config, overrides), "bench"), _progress(stderr=True).say
+    given = {k: v for k, v in {"rounds": rounds, "seconds": seconds}.items() if v is not None}
+    measure, show = (tuning.tune, tuning.show) if tune else (measuring.measure, measuring.show)
+    found = measure(experiment, tell=tell, **given)
+    show(found, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
+    if json is not None:
+        json.write_text(dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+@app.command(name="list")
+def list_(what: Annotated[str, typer.Argument(help="algorithms, datasets or tasks")]) -> None:
+    """List what can be named in a configuration."""
+    from fedfleet.algorithms.registry import ALGORITHMS
+    from fedfleet.datasets.registry import FEDERATED, LOADERS
+    from fedfleet.tasks.registry import TASKS
+
+    kinds: dict[str, dict[str, str]] = {
+        "algorithms": {k: v.about for k, v in ALGORITHMS.items()},
+        "datasets": dict.fromkeys(LOADERS, "") | {k: v.about for k, v in FEDERATED.items()},
+        "tasks": {k: v.about for k, v in TASKS.items()},
+    }
+    if what not in kinds:
+        raise ConfigError(f"list {what!r}: choose one of {', '.join(kinds)}")
+    width = max(map(len, kinds[what]))
+    for name, about in kinds[what].items():
+        typer.echo(f"{name:{width}}  {about}".rstrip())
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A Parquet file, or a folder of them.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the clients.")],
+    test: Annotated[Path | None, typer.Option(help="Parquet of test examples.")] = None,
+    hold_out: Annotated[
+        float, typer.Option(min=0, max=1, help="Without --test: share of clients held out for testing.")
+    ] = 0.1,
+    classes: Annotated[
+        int | None, typer.Option(min=1, help="Labels are below this; by default the largest + 1.")
+    ] = None,
+) -> None:
+    """Convert Parquet, a row an example, to a folder of clients for population.dataset=disk.
+
+    Columns: client, y (labels from 0), and x (lists of numbers) or a column a feature; domain, if there are domains.
+    """
+    from fedfleet.datasets.convert import convert as convert_parquet
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    started = time.monotonic()
+    with _rows_done() as tell:
+        totals = convert_parquet(source, out, test=test, hold_out=hold_out, classes=classes, tell=tell)
+    typer.echo(
+        f"{out}: {totals.clients:,} clients, {totals.examples:,} examples, {totals.test_examples:,} test examples, "
+        f"{totals.classes} classes, {len(totals.domains)} domains, in {time.monotonic() - started:.1f} s"
+    )
+
+
+@app.command()
+def trace(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A pickle or JSON file in FedScale's layout.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="New Parquet file.")],
+) -> None:
+    """Convert a trace of device behaviour in FedScale's layout to Parquet for availability=trace. Nothing is unpickled.
+
+    Layout: {client: {active: [seconds, ...], inactive: [seconds, ...], finish_time: seconds}}.
+    """
+    from fedfleet.datasets.fedscale import convert_trace
+
+    done = convert_trace(source, out)
+    typer.echo(
+        f"{out}: {done.clients:,} clients, {done.intervals:,} intervals; left out: {done.empty_intervals:,} intervals without a "
+        f"length, {done.idle_clients:,} clients that are never active"
+    )
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of runs.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for report.html; the first RUN if not given.")] = None,
+) -> None:
+    """Write one report on one or several runs."""
+    from fedfleet.report import write_report
+    from fedfleet.report.study_tables import MARK
+
+    if out is None and (runs[0] / MARK).exists():
+        raise ConfigError(f"{runs[0]}: a study, whose own report.html would be lost: give --out")
+    try:
+        typer.echo(write_report(runs, out or runs[0]))
+    except ValueError as e:
+        raise ConfigError(str(e)) from None
+
+
+def _progress(*, stderr: bool = False) -> Any:
+    from fedfleet.experiments.progress import Progress
+
+    return Progress(Console(stderr=stderr))
+
+
+@contextmanager
+def _interruptible(mend: str) -> Iterator[None]:
+    """Let SIGTERM end what is under way as Ctrl-C does, and say how to go on."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(mend, INTERRUPTED) from None
+    except SystemExit:  # raised by our handler of SIGTERM, or by Ray's, which replaces it
+        raise Interrupted(mend, TERMINATED) from None
+
+
+@contextmanager
+def _rows_done() -> Iterator[Callable[[int, int], None]]:
+    """Show how many rows are done: a bar on a terminal, a line every few seconds elsewhere."""
+    from rich.progress import Progress as Bar
+
+    from fedfleet.experiments.progress import PLAIN_EVERY_S
+
+    console, shown = Console(stderr=True), time.monotonic()
+    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("rows", total=None)
+
+        def tell(done: int, total: int) -> None:
+            nonlocal shown
+            bar.update(task, completed=done, total=total)
+            if not console.is_terminal and time.monotonic() - shown > PLAIN_EVERY_S:
+                shown = time.monotonic()
+                console.print(f"{done:,} of {total:,} rows")
+
+        yield tell
+
+
+def _new_folder(config: Path) -> Path:
+    """Return runs/<name>, numbered where it is taken."""
+    base = Path("runs") / config.stem
+    number, folder = 1, base
+    while folder.exists():
+        number += 1
+        folder = base.with_name(f"{base.name}-{number}")
+    return folder
+
+
+def main() -> None:
+    """Run the command line and end the process with its status: 2 for bad input, 1 for a failed run, 130 or 143 if interrupted."""
+    from fedfleet.datasets.files import DataError
+
+    try:
+        sys.exit(app(standalone_mode=False))
+    except (ConfigError, DataError) as e:
+        _end(f"error: {e}", BAD_INPUT)
+    except FedfleetError as e:
+        _end(f"failed: {e}", FAILED)
+    except Interrupted as e:
+        mend, status = e.args
+        _end(f"interrupted: {mend}", status)
+    except KeyboardInterrupt:
+        _end("interrupted", INTERRUPTED)
+    except Exception as e:
+        usage = getattr(
+            e, "format_message", None
+        )  # click's errors of usage, of which some versions of typer have a copy
+        if usage is None:
+            raise
+        commands = "run, resume, plan, study, paper, bench, list, convert, trace or report"
+        _end(f"error: {' '.join(usage().split()) or f'give a command: {commands}'}", BAD_INPUT)
+
+
+def _end(text: str, status: int) -> NoReturn:
+    typer.echo(text, err=True)
+    sys.exit(status)

@@ -1,0 +1,222 @@
+"""A table of a paper, run again: every row on every seed, ours beside the paper's."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+from fedfleet.algorithms.options import Options
+from fedfleet.commands import study as studying
+from fedfleet.config import schema as C
+from fedfleet.experiments import campaign
+from fedfleet.experiments.files import write_text
+from fedfleet.experiments.progress import Progress
+from fedfleet.experiments.runfolder import summary_of
+from fedfleet.simulator.driver.evaluation import less_is_better
+from fedfleet.simulator.errors import ConfigError, one_line
+
+WORST = "worst"
+Found = dict[str, dict[str, list[float]]]
+"""Row -> column -> a value a seed."""
+Printed = dict[str, float | tuple[float, float]]
+
+
+class PaperTable(Options):
+    """What a paper's table says, and the configuration that computes it."""
+
+    title: str
+    rows: str = "trained on"
+    """What the rows are."""
+    source: str
+    """The paper, and which of its tables."""
+    config: Path
+    """Configuration whose ``compare`` has the rows; beside this file."""
+    columns: dict[str, str] = Field(min_length=1)
+    """Column -> final metric, such as accuracy, or accuracy[0] for that of domain 0."""
+
+    @field_validator("columns")
+    @classmethod
+    def _readable(cls, columns: dict[str, str]) -> dict[str, str]:
+        if wrong := [m for m in columns.values() if not re.fullmatch(r"\w+(\[\d+\])?", m)]:
+            raise ValueError(f"{wrong[0]!r}: write a metric, or metric[k] for that of domain k")
+        return columns
+
+    worst_of: list[str] = Field(default=[])
+    """Columns of which the worst is a column too; all of them losses, or all of them merits."""
+    value: Literal["final", "best"] = "final"
+    """Which value of a metric: that of the last model, or the best over the run."""
+    scale: float = 1.0
+    """What a metric is multiplied by."""
+    digits: int = 2
+    baseline: str | None = None
+    """Row that the others are compared with, seed by seed."""
+    paper: dict[str, Printed] = Field(default={})
+    """Row -> column -> what is printed there: a number, or a mean and a standard deviation; the worst is the column "worst"."""
+
+
+def read(path: Path) -> PaperTable:
+    """Read a table. Raises ConfigError."""
+    try:
+        found = PaperTable.model_validate_json(
+            json.dumps(yaml.safe_load(path.read_text(encoding="utf-8"))), strict=True
+        )
+    except ValidationError as e:
+        first = e.errors()[0]
+        raise ConfigError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    except (OSError, yaml.YAMLError, TypeError, ValueError, RecursionError) as e:
+        raise ConfigError(f"{path}: cannot be read ({one_line(e)}): give the YAML file of a table") from None
+    printed = {*found.columns, WORST}
+    if strange := [f"{row}.{c}" for row, values in found.paper.items() for c in values if c not in printed]:
+        raise ConfigError(f"{path}: paper.{strange[0]}: no such column: choose of {', '.join(found.columns)}")
+    if unknown := [c for c in found.worst_of if c not in found.columns]:
+        raise ConfigError(f"{path}: worst_of: {unknown[0]!r} is none of the columns {', '.join(found.columns)}")
+    return found
+
+
+def run(
+    path: Path, overrides: list[str] | None, seeds: int | None, out: Path, progress: Progress, jobs: int | None = None
+) -> str:
+    """Run what is not yet finished, ``jobs`` at a time; write and return the table in Markdown.
+
+    Raises ConfigError and FedfleetError.
+    """
+    table = read(path)
+    config = C.load(path.parent / table.config, overrides)
+    rows = list(config.compare or {})
+    for key, named in (("baseline", [table.baseline] if table.baseline else []), ("paper", list(table.paper))):
+        if unknown := [row for row in named if row not in rows]:
+            raise ConfigError(f"{path}: {key}: {unknown[0]!r} is no label of compare in {table.config}")
+    by_domain = [c for c, metric in table.columns.items() if "[" in metric]
+    prepared = studying.prepare(studying.plan(config, seeds=seeds, grid=False), progress)
+    first = campaign.prepare(prepared.study.trials[0], dict(prepared.data))
+    known = first.final_names()
+    for column, metric in table.columns.items():
+        if f"eval/{metric.partition('[')[0]}" not in known:
+            raise ConfigError(
+                f"{path}: columns.{column}: {C.unknown('metric', metric, [k.removeprefix('eval/') for k in known])}"
+            )
+    if by_domain and "domain" not in first.evaluation["test"]:
+        raise ConfigError(
+            f"{path}: columns.{by_domain[0]}: the test examples of {table.config} have no domains: write a metric alone"
+        )
+    errors = studying.run_trials(prepared, out, progress, jobs)
+    found = collected(prepared, table, out)
+    text = markdown(table, found)
+    write_text(out / "table.md", text)
+    write_text(out / "table.json", json.dumps(found, indent=2).replace("NaN", "null") + "\n")
+    studying.check(errors, prepared.study)
+    return text
+
+
+def collected(prepared: studying.Prepared, table: PaperTable, out: Path) -> Found:
+    """Return of each row the columns, and the worst of some, over the seeds in their order; scaled; NaN where there is none."""
+    found: Found = {}
+    for trial in prepared.study.trials:
+        folder = studying.folder(out, trial)
+        summary = summary_of(folder)
+        ended, final = summary.get("status") in ("finished", "stopped"), summary.get(table.value, {})
+        values = {
+            name: table.scale * _value(folder, final, metric) if ended else math.nan
+            for name, metric in table.columns.items()
+        }
+        if table.worst_of:
+            values[WORST] = _worst(table)(values[name] for name in table.worst_of)
+        mine = found.setdefault(trial.label, {})
+        for name, value in values.items():
+            mine.setdefault(name, []).append(value)
+    return found
+
+
+def _less_is_better(table: PaperTable, column: str) -> bool:
+    column = table.worst_of[0] if column == WORST else column
+    return less_is_better(table.columns[column])
+
+
+def _worst(table: PaperTable) -> Callable[[Iterable[float]], float]:
+    return max if _less_is_better(table, WORST) else min
+
+
+def _value(run: Path, final: Mapping[str, float], metric: str) -> float:
+    name, _, domain = metric.removesuffix("]").partition("[")
+    if not domain:
+        if f"eval/{name}" not in final:
+            raise ConfigError(f"columns: {metric!r} is not measured: choose one of {', '.join(final)}")
+        value = final[f"eval/{name}"]
+        return math.nan if value is None else value
+    each = pd.read_parquet(run / "domains.parquet")
+    if name not in each.columns or int(domain) not in set(each["domain"]):
+        raise ConfigError(f"columns: {metric!r} is not measured: choose one of {', '.join(each)}")
+    known = each.loc[each["domain"] == int(domain), name].to_numpy()
+    return float(known[-1])
+
+
+def markdown(table: PaperTable, found: Found) -> str:
+    """Return the table in Markdown, ours and below it the paper's, and the differences from the baseline."""
+    return "\n".join([*_ours(table, found), *_differences(table, found)]) + "\n"
+
+
+def _ours(table: PaperTable, found: Found) -> Iterator[str]:
+    first = next(iter(found.values()))
+    seeds = len(next(iter(first.values())))
+    heads = [*first, "worst of the means"] if table.worst_of else list(first)
+    yield f"{table.title} ({table.source}); ours: mean ± standard deviation over {seeds} seeds\n"
+    yield f"| {table.rows} | | {' | '.join(heads)} |"
+    yield f"|---|---|{'---|' * len(heads)}"
+    for label, mine in found.items():
+        cells = [_mean(values, table.digits) for values in mine.values()]
+        if table.worst_of:
+            cells.append(f"{_worst(table)(statistics.fmean(mine[c]) for c in table.worst_of):.{table.digits}f}")
+        yield f"| {label} | ours | {' | '.join(cells)} |"
+        if label in table.paper:  # whose worst is the worst of the means
+            names = [*table.columns, *(["", WORST] if table.worst_of else [])]
+            yield f"| | paper | {' | '.join(_printed(table.paper[label].get(c), table.digits) for c in names)} |"
+
+
+def _differences(table: PaperTable, found: Found) -> Iterator[str]:
+    if table.baseline is None:
+        return
+    base = found[table.baseline]
+    yield f"\nDifferences from {table.baseline}, seed by seed: mean ± standard error (seeds that are better)\n"
+    yield f"| {table.rows} | {' | '.join(base)} |"
+    yield f"|---|{'---|' * len(base)}"
+    for label, mine in found.items():
+        if label != table.baseline:
+            gaps = {c: [a - b for a, b in zip(mine[c], base[c], strict=True)] for c in base}
+            cells = (_gap(each, table.digits, _less_is_better(table, c)) for c, each in gaps.items())
+            yield f"| {label} | {' | '.join(cells)} |"
+
+
+def _gap(gaps: list[float], digits: int, less: bool) -> str:
+    gaps = [g for g in gaps if math.isfinite(g)]
+    if not gaps:
+        return "none"
+    better = sum(g < 0 if less else g > 0 for g in gaps)
+    error = f" ± {statistics.stdev(gaps) / len(gaps) ** 0.5:.{digits}f}" if len(gaps) > 1 else ""
+    return f"{statistics.fmean(gaps):+.{digits}f}{error} ({better} of {len(gaps)})"
+
+
+def _mean(values: list[float], digits: int) -> str:
+    known = [v for v in values if math.isfinite(v)]
+    if not known:
+        return "none"
+    spread = f" ± {statistics.stdev(known):.{digits}f}" if len(known) > 1 else ""
+    of = f" ({len(known)} of {len(values)} runs)" if len(known) < len(values) else ""
+    return f"{statistics.fmean(known):.{digits}f}{spread}{of}"
+
+
+def _printed(value: Any, digits: int) -> str:
+    match value:
+        case None:
+            return ""
+        case (mean, deviation):
+            return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+    return f"{value:.{digits}f}"

@@ -1,0 +1,73 @@
+"""What a run would do: sizes, blocks, messages and memory, without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedfleet.config import resolve, rules, timing
+from fedfleet.config.schema import named, options
+from fedfleet.experiments.experiment import Experiment
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.fleet.hardware import Machines
+
+
+def describe(x: Experiment) -> Iterator[tuple[str, str]]:
+    """Yield (what, value) lines."""
+    e, invite = x.config.executor, x.answers
+    summary = x.population.summary()
+    floats, model_bytes = T.count(x.z), T.num_bytes(x.z)
+    block = int(e.block_size)
+    yield (
+        "run",
+        f"{x.label}: {named(x.config, 'algorithm')} on {named(x.config, 'task')}, {named(x.config, 'population.dataset')}",
+    )
+    yield "rounds, seed", f"{x.config.rounds}, {x.config.seed}"
+    yield "clients", f"{x.problem.clients:,} with {summary.min_examples} to {summary.max_examples} examples each"
+    if x.algorithm.domains is not None and x.problem.domains is not None:
+        sizes = x.problem.domains.examples
+        yield (
+            "domains",
+            f"{len(sizes):,} with {int(sizes.min()):,} to {int(sizes.max()):,} examples each; skewness "
+            f"{float(sizes.sum() / sizes.min()):,.3g}",
+        )
+    yield "model", f"{floats:,} floats ({_parts(x)}), {model_bytes / 1e6:.2f} MB"
+    yield "phases a round", ", ".join(p.name for p in x.algorithm.phases)
+    waits = (
+        "answers a server step" if x.algorithm.asynchronous else f"invited a phase, respond: {x.config.cohort.respond}"
+    )
+    yield "cohort", f"{invite} {waits}, availability: {named(x.config, 'availability')}"
+    yield "blocks a phase", f"up to {-(-invite // block)} of {block} clients"
+    where = f"{resolve.actors(x.config)} Ray actors of {e.cpus_per_actor:g} CPUs and {e.gpus_per_actor:g} GPUs"
+    yield (
+        "executor",
+        f"{where if e.kind == 'ray' else 'this process'}, {e.inner}, {e.threads_per_actor} threads, {e.device}",
+    )
+    yield "factored weights", _factored(x)
+    a_block = block * model_bytes * (1 if e.inner == "serial" else 4)
+    yield "memory of a block", f"about {a_block / 1e6:.1f} MB of parameters and gradients"
+    models = invite * model_bytes * len(x.algorithm.phases)
+    yield "traffic a round", f"about {models / 1e6:.1f} MB up, at least as much down, if all answer"
+    if isinstance(x.federation.devices, Machines):
+        seconds, parts = timing.typical(x.federation.devices, x.algorithm, x.problem, x.costs)
+        if x.algorithm.asynchronous:
+            given = options(x.config, "algorithm")
+            yield (
+                "server step, median device",
+                f"{timing.between_steps(seconds, given.buffer, given.concurrency, x.problem.clients)}: {parts}",
+            )
+        else:
+            yield "round, median device", f"{seconds:.3g} s: {parts}"
+
+
+def _factored(x: Experiment) -> str:
+    """Say which weights can stay factored, and what stands in the way of the others."""
+    weights = {path: leaf for path, leaf in T.named_leaves(x.z) if leaf.dim() in (2, 4)}
+    able = [path for path, leaf in weights.items() if rules.factors(path, leaf, x.notes)]
+    share = sum(weights[path].numel() for path in able) / T.count(x.z)
+    text = f"{len(able)} of {len(weights)} weight tensors, {share:.0%} of the floats"
+    reasons = sorted({r for path in weights for r in x.notes.reasons.get(path, ())})
+    return f"{text}; the others need: {', '.join(reasons)}" if reasons else text
+
+
+def _parts(x: Experiment) -> str:
+    return ", ".join(f"{part} {T.count(tree):,}" for part, tree in x.z.items())

@@ -1,0 +1,351 @@
+"""A study: every label at every point of a grid on every seed, each a run of its own; three tables and a report.
+
+A trial runs its clients in its own process, and trials run side by side, so none waits for another's actors. What has been
+finished is kept: the same command goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedfleet.config import resolve
+from fedfleet.config import schema as C
+from fedfleet.config.population import Data, data_key
+from fedfleet.config.reading import override, show
+from fedfleet.config.schema import Config
+from fedfleet.experiments import campaign
+from fedfleet.experiments.campaign import Trial
+from fedfleet.experiments.experiment import Experiment
+from fedfleet.experiments.progress import Progress
+from fedfleet.experiments.resume import WHERE, run_or_go_on, without
+from fedfleet.experiments.runfolder import check_free, claim, summary_of
+from fedfleet.report.study_page import write_study_report
+from fedfleet.report.study_tables import DONE, MARK, Entry, Tables, Target, collect
+from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
+
+RETRIES = 2  # of a trial whose process died
+GRACE_S = 10.0  # for trials to write down that they were interrupted, before their processes are ended
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is to be run: the trials in their order, the values that vary, the metric to reach."""
+
+    config: Config
+    """With the grid and the seeds in it."""
+    trials: tuple[Trial, ...]
+    varied: Mapping[str, list[Any]]
+    target: Target | None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A study that has been checked: the resolved configuration of each trial, in their order, and the data they share."""
+
+    study: Study
+    resolved: tuple[dict[str, Any], ...]
+    data: Mapping[str, Data]
+
+
+def plan(
+    config: Config,
+    vary: Sequence[str] = (),
+    seeds: int | None = None,
+    target: str | None = None,
+    *,
+    in_process: bool = True,
+    grid: bool = True,
+) -> Study:
+    """Return the grid: ``compare`` x ``vary`` x seeds. Raises ConfigError.
+
+    Args:
+        config: what all trials share; its ``vary`` comes after the one given here.
+        vary: texts ``dotted.key=value,value``; the first key is the axis of the figures.
+        seeds: how many, from the configuration's ``seed`` on; instead of the configuration's.
+        target: a metric and a value, such as "eval/auc=0.9"; the configuration's ``until`` if not given.
+        in_process: trials train their clients in their own process, whatever ``executor.kind`` says.
+        grid: something must vary.
+
+    """
+    given = dict(map(varied, vary))
+    axes = given | {k: v for k, v in (config.vary or {}).items() if k not in given}
+    if grid and not axes:
+        raise ConfigError(
+            "--vary: nothing varies: give --vary dotted.key=value,value (or run the labels with fedfleet run)"
+        )
+    for key, values in axes.items():
+        if key == "algorithm":  # a column of that name tells which it is
+            raise ConfigError(f"vary.algorithm={show(values)}: write algorithm.name, or use compare")
+        if any(a == b for i, a in enumerate(values) for b in values[:i]):
+            raise ConfigError(f"vary.{key}={show(values)}: give each value once")
+    numbers = [*range(config.seed, config.seed + seeds)] if seeds is not None else config.seeds or [config.seed]
+    config = C.with_overrides(config, {"vary": axes or None, "seeds": numbers})
+    found = []
+    for trial in campaign.trials(config):
+        own = C.with_overrides(trial.config, {"executor.kind": "local"}) if in_process else trial.config
+        found.append(replace(trial, config=own, label=trial.label or C.named(trial.config, "algorithm")))
+    wanted, key = (target, "--target") if target is not None else (config.until, "until")
+    goal = None if wanted is None else Target(*resolve.parse_until(wanted, key))
+    return Study(config, tuple(found), axes, goal)
+
+
+def varied(text: str) -> tuple[str, list[Any]]:
+    """Read ``dotted.key=value,value``. Raises ConfigError."""
+    key, equals, values = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--vary {show(text)}: write dotted.key=value,value")
+    if not values.strip():
+        raise ConfigError(f"--vary {show(text)}: no value: write {key.strip()}=value,value")
+    try:
+        ((key, found),) = override(f"{key}=[{values}]").items()
+    except ConfigError:
+        raise ConfigError(
+            f"--vary {show(text)}: not a dotted key and values in YAML: write dotted.key=value,value"
+        ) from None
+    return key, found
+
+
+def prepare(study: Study, progress: Progress) -> Prepared:
+    """Check every trial as a run would be, and resolve it. Raises ConfigError or DataError naming the trial."""
+    progress.say(f"checking {len(study.trials)} trials")
+    data: dict[str, Data] = {}
+    resolved: dict[str, dict[str, Any]] = {}
+    for trial in campaign.distinct(list(study.trials)):
+        experiment = campaign.prepare(trial, data)
+        names = experiment.metric_names()
+        if study.target is not None and study.target.metric not in names:
+            raise ConfigError(C.unknown("--target", study.target.metric, names))
+        resolved[trial.name] = C.complete(experiment.config)
+    return Prepared(study, tuple({**resolved[t.name], "seed": t.config.seed} for t in study.trials), data)
+
+
+def describe(prepared: Prepared, out: Path | None) -> Iterator[str]:
+    """Yield lines that say what would be run: a line a point, and how much of it is done. Raises ConfigError."""
+    study = prepared.study
+    done = finished(prepared, out) if out is not None else [False] * len(study.trials)
+    there = f", {sum(done)} of them finished" if any(done) else ""
+    yield f"{len(study.trials)} trials{there}; target: {study.target or 'none'}"
+    for first in campaign.distinct(list(study.trials)):
+        same = [i for i, t in enumerate(study.trials) if t.name == first.name]
+        c = prepared.resolved[same[0]]
+        seeds = ", ".join(f"{study.trials[i].config.seed}{' (finished)' if done[i] else ''}" for i in same)
+        yield f"{first.name}: {c['algorithm']['name']}, {c['rounds']} rounds, {c['executor']['kind']}, seeds {seeds}"
+
+
+def folder(out: Path, trial: Trial) -> Path:
+    """Return the run folder of a trial."""
+    return out / "trials" / trial.place
+
+
+def finished(prepared: Prepared, out: Path) -> list[bool]:
+    """Say of each trial whether it is there already. Raises ConfigError where a finished one is of another configuration."""
+    if not (out / MARK).exists():
+        check_free(out)
+    return [_finished(folder(out, t), c) for t, c in zip(prepared.study.trials, prepared.resolved, strict=True)]
+
+
+def _finished(run: Path, wanted: Mapping[str, Any]) -> bool:
+    summary = summary_of(run)
+    if summary.get("status") not in DONE:
+        return False
+    try:
+        found = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    if _cut(summary, found) and found.get("max_seconds") != wanted.get("max_seconds"):
+        return False  # it had another time to run than it has now
+    old, new = (dict(_leaves(without(c, WHERE))) for c in (found, wanted))
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key):
+            raise ConfigError(
+                f"{key}={show(new.get(key))}: the finished trial {run} has {show(old.get(key))}: choose another --out, or remove "
+                f"that folder"
+            )
+    return True
+
+
+def _cut(summary: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Say whether a run that was stopped ran out of ``max_seconds``, rather than reach what ``until`` says."""
+    if summary["status"] != "stopped" or not config.get("until"):
+        return summary["status"] == "stopped"
+    metric, at_least, value = resolve.parse_until(config["until"])
+    found = {**summary.get("initial", {}), **summary.get("final", {})}.get(metric)
+    return found is None or not (found >= value if at_least else found <= value)
+
+
+def run(prepared: Prepared, out: Path, progress: Progress, jobs: int | None = None) -> Tables:
+    """Run the trials that are not finished, ``jobs`` at a time, and write the tables and the report.
+
+    A trial that fails does not end the study: its row says so, and FedfleetError is raised at the end.
+    """
+    study = prepared.study
+    errors = run_trials(prepared, out, progress, jobs)
+    entries = [Entry(_keys(t), folder(out, t), errors.get(t.place)) for t in study.trials]
+    tables = collect(entries, study.varied, study.target)
+    tables.write(out)
+    config = f"# target: {study.target or 'none'}\n"
+    config += campaign.as_given(study.config)
+    progress.say(f"report: {write_study_report(tables, out, config)}")
+    check(errors, study)
+    return tables
+
+
+def run_trials(prepared: Prepared, out: Path, progress: Progress, jobs: int | None = None) -> dict[str, str]:
+    """Run the trials that are not finished and return the errors of those that failed, by place."""
+    study = prepared.study
+    there = finished(prepared, out)
+    jobs = _jobs(study, jobs)
+    if not (out / MARK).exists():
+        claim(out)
+    labels = list(dict.fromkeys(t.label for t in study.trials))
+    about = {"labels": labels, "vary": study.varied, "target": study.target and study.target._asdict()}
+    (out / MARK).write_text(json.dumps({**about, "trials": len(study.trials)}, indent=2) + "\n", encoding="utf-8")
+    waiting = [t for t, done in zip(study.trials, there, strict=True) if not done]
+    if len(waiting) < len(study.trials):
+        progress.say(f"{len(study.trials) - len(waiting)} of {len(study.trials)} trials are finished already")
+    errors: dict[str, str] = {}
+    pace = _Pace(len(study.trials), len(waiting), progress)
+    for trial, error in _run_all(prepared, waiting, out, jobs):
+        if error is not None:
+            errors[trial.place] = error
+        pace.tell(trial, error)
+    return errors
+
+
+def check(errors: Mapping[str, str], study: Study) -> None:
+    """Raise FedfleetError where trials failed."""
+    if errors:
+        place, error = next(iter(errors.items()))
+        raise FedfleetError(f"{len(errors)} of {len(study.trials)} trials: {place}: {error}")
+
+
+def _jobs(study: Study, jobs: int | None) -> int:
+    """Return how many trials run at a time: one where trials bring actors of their own."""
+    if all(t.config.executor.kind == "local" for t in study.trials):
+        return jobs or resolve.cpus()
+    if jobs is not None and jobs > 1:
+        raise ConfigError(
+            f"--jobs {jobs}: with --executor config each trial brings its own Ray actors: leave --jobs out, or leave --executor "
+            f"config out"
+        )
+    return 1
+
+
+def _run_all(prepared: Prepared, waiting: Sequence[Trial], out: Path, jobs: int) -> Iterator[tuple[Trial, str | None]]:
+    """Run trials and yield each as it ends, with its error if it failed."""
+    if min(jobs, len(waiting)) > 1:
+        yield from _in_tasks(prepared, waiting, out, jobs)
+        return
+    for trial in waiting:
+        yield trial, run_trial(trial.config, folder(out, trial), prepared.data[data_key(trial.config)])
+
+
+def run_trial(config: Config, out: Path, data: Data) -> str | None:
+    """Run a trial, from its last checkpoint if there is one, and return its error, None if it ended well.
+
+    An interruption is raised.
+    """
+    try:
+        run_or_go_on(Experiment(config, data=data), out, replace=True)
+    except FedfleetError as e:
+        return one_line(e)
+    except Exception as e:
+        return f"{type(e).__name__}: {one_line(e)}"
+    return None
+
+
+def _in_tasks(prepared: Prepared, waiting: Sequence[Trial], out: Path, jobs: int) -> Iterator[tuple[Trial, str | None]]:
+    """Run trials as Ray tasks of one CPU each, at most ``jobs`` under way."""
+    from fedfleet.simulator.executors.ray import ray, share_tensors, start_ray  # importing Ray takes a second
+
+    started = start_ray(prepared.study.config.executor.address, jobs)
+    under_way: dict[Any, Trial] = {}
+    try:
+        share_tensors()
+        data = {key: ray.put(found) for key, found in prepared.data.items()}
+        task = ray.remote(_trial_task)
+        line = iter(waiting)
+        while True:
+            while len(under_way) < jobs and (trial := next(line, None)) is not None:
+                gpus = trial.config.executor.gpus_per_actor
+                reference = [data[data_key(trial.config)]]
+                place = folder(out, trial).absolute()
+                one = task.options(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)
+                under_way[one.remote(trial.config, place, reference)] = trial
+            if not under_way:
+                return
+            ready, _ = ray.wait(list(under_way), num_returns=1)
+            trial = under_way.pop(ready[0])
+            try:
+                error = ray.get(ready[0])
+            except ray.exceptions.RayError as e:  # pyright: ignore[reportAttributeAccessIssue]
+                error = f"its process died ({one_line(e)}): if memory ran out, lower --jobs"
+            yield trial, error
+    finally:
+        try:
+            _cancel(list(under_way))
+        finally:
+            if started:
+                ray.shutdown()
+
+
+def _cancel(references: list[Any]) -> None:
+    """Interrupt trials under way, which on a cluster of others would go on; end those that do not stop."""
+    from fedfleet.simulator.executors.ray import ray
+
+    for force in (False, True):
+        for reference in references:
+            ray.cancel(reference, force=force)
+        if references:
+            _, references = ray.wait(references, num_returns=len(references), timeout=GRACE_S)
+
+
+def _trial_task(config: Config, out: Path, data: list[Any]) -> str | None:
+    """Run a trial in a worker process; the data are mapped, not copied."""
+    from fedfleet.simulator.executors.ray import ray, share_tensors
+
+    share_tensors()
+    return run_trial(config, out, ray.get(data[0]))
+
+
+class _Pace:
+    """Says how many trials are done, and how long the rest will take."""
+
+    def __init__(self, total: int, waiting: int, progress: Progress):
+        self.total, self.waiting, self.progress = total, waiting, progress
+        self.done = self.failed = 0
+        self.started = time.monotonic()
+
+    def tell(self, trial: Trial, error: str | None) -> None:
+        """Count a trial that has ended."""
+        self.done += 1
+        self.failed += error is not None
+        left = (time.monotonic() - self.started) / self.done * (self.waiting - self.done)
+        done = self.total - self.waiting + self.done
+        failed = f" | {self.failed} failed" if self.failed else ""
+        what = f"{trial.place}: {error or 'done'}"
+        self.progress.say(f"trial {done}/{self.total}{failed} | left {left:,.0f} s | {what}")
+
+
+def _keys(trial: Trial) -> dict[str, Any]:
+    return {
+        "label": trial.label,
+        "algorithm": C.named(trial.config, "algorithm"),
+        **trial.point,
+        "seed": trial.config.seed,
+    }
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, below in value.items():
+            yield from _leaves(below, f"{path}.{key}" if path else f"{key}")
+    else:
+        yield path, value

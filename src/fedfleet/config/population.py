@@ -1,0 +1,136 @@
+"""Turn the configured data set into clients, and into examples to evaluate on."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from torch import Tensor
+
+from fedfleet.config import schema as C
+from fedfleet.config.schema import Config
+from fedfleet.datasets import registry
+from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
+from fedfleet.datasets.files import DataError, data_dir
+from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.fleet.policies import rounded_up
+from fedfleet.simulator.population import InMemoryPopulation, Population
+
+PER_CLIENT_UP_TO = 1_000_000
+"""Clients above which to evaluate each of them at every evaluation is refused."""
+GROUPED_UP_TO = 10_000_000
+"""Clients above which they cannot be grouped into domains, nor domains be learnt on."""
+
+Data = Dataset | FederatedDataset
+
+
+def data_key(config: Config) -> str:
+    """Return what decides the data: configurations with equal keys can share what `load_data` gives."""
+    p = config.population
+    own = [p.clients, p.partition_seed] if p.dataset["name"] in registry.FEDERATED else []
+    return json.dumps([p.dataset, p.data_dir, *own], sort_keys=True)
+
+
+def load_data(config: Config) -> Data:
+    """Load the configured data set. Raises DataError, and ConfigError where it comes in clients and a partition is given."""
+    p, name = config.population, C.named(config, "population.dataset")
+    if name not in registry.FEDERATED:
+        return registry.load(name, data_dir(p.data_dir), C.options(config, "population.dataset"))
+    if (kind := C.named(config, "population.partition")) != "iid":
+        raise ConfigError(
+            f"population.partition={kind!r}: the data set {name!r} comes in clients: leave it out, or at iid"
+        )
+    return registry.FEDERATED[name].load(C.options(config, "population.dataset"), p.clients, p.partition_seed)
+
+
+def make_population(config: Config, data: Data) -> Population:
+    """Return the clients of a data set in their domains, dealt by the configured partition if it has none. Raises ConfigError."""
+    clients = _clients(config, data)
+    kind = C.named(config, "domains")
+    if kind != "given":
+        check_grouped(f"domains={kind!r}", clients.size)
+    try:
+        return C.options(config, "domains").group(clients, config.population.partition_seed)
+    except ValueError as e:
+        raise ConfigError(f"domains={kind!r}: {one_line(e)}") from None
+
+
+def check_grouped(what: str, clients: int) -> None:
+    """Refuse what looks at every client where they are too many. Raises ConfigError."""
+    if clients > GROUPED_UP_TO:
+        raise ConfigError(
+            f"{what}: it looks at every client once, {clients:,} of them, and up to {GROUPED_UP_TO:,} may be: lower "
+            f"population.clients"
+        )
+
+
+def _clients(config: Config, data: Data) -> Population:
+    if isinstance(data, FederatedDataset):
+        return data.population
+    p, examples = config.population, data.train
+    clients = 100 if p.clients is None else p.clients
+    try:
+        partition = C.options(config, "population.partition").split(
+            labels=examples.y, domains=examples.domain, clients=clients, seed=p.partition_seed
+        )
+    except DataError:
+        raise
+    except ValueError as e:
+        kind = C.named(config, "population.partition")
+        raise ConfigError(f"population.partition={kind!r}, population.clients={clients}: {one_line(e)}") from None
+    domain = torch.zeros(clients, dtype=torch.int64)
+    if examples.domain is not None:
+        each, sizes = examples.domain[partition.indices], partition.offsets.diff()
+        first = each[partition.offsets[:-1].clamp(max=len(each) - 1)]
+        if torch.equal(each, first.repeat_interleave(sizes)):  # otherwise clients that hold several are of none
+            domain = first
+    return InMemoryPopulation({"x": examples.x, "y": examples.y}, partition.indices, partition.offsets, domain)
+
+
+def check_clients(config: Config, population: Population, *, asynchronous: bool = False) -> Config:
+    """Return the configuration with its number of clients filled in. Raises ConfigError where it does not fit the clients."""
+    p, size, invite = config.population, population.size, config.cohort.invite
+    if p.clients is not None and p.clients != size:
+        raise ConfigError(f"population.clients={p.clients}: the population has {size}: leave it out")
+    if not asynchronous and invite > size:
+        raise ConfigError(f"cohort.invite={invite}: there are only population.clients={size}: lower it")
+    if not asynchronous and (asked := rounded_up(config.cohort.over_select * invite)) > size:
+        raise ConfigError(
+            f"cohort.over_select={config.cohort.over_select:g}: it invites {asked} clients, and there are only "
+            f"population.clients={size}: lower it"
+        )
+    if config.evaluation.per_client and size > PER_CLIENT_UP_TO:
+        raise ConfigError(
+            f"evaluation.per_client=True: it evaluates every one of {size:,} clients, and up to {PER_CLIENT_UP_TO:,} may be: set "
+            f"it to false"
+        )
+    if population.summary().min_examples == 0:
+        raise ConfigError(
+            f"population.partition={C.named(config, 'population.partition')!r}: there are clients that have no examples: raise "
+            f"population.partition.min_size, or lower population.clients"
+        )
+    return config.model_copy(update={"population": p.model_copy(update={"clients": size})})
+
+
+def evaluation_data(config: Config, data: Data) -> dict[str, dict[str, Tensor]]:
+    """Return the splits to evaluate on: "test", and "train" if it is asked for, each x (n, ...) and y (n,).
+
+    Test examples that come from several domains have a column "domain" (n,) too, if clients' domains are theirs.
+    """
+    few = config.evaluation.test_examples
+    splits = {"test": data.test.sample(few) if few else data.test}
+    if config.evaluation.train_examples:
+        splits["train"] = data.sample(config.evaluation.train_examples)
+    found = {name: _columns(examples) for name, examples in splits.items()}
+    if (domain := splits["test"].domain) is not None and C.named(config, "domains") == "given":
+        found["test"]["domain"] = domain
+    return found
+
+
+def final_data(config: Config, data: Data) -> dict[str, dict[str, Tensor]]:
+    """Return the split that only the last model is evaluated on: "all" test examples, if there are more than those of "test"."""
+    return {"all": _columns(data.test)} if 0 < config.evaluation.test_examples < len(data.test) else {}
+
+
+def _columns(examples: Examples) -> dict[str, Tensor]:
+    return {"x": examples.x, "y": examples.y}

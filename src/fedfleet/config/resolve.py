@@ -1,0 +1,280 @@
+"""Turn a checked configuration into one that can run: every ``auto`` replaced by a fixed rule, every number possible.
+
+The rules look at the configuration and the model, never at the number of workers or at a clock, so that one configuration
+means one result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.config.reading import show
+from fedfleet.config.rules import SIZES
+from fedfleet.config.schema import Config, named, options, unknown
+from fedfleet.datasets.examples import Examples
+from fedfleet.simulator.algorithm import Algorithm, Task
+from fedfleet.simulator.driver.evaluation import less_is_better
+from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.fleet.policies import rounded_up
+
+ROW_BYTES = 64
+"""Memory of a row of a client's schedule: its number, weight and random bits, and copies of them on the way."""
+
+
+def cpus() -> int:
+    """Return the CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_bytes() -> int:
+    """Return the memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_early(config: Config) -> None:
+    """Refuse what needs no data to be refused. Raises ConfigError."""
+    for key in ("seeds", "compare", "vary"):
+        if (value := getattr(config, key)) is not None:
+            raise ConfigError(
+                f"{key}={show(value)}: it asks for several runs, and an Experiment is one: use `fedfleet run`, or "
+                f"fedfleet.campaign.run"
+            )
+    _check_cohort(config.cohort)
+    _check_executor(config)
+    if config.until is not None:
+        parse_until(config.until)
+
+
+def _check_cohort(c: CohortOptions) -> None:
+    if isinstance(c.respond, int) and c.respond > c.invite:
+        raise ConfigError(
+            f"cohort.respond={c.respond}: only cohort.invite={c.invite} clients are invited: lower it, or raise cohort.invite"
+        )
+    if c.response_low > c.response_high:
+        raise ConfigError(
+            f"cohort.response_low={c.response_low}: above cohort.response_high={c.response_high}: lower it"
+        )
+    most = c.respond if isinstance(c.respond, int) else c.invite
+    if c.respond == "siwer":
+        most = min(math.floor(c.response_low * c.invite) + 1, rounded_up(c.response_high * c.invite))  # the least S_t
+    if c.min_responses > most:
+        raise ConfigError(f"cohort.min_responses={c.min_responses}: a phase may go on after {most} answers: lower it")
+
+
+def _check_executor(config: Config) -> None:
+    e = config.executor
+    if e.kind == "local" and config.faults.client_timeout_s is not None:
+        raise ConfigError(
+            f"faults.client_timeout_s={config.faults.client_timeout_s:g}: with executor.kind=local clients run in this process, "
+            f"which cannot be stopped: set executor.kind=ray, or leave it out"
+        )
+    if e.gpus_per_actor > 1 and not e.gpus_per_actor.is_integer():
+        raise ConfigError(f"executor.gpus_per_actor={e.gpus_per_actor:g}: above 1 it must be whole: round it")
+    if e.address is not None:
+        return _check_address(e.address)  # what the cluster has is known once Ray has joined it
+    if e.kind == "ray":
+        if e.cpus_per_actor > cpus():
+            raise ConfigError(f"executor.cpus_per_actor={e.cpus_per_actor:g}: this machine has {cpus()} CPUs: lower it")
+        if isinstance(e.actors, int) and e.actors * e.cpus_per_actor > cpus():
+            raise ConfigError(
+                f"executor.actors={e.actors}: with executor.cpus_per_actor={e.cpus_per_actor:g} they need "
+                f"{e.actors * e.cpus_per_actor:g} CPUs, and this machine has {cpus()}: lower actors or cpus_per_actor (it may "
+                f"be fractional)"
+            )
+    if device(config) == "cpu":
+        return
+    if gpus() == 0 or e.gpus_per_actor > gpus():
+        by_key = e.gpus_per_actor > 0
+        key, value = ("gpus_per_actor", f"{e.gpus_per_actor:g}") if by_key else ("device", e.device)
+        mend = "lower it" if by_key and gpus() else "set executor.gpus_per_actor=0 and executor.device=cpu"
+        raise ConfigError(f"executor.{key}={value}: this machine has {gpus()} GPUs: {mend}")
+    if e.kind == "ray" and isinstance(e.actors, int) and e.actors > (room := _gpu_room(e.gpus_per_actor)):
+        raise ConfigError(
+            f"executor.actors={e.actors}: with executor.gpus_per_actor={e.gpus_per_actor:g} only {room:g} fit on the {gpus()} "
+            f"GPUs of this machine: lower actors or gpus_per_actor (it may be fractional)"
+        )
+
+
+def _check_address(address: str) -> None:
+    """Refuse a cluster that does not answer; Ray itself would try for minutes."""
+    if address == "auto":
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, ValueError, OverflowError) as e:
+        raise ConfigError(
+            f"executor.address={address!r}: no Ray cluster answers there ({one_line(e)}): give host:port, start one with "
+            f"`ray start --head`, or leave the address out"
+        ) from None
+
+
+def gpus() -> int:
+    """Return the GPUs of this machine."""
+    return torch.cuda.device_count()
+
+
+def _gpu_room(each: float) -> float:
+    """Return how many actors the GPUs can take; Ray never splits one actor's share of a GPU over two."""
+    if each == 0:
+        return math.inf
+    return gpus() * math.floor(1 / each) if each <= 1 else gpus() // each
+
+
+def device(config: Config) -> str:
+    """Return "cpu" or "cuda"."""
+    if config.executor.device != "auto":
+        return config.executor.device
+    return "cuda" if config.executor.gpus_per_actor > 0 else "cpu"
+
+
+def actors(config: Config) -> int:
+    """Return the number of Ray actors."""
+    e = config.executor
+    if e.actors != "auto":
+        return e.actors
+    room = math.inf if e.address is not None else _gpu_room(e.gpus_per_actor)
+    return max(1, int(min(cpus() / e.cpus_per_actor, room)))
+
+
+def resolved(config: Config, inner: str, block_size: int) -> Config:
+    """Return the configuration with every ``auto`` replaced; ``inner`` and ``block_size`` are given, or what the rules say."""
+    e = config.executor
+    found = {
+        "device": device(config),
+        "inner": inner,
+        "block_size": block_size,
+        "actors": actors(config),
+    }
+    return config.model_copy(update={"executor": e.model_copy(update=found)})
+
+
+def check_pairing(config: Config, algorithm: Algorithm, task: Task) -> None:
+    """Refuse an algorithm on a task that lacks what it needs. Raises ConfigError."""
+    missing = [p for p in algorithm.requires if p not in task.parts]
+    if missing:
+        what = {"x": "primal", "y": "dual"}
+        raise ConfigError(
+            f"algorithm.name={named(config, 'algorithm')!r}: it needs a task with a {what.get(missing[0], missing[0])} part, and "
+            f"task.name={named(config, 'task')!r} has none: choose a minimax task (auc), or a minimisation algorithm (fedavg)"
+        )
+    if config.cohort.late == "keep" and (stateful := [p.name for p in algorithm.phases if p.own is not None]):
+        raise ConfigError(
+            f"cohort.late='keep': clients of {named(config, 'algorithm')} keep a state in phase {stateful[0]!r}, which has moved "
+            f"on when a late answer is used: leave it out"
+        )
+    if config.cohort.late == "keep" and (dated := [p.name for p in algorithm.phases if p.dated]):
+        raise ConfigError(
+            f"cohort.late='keep': what clients of {named(config, 'algorithm')} send in phase {dated[0]!r} is of use in its own "
+            f"round alone: leave it out"
+        )
+    if algorithm.asynchronous:
+        check_asynchronous(config)
+
+
+def check_asynchronous(config: Config) -> None:
+    """Refuse what an asynchronous algorithm would silently ignore. Raises ConfigError."""
+    cohort = config.cohort
+    for name in sorted(cohort.model_fields_set - {"attempts", "retry_s"}):
+        if (value := getattr(cohort, name)) != type(cohort).model_fields[name].default:
+            raise ConfigError(
+                f"cohort.{name}={show(value)}: {named(config, 'algorithm')} is asynchronous and has no cohorts: leave it out, and "
+                f"set algorithm.buffer and algorithm.concurrency"
+            )
+    if config.executor.train_all:
+        raise ConfigError(
+            f"executor.train_all=true: {named(config, 'algorithm')} is asynchronous, and nobody works in vain: leave it out"
+        )
+    if named(config, "selection") != "uniform":
+        raise ConfigError(
+            f"selection.kind={named(config, 'selection')!r}: {named(config, 'algorithm')} is asynchronous and draws clients "
+            f"uniformly: leave it out"
+        )
+
+
+def check_domains(config: Config, test: Examples, domains: int) -> None:
+    """Refuse what an algorithm over domains cannot be unbiased with. Raises ConfigError."""
+    if (kind := named(config, "selection")) != "uniform":
+        raise ConfigError(
+            f"selection.kind={kind!r}: {named(config, 'algorithm')} weighs clients as drawn uniformly, or draws them itself: "
+            f"leave it out"
+        )
+    several = test.domain is not None and len(test.domain.unique()) > 1
+    if several and domains == 1 and named(config, "domains") == "given":
+        raise ConfigError(
+            f"population.partition={named(config, 'population.partition')!r}: clients hold examples of several domains: use "
+            f"by_domain, or domains.kind=label"
+        )
+
+
+def check_gap(config: Config, algorithm: Algorithm) -> None:
+    """Refuse to measure the duality gap where there is none. Raises ConfigError."""
+    if not config.evaluation.duality_gap:
+        return
+    if algorithm.saddle is None:
+        raise ConfigError(
+            f"evaluation.duality_gap=true: {named(config, 'algorithm')} does not say between what: use afl, or leave it out"
+        )
+    model = getattr(options(config, "task"), "model", None)
+    if model != "logistic":
+        raise ConfigError(
+            f"evaluation.duality_gap=true: the loss of task.model={model!r} is not convex: set task.model=logistic, or leave it "
+            f"out"
+        )
+
+
+def check_local(config: Config, largest: int) -> None:
+    """Refuse batches that no client could fill, and what this machine has no memory for. Raises ConfigError."""
+    chosen: Any = options(config, "algorithm")
+    size = getattr(chosen, "batch_size", 1)
+    size = largest if size is None else size
+    if size > largest:
+        raise ConfigError(
+            f"algorithm.batch_size={size}: the largest client has {largest} examples: use at most that, or fewer "
+            f"population.clients"
+        )
+    steps, epochs = getattr(chosen, "steps", None), getattr(chosen, "epochs", None)
+    rows = size * steps if steps else largest * (epochs or 1)
+    block = config.executor.block_size
+    together = min(SIZES[device(config)].largest if block == "auto" else block, config.cohort.invite)
+    if together * rows * ROW_BYTES > memory_bytes():
+        key, value = ("steps", steps) if steps else ("epochs", epochs)
+        raise ConfigError(f"algorithm.{key}={value}: the memory of this machine does not hold their batches: lower it")
+
+
+def check_model(config: Config, floats: int) -> None:
+    """Refuse a model that is too large for this machine: itself, its update, its gradient and a client's. Raises ConfigError."""
+    if 4 * 4 * floats > memory_bytes():
+        raise ConfigError(
+            f"task.name={named(config, 'task')!r}: 4 copies of its model of {floats:,} floats do not fit in the "
+            f"{memory_bytes() / 1e9:.0f} GB of this machine: use a smaller task.model"
+        )
+
+
+def parse_until(text: str, key: str = "until") -> tuple[str, bool, float]:
+    """Return (metric, whether to stop when it is at least the value, the value). Raises ConfigError.
+
+    ``=`` means at least, and at most for a metric of which less is better; ``>=`` and ``<=`` say it outright.
+    """
+    found = re.fullmatch(r"\s*(eval/.*?)\s*(>=|<=|=)(.*)", text)
+    with contextlib.suppress(ValueError):
+        if found and math.isfinite(float(found[3])):
+            return found[1], found[2] == ">=" or (found[2] == "=" and not less_is_better(found[1])), float(found[3])
+    raise ConfigError(f"{key}={show(text)}: write a metric and a number, such as eval/auc=0.95")
+
+
+def check_metrics(config: Config, metrics: Callable[[], Iterable[str]]) -> None:
+    """Refuse to look for a metric that is never measured. Raises ConfigError."""
+    wanted = {"until": config.until and parse_until(config.until)[0], "checkpoint.best": config.checkpoint.best}
+    for key, metric in wanted.items():
+        if metric not in (None, "auto") and metric not in (known := list(metrics())):
+            raise ConfigError(unknown(key, metric, known))

@@ -1,0 +1,63 @@
+"""The rules behind ``auto``: how clients are computed and how many make a block.
+
+They look at the configuration, the model, the algorithm and the kind of device, never at the number of workers, a clock or a
+measurement, so that one configuration means one result. ``python -m benchmarks.rules`` checks them against measurements.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.factored import Notes
+from fedfleet.simulator.arithmetic.tree import Tree
+
+BATCHED_UP_TO = 65_536
+"""Floats of a model above which, on a CPU, many clients' weights no longer stay in the cache and batching loses."""
+
+
+class Sizes(NamedTuple):
+    """What blocks are made of on a kind of device.
+
+    Attributes:
+        step_flop: arithmetic that makes a step of a block outweigh its fixed cost.
+        block_flop: arithmetic that makes a block a task of moderate length.
+        smallest, largest: clients a block, but for small cohorts.
+
+    """
+
+    step_flop: float
+    block_flop: float
+    smallest: int
+    largest: int
+
+
+SIZES = {"cpu": Sizes(1e9, 4e9, 8, 512), "cuda": Sizes(1e11, 1e12, 64, 4096)}
+"""A GPU does about a hundred times the arithmetic of a core at the same fixed cost a step. That is an estimate: benchmarks/gpu.py
+tells whether it is right."""
+
+
+def inner(z: Tree, notes: Notes, device: str) -> str:
+    """Return "factored" where at least half of the floats can be, else "batched" on a GPU and for small models, or "serial"."""
+    floats = T.count(z)
+    if sum(leaf.numel() for path, leaf in T.named_leaves(z) if factors(path, leaf, notes)) * 2 >= floats:
+        return "factored"
+    return "batched" if device == "cuda" or floats <= BATCHED_UP_TO else "serial"
+
+
+def factors(path: str, leaf: Tensor, notes: Notes) -> bool:
+    """Say whether a leaf is a weight of layers that nothing needs multiplied out."""
+    return leaf.dim() in (2, 4) and path not in notes.reasons
+
+
+def block_size(cohort: int, z: Tree, notes: Notes, device: str) -> int:
+    """Return the clients a block: enough work for its fixed cost, at least two blocks, their number a power of two."""
+    products = max(notes.products.values(), default=0) or T.count(z)
+    each = 6 * products  # a multiplication and an addition, forward once and backward twice
+    s = SIZES[device]
+    wanted = min(s.largest, s.step_flop / (each * (notes.step_examples or 1)), s.block_flop / (each * notes.examples))
+    blocks = 1 << max(1, math.ceil(math.log2(max(1.0, cohort / max(s.smallest, wanted)))))
+    return math.ceil(cohort / blocks)

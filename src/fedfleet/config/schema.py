@@ -1,0 +1,343 @@
+"""The configuration: a typed schema, and one line of help for every mistake.
+
+A configuration is YAML plus ``dotted.key=value`` overrides. Sections that name a thing (``task``, ``algorithm``,
+``population.dataset``, ``population.partition``, ``availability``, ``devices``, ``selection``) take that thing's own options;
+``algorithm: fedavg`` is short for ``algorithm: {name: fedavg}``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+from pydantic import BaseModel, Field, ValidationError
+
+from fedfleet.algorithms.options import CohortOptions, Options
+from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.config.availability import AVAILABILITY
+from fedfleet.config.devices import DEVICES
+from fedfleet.config.reading import override, plain, read, show
+from fedfleet.config.selection import SELECTIONS
+from fedfleet.datasets.domain_config import DOMAINS
+from fedfleet.datasets.partition_config import PARTITIONS
+from fedfleet.datasets.published import Published
+from fedfleet.datasets.registry import FEDERATED, LOADERS
+from fedfleet.simulator.errors import ConfigError
+from fedfleet.tasks.registry import TASKS
+
+SCHEMA_VERSION = 1
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0)]
+
+
+class Population(Options):
+    """Who the clients are."""
+
+    dataset: dict[str, Any] = Field(default={"name": "digits"})
+    """Name of a data set, and its options; ``fedfleet list datasets`` shows the names."""
+    clients: Annotated[int, Field(ge=1, le=2**53)] | None = None
+    """Number of clients, N; 100 if not given. Clients on disk are as many as there are."""
+    partition: dict[str, Any] = Field(default={"kind": "iid"})
+    """How examples are dealt to clients: kind, and its options. Not for data sets that come in clients."""
+    partition_seed: Seed = 0
+    """Seed of the partition, or of synthetic clients; apart from ``seed``, so that runs of several seeds share their clients."""
+    data_dir: str | None = None
+    """Folder of the original data files; $FEDFLEET_DATA, else the user cache, if not given."""
+
+
+class Executor(Options):
+    """Where the work runs. None of these keys but ``inner``, ``block_size``, threads and device may change a bit of the result."""
+
+    kind: Literal["local", "ray"] = "ray"
+    """local: in this process; ray: on a pool of Ray actors."""
+    inner: Literal["auto", "serial", "batched", "factored"] = "auto"
+    """One client at a time; a block at once; a block at once with the clients' weights factored."""
+    actors: Count | Literal["auto"] = "auto"
+    """Ray actors; auto: as many as the CPUs, and the GPUs if they have any, can take."""
+    cpus_per_actor: float = Field(default=1.0, ge=0.01)
+    """CPUs reserved for an actor; may be fractional."""
+    gpus_per_actor: float = Field(default=0.0, ge=0)
+    """GPUs reserved for an actor; may be fractional. Above 0, clients are trained on the GPU."""
+    threads_per_actor: int = Field(default=1, ge=1, le=1024)
+    """Torch threads of an actor."""
+    block_size: Count | Literal["auto"] = "auto"
+    """Clients a block at most, the unit of dispatch and of summation; several blocks are even in number."""
+    capture: bool = True
+    """Replay blocks of a kind that has come often as the tensor operations they come to, which is faster; to the bit the same."""
+    train_all: bool = False
+    """Let clients that answer too late work all the same, and throw the result away, as a real federation does."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda if ``gpus_per_actor`` is above 0."""
+    address: str | None = None
+    """Address of a running Ray cluster; a private one is started on loopback if not given."""
+
+
+class FaultOptions(Options):
+    """What is done about clients at fault: fail ends the run, drop_client goes on without them."""
+
+    on_client_error: Literal["fail", "drop_client"] = "fail"
+    """Where client code raises."""
+    non_finite: Literal["fail", "drop_client", "keep"] = "fail"
+    """Where what a client sends, or its own state, is NaN or infinite; keep takes it as it is."""
+    client_timeout_s: float | None = Field(default=None, gt=0)
+    """Seconds of the machine's clock after which a client is taken to have raised; on Ray only, where its actor is stopped."""
+
+
+class Evaluation(Options):
+    """What is measured on the server's side, and when."""
+
+    every: Count = 10
+    """Rounds between evaluations; the initial and the final model are always evaluated."""
+    test_examples: int = Field(default=0, ge=0)
+    """Evaluate on this many test examples (a fixed draw), and at the end on all of them too, as ``eval/all_<metric>`` in
+    ``summary.json``; 0: on all of them each time."""
+    train_examples: int = Field(default=0, ge=0)
+    """Evaluate on this many training examples too (a fixed draw), as ``eval/train_<metric>``."""
+    per_client: bool = False
+    """Write ``clients.parquet``: every client's own metrics on its own data at each evaluation; their means by domain, if there
+    are domains, as ``clients_<metric>`` in ``domains.parquet``."""
+    duality_gap: bool = False
+    """Measure how far an agnostic model can be from the best, on all training examples; needs an algorithm over domains and a
+    loss that is convex: task.model logistic."""
+
+
+class Checkpoint(Options):
+    """What a run goes on from with ``fedfleet resume``: one is always written when the run ends, however it ends."""
+
+    every_s: float | None = Field(default=60.0, ge=0)
+    """Seconds between checkpoints; 0: after every round; null: only at the end."""
+    keep: Count = 2
+    """Checkpoints kept, the newest."""
+    best: str | None = "auto"
+    """Keep the model with the best value of this metric as ``best.safetensors``; auto: the first that is measured; null: none."""
+
+
+class Config(Options):
+    """A run."""
+
+    schema_version: int = SCHEMA_VERSION
+    label: str | None = None
+    """Name in reports; the algorithm's name if not given."""
+    seed: Seed = 0
+    """Seed of everything but the partition."""
+    seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
+    """Run once for each of these instead of ``seed``."""
+    rounds: int = Field(default=100, ge=0)
+    """Rounds, T."""
+    population: Population = Population()
+    domains: dict[str, Any] = Field(default={"kind": "given"})
+    """Which clients make up a domain: kind, and its options."""
+    task: dict[str, Any] = Field(default={"name": "classification"})
+    algorithm: dict[str, Any] = Field(default={"name": "fedavg"})
+    cohort: CohortOptions = CohortOptions()
+    availability: dict[str, Any] = Field(default={"kind": "always"})
+    devices: dict[str, Any] = Field(default={"kind": "alike"})
+    selection: dict[str, Any] = Field(default={"kind": "uniform"})
+    executor: Executor = Executor()
+    faults: FaultOptions = FaultOptions()
+    evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
+    warm_start: str | None = None
+    """Start from this safetensors file (a ``model.safetensors`` of an earlier run)."""
+    until: str | None = None
+    """Stop once a metric is reached, such as ``eval/auc=0.95``."""
+    max_seconds: float | None = Field(default=None, gt=0)
+    """Stop after this many seconds."""
+    compare: Annotated[dict[str, dict[str, Any]], Field(min_length=1)] | None = None
+    """Label -> overrides: run each of these, on every seed, and report them together."""
+    vary: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] | None = None
+    """Dotted key -> values: run every combination, for each label of ``compare`` and every seed."""
+
+
+class Named(NamedTuple):
+    """A section that names a thing: the key of the name, the options of every name, the name if none is given."""
+
+    key: str
+    options: Mapping[str, type[BaseModel]]
+    default: str
+
+
+NAMED = {
+    "task": Named("name", {k: v.options for k, v in TASKS.items()}, "classification"),
+    "algorithm": Named("name", {k: v.options for k, v in ALGORITHMS.items()}, "fedavg"),
+    "population.dataset": Named(
+        "name", {**dict.fromkeys(LOADERS, Published), **{k: v.options for k, v in FEDERATED.items()}}, "digits"
+    ),
+    "population.partition": Named("kind", PARTITIONS, "iid"),
+    "domains": Named("kind", DOMAINS, "given"),
+    "availability": Named("kind", {k: v.options for k, v in AVAILABILITY.items()}, "always"),
+    "selection": Named("kind", {k: v.options for k, v in SELECTIONS.items()}, "uniform"),
+    "devices": Named("kind", {k: v.options for k, v in DEVICES.items()}, "alike"),
+}
+
+
+def load(source: Path | str | Mapping[str, Any], overrides: list[str] | Mapping[str, Any] | None = None) -> Config:
+    """Read a configuration file (or mapping), apply overrides, and check it against the schema.
+
+    Overrides are ``dotted.key=value`` strings (values in YAML) or a mapping of dotted keys; a mapping as a value sets its keys
+    and leaves the others. An override that changes the name of a section leaves out the options that only the old name has.
+
+    Raises ConfigError with one line naming the key, the value and the mend.
+    """
+    given = read(Path(source)) if isinstance(source, str | Path) else source
+    changes = [overrides] if isinstance(overrides, Mapping) else [override(text) for text in overrides or []]
+    return _build([given, *changes])
+
+
+def with_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
+    """Return a checked configuration with nested or dotted overrides applied to what was given for it."""
+    return _build([config.model_dump(mode="json", exclude_unset=True), overrides])
+
+
+def named(config: Config, section: str) -> str:
+    """Return the name in a named section."""
+    return _section(config, section)[NAMED[section].key]
+
+
+def options(config: Config, section: str) -> Any:
+    """Return the typed options of a named section of a checked configuration."""
+    key, kinds, _ = NAMED[section]
+    given = _section(config, section)
+    return _validate(kinds[given[key]], {k: v for k, v in given.items() if k != key}, f"{section}.")
+
+
+def complete(config: Config) -> dict[str, Any]:
+    """Return the configuration as plain data with every default of its named sections, ready to be written and loaded again."""
+    raw = config.model_dump(mode="json")
+    for section, (key, _, _) in NAMED.items():
+        *parents, last = section.split(".")
+        node = raw
+        for name in parents:
+            node = node[name]
+        node[last] = {key: named(config, section), **options(config, section).model_dump(mode="json")}
+    return raw
+
+
+def unknown(key: str, value: Any, known: Iterable[str]) -> str:
+    """Say that a value is none of those known, which one it resembles, and which there are."""
+    known = list(known)
+    near = difflib.get_close_matches(value, known, n=1, cutoff=0.4) if isinstance(value, str) else []
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{key}={show(value)}: unknown; {hint}choose one of {', '.join(known)}"
+
+
+def _build(layers: list[Mapping[str, Any]]) -> Config:
+    """Lay mappings over each other, the later above the earlier, and check the result."""
+    raw: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in _flat(plain(layer)):
+            _assign(raw, key, value)
+    for section in NAMED:
+        _check_named(raw, section)
+    config = _validate(Config, raw, "")
+    if config.schema_version != SCHEMA_VERSION:
+        raise ConfigError(f"schema_version={config.schema_version}: this fedfleet reads version {SCHEMA_VERSION}")
+    return config
+
+
+def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield leaves under dotted keys, the name of a section before its options. ``compare`` and ``vary`` are leaves."""
+    for key in sorted(mapping, key=lambda k: k.split(".")[-1] not in ("name", "kind")):
+        value, path = mapping[key], f"{prefix}{key}"
+        if isinstance(value, dict) and value and path not in ("compare", "vary"):
+            yield from _flat(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def _assign(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key."""
+    if key in NAMED and isinstance(value, str):  # the short form of a named section
+        key = f"{key}.{NAMED[key].key}"
+    *parents, last = ["vary", key.removeprefix("vary.")] if key.startswith("vary.") else key.split(".")
+    node, path = raw, ""
+    for name in parents:
+        path = f"{path}.{name}" if path else name
+        below = {} if node.get(name) is None else node[name]
+        if not isinstance(below, dict):
+            raise ConfigError(f"{key}={show(value)}: {path} is a value, not a section: leave out what follows it")
+        node[name] = node = dict(below)
+    if path in NAMED and last == NAMED[path].key:
+        fields = {k: set(v.model_fields) for k, v in NAMED[path].options.items()}
+        old, new = (fields.get(f"{n}") for n in (node.get(last, NAMED[path].default), value))
+        for option in () if old is None or new is None else old - new:
+            node.pop(option, None)
+    node[last] = value
+
+
+# Checking
+
+
+def _check_named(raw: dict[str, Any], section: str) -> None:
+    """Check the options of a named section, and give the section its name where that was left out."""
+    key, kinds, default = NAMED[section]
+    *parents, last = section.split(".")
+    node: Any = raw
+    for name in parents:
+        node = node.setdefault(name, {})
+        if not isinstance(node, dict):
+            return  # the schema will say so
+    given = node.setdefault(last, {})
+    if not isinstance(given, dict):
+        raise ConfigError(f"{section}={show(given)}: give a name, or a mapping with the key {key!r}")
+    name = given.get(key, default)
+    if not isinstance(name, str) or name not in kinds:
+        raise ConfigError(unknown(f"{section}.{key}", name, kinds))
+    _validate(kinds[name], {k: v for k, v in given.items() if k != key}, f"{section}.")
+    node[last] = {key: name, **given}
+
+
+def _validate(model: type[BaseModel], mapping: dict[str, Any], prefix: str) -> Any:
+    """Check plain data against a model: no text for a number, no 0 for false (JSON is where pydantic is that strict)."""
+    try:
+        return model.model_validate_json(json.dumps(mapping), strict=True)
+    except ValidationError as e:
+        raise ConfigError(_explain(e.errors(), model, mapping, prefix)) from None
+
+
+def _explain(errors: list[Any], model: type[BaseModel], mapping: dict[str, Any], prefix: str) -> str:
+    """Return one line on one mistake: an unknown key if there is one, for others may follow from it."""
+    error = min(errors, key=lambda e: e["type"] != "extra_forbidden")
+    keys = _path(error, mapping)
+    path = f"{prefix}{'.'.join(keys)}".rstrip(".")
+    if error["type"] == "extra_forbidden":
+        names = _fields(model, keys[:-1])
+        near = difflib.get_close_matches(keys[-1], names, n=1, cutoff=0.5)
+        mend = f"did you mean {path.removesuffix(keys[-1])}{near[0]}?" if near else f"known here: {', '.join(names)}"
+        return f"{path}={show(error['input'])}: unknown key; {mend}"
+    if error["type"] == "missing":
+        return f"{path}: missing: give it"
+    messages = dict.fromkeys(e["msg"] for e in errors if _path(e, mapping) == keys)  # one an alternative
+    text = " or ".join(m[0].lower() + m[1:] for m in messages).removeprefix("value error, ")
+    text = text.replace("an object", "a mapping").replace("a valid array", "a list")
+    return f"{path}={show(error['input'])}: {text}" if keys else f"{path}: {text}"
+
+
+def _path(error: Any, node: Any) -> list[str]:
+    """Return the keys that lead to an error, without pydantic's names of the alternatives it tried."""
+    found = []
+    for part in error["loc"]:
+        inside = (isinstance(node, dict) and part in node) or (isinstance(node, list) and part in range(len(node)))
+        if not inside and error["type"] != "missing":
+            break
+        found.append(str(part))
+        node = node[part] if inside else None
+    return found
+
+
+def _fields(model: type[BaseModel], path: list[str]) -> list[str]:
+    """Return the keys of the model that stands at ``path`` below ``model``."""
+    for name in path:
+        annotation = model.model_fields[name].annotation
+        model = next(t for t in (annotation, *get_args(annotation)) if isinstance(t, type) and issubclass(t, BaseModel))
+    return list(model.model_fields)
+
+
+def _section(config: Config, section: str) -> Mapping[str, Any]:
+    node: Any = config
+    for name in section.split("."):
+        node = getattr(node, name)
+    return node

@@ -1,0 +1,121 @@
+"""What phases take on the clients' devices, as far as it is known before a run: for deadlines, and for ``plan``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+
+from fedfleet.config import schema as C
+from fedfleet.config.devices import DEVICES
+from fedfleet.config.schema import Config
+from fedfleet.simulator.algorithm import Algorithm, Problem
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.factored import Notes
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.block.batches import work
+from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.fleet.devices import Alike, Load
+from fedfleet.simulator.fleet.hardware import Drawn, Machines
+from fedfleet.simulator.fleet.responses import Federation
+from fedfleet.simulator.population import Population
+from fedfleet.simulator.work import Phase
+
+ALL_UP_TO = 100_000
+"""Clients up to which each one's time is worked out before a run."""
+SAMPLE = 10_000
+"""Clients whose median is that of a larger population."""
+
+
+class Costs(NamedTuple):
+    """What phases take, by name: bytes of one client's messages, floating-point operations an example."""
+
+    bytes_down: Mapping[str, float]
+    bytes_up: Mapping[str, float]
+    flop: Mapping[str, float]
+
+    def load(self, phase: Phase, counts: torch.Tensor) -> Load:
+        """Return what a phase asks of clients with ``counts`` (S,) int64 examples."""
+        known = (c.get(phase.name, 0.0) for c in self)
+        return Load(*work(phase, counts), *known)
+
+
+def costs(config: Config, algorithm: Algorithm, z: Tree, notes: Callable[[], Notes]) -> Costs:
+    """Return what phases take; nothing, and without asking for the notes, where the devices do not depend on it.
+
+    A phase that the probe has not seen is taken to carry the model both ways, each float of which is used once an example.
+    """
+    if not DEVICES[C.named(config, "devices")].loaded:
+        return Costs({}, {}, {})
+    found, names = notes(), [p.name for p in algorithm.phases]
+    flop: float | None = C.options(config, "devices").flop_per_example
+    model = dict.fromkeys(names, float(T.num_bytes(z)))
+    once = dict.fromkeys(names, 6.0 * T.count(z))
+    return Costs(
+        {**model, **found.bytes_down},
+        {**model, **found.bytes_up},
+        {**once, **found.flop} if flop is None else dict.fromkeys(names, flop),
+    )
+
+
+def check_deadline(
+    config: Config, federation: Federation, algorithm: Algorithm, population: Population, known: Costs
+) -> None:
+    """Refuse a deadline that no client can meet, where times are the same in every phase. Raises ConfigError."""
+    deadline_s = config.cohort.deadline_s
+    if deadline_s is None:
+        return
+    for phase in algorithm.phases:
+        here = federation.during(phase)
+        wanted = config.cohort.min_responses
+        least = _fastest_s(here, phase, population, known, wanted)
+        if least > deadline_s:
+            who = "fastest client needs" if wanted == 1 else f"cohort.min_responses={wanted} fastest clients need"
+            what = f"{'a local step in ' if here.partial_work else ''}phase {phase.name!r}"
+            raise ConfigError(f"cohort.deadline_s={deadline_s:g}: the {who} {_upwards(least)} s for {what}: raise it")
+
+
+def _fastest_s(federation: Federation, phase: Phase, population: Population, known: Costs, wanted: int) -> float:
+    """Return seconds before which no so many clients can answer; 0 where that cannot be said."""
+    devices = federation.devices
+    if not isinstance(devices, Alike | Machines) or (devices.sigma if isinstance(devices, Alike) else devices.jitter):
+        return 0.0
+    if population.size <= ALL_UP_TO:
+        clients = torch.arange(population.size)
+        load = known.load(phase, population.num_examples(clients))
+        steps = load.steps.clamp(max=1) if federation.partial_work else load.steps
+        return float(devices.times(rng.key(0), clients, load).after(steps).sort().values[min(wanted, len(steps)) - 1])
+    if isinstance(devices, Machines) and isinstance(devices.fleet, Drawn):
+        one = torch.ones(1, dtype=torch.int64)
+        return float(devices.fleet.devices.times(known.load(phase, one)).fixed.min())
+    return 0.0
+
+
+def _upwards(seconds: float) -> str:
+    """Return a number of three digits that is no less."""
+    unit = 10.0 ** (math.floor(math.log10(seconds)) - 2)
+    return f"{math.ceil(seconds / unit) * unit:.3g}"
+
+
+def typical(devices: Machines, algorithm: Algorithm, problem: Problem, known: Costs) -> tuple[float, str]:
+    """Return what a round takes where each number of the device, and the client's examples, are in the middle, and of what.
+
+    An asynchronous server has no rounds: that is then the time of one answer.
+    """
+    device = devices.fleet.of(torch.arange(min(problem.clients, SAMPLE))).median()
+    loads = [known.load(p, torch.tensor([max(1, round(problem.mean_examples))])) for p in algorithm.phases]
+    total = lambda of: sum(float(of(load)) for load in loads)  # noqa: E731
+    latency = 2 * len(loads) * float(device.latency_s)
+    parts = {"download": device.download_s, "compute": device.compute_s, "upload": device.upload_s}
+    seconds = {**{name: total(of) for name, of in parts.items()}, "latency": latency}
+    return sum(seconds.values()), ", ".join(f"{name} {s:.3g} s" for name, s in seconds.items())
+
+
+def between_steps(seconds: float, buffer: int, concurrency: int, clients: int) -> str:
+    """Say how often an asynchronous server steps where an answer takes ``seconds``: ``concurrency`` come in in that time."""
+    at_work = min(concurrency, clients)
+    every = seconds * buffer / at_work
+    return f"{every:.3g} s: {buffer} answers of {at_work} clients at work, an answer in {seconds:.3g} s"

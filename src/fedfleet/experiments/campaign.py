@@ -1,0 +1,233 @@
+"""Several runs from one configuration: every label of ``compare``, every point of ``vary``, every seed; then one report."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedfleet.config.population import Data, data_key, load_data
+from fedfleet.config.reading import show
+from fedfleet.config.schema import Config, named, with_overrides
+from fedfleet.datasets.files import DataError
+from fedfleet.experiments.experiment import Experiment, Run
+from fedfleet.experiments.files import write_text
+from fedfleet.experiments.progress import Progress
+from fedfleet.experiments.resume import at_its_end, changed, run_or_go_on
+from fedfleet.experiments.resume import resume as go_on
+from fedfleet.experiments.runfolder import check_free, claim, summary_of
+from fedfleet.report import write_report
+from fedfleet.simulator.errors import ConfigError, FedfleetError
+
+CAMPAIGN = "campaign.yaml"
+OWN_KEYS = {
+    "label": "the name of the entry is the label",
+    "seed": "set seed or seeds at the top",
+    "seeds": "set seeds at the top",
+    "compare": "compare only at the top",
+    "vary": "vary at the top",
+}
+"""What an entry of ``compare`` or ``vary`` may not set, and the mend."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a campaign: its name and place below the campaign's folder, its label in ``compare`` and what varies."""
+
+    config: Config
+    name: str
+    place: str
+    label: str = ""
+    point: Mapping[str, Any] = field(default_factory=dict)
+
+
+def trials(config: Config) -> list[Trial]:
+    """Return the runs a configuration asks for; a single run has the place ".". Raises ConfigError."""
+    if config.compare is None and config.vary is None and config.seeds is None:
+        return [Trial(config, "", ".")]
+    seeds, varied = config.seeds or [config.seed], config.vary or {}
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seeds={seeds}: give each seed once")
+    _refuse_own_keys("vary", varied)
+    found: dict[str, Trial] = {}
+    for label, overrides in (config.compare or {config.label or "": {}}).items():
+        _refuse_own_keys(f"compare.{label}", overrides)
+        for values in itertools.product(*varied.values()):
+            point = dict(zip(varied, values, strict=True))
+            name = " ".join(filter(None, [label, *(f"{k.split('.')[-1]}={v}" for k, v in point.items())]))
+            own = {"label": name or None, "seeds": None, "compare": None, "vary": None}
+            with _naming(name):
+                one = with_overrides(config, {**overrides, **point, **own})
+            for seed in seeds:
+                below = f"seed-{seed}" if config.seeds else "."
+                place = str(Path(_safe(name) if name else ".", below))
+                trial = Trial(with_overrides(one, {"seed": seed}), name, place, label, point)
+                if (other := found.setdefault(trial.place, trial)) is not trial:
+                    raise ConfigError(
+                        f"compare or vary: {other.name!r} and {name!r} would both be written to the folder {trial.place!r}: "
+                        f"use labels and values that differ in letters or digits"
+                    )
+    return list(found.values())
+
+
+def prepare(trial: Trial, loaded: dict[str, Data]) -> Experiment:
+    """Make a trial ready to run; ``loaded`` keeps the data sets. Raises ConfigError or DataError naming the trial."""
+    with _naming(trial.name):
+        which = data_key(trial.config)
+        if which not in loaded:
+            loaded[which] = load_data(trial.config)
+        return Experiment(trial.config, data=loaded[which])
+
+
+def distinct(plan: list[Trial]) -> list[Trial]:
+    """Return the first trial of every name: the others differ in their seed alone."""
+    found: dict[str, Trial] = {}
+    for trial in plan:
+        found.setdefault(trial.name, trial)
+    return list(found.values())
+
+
+def only(config: Config, command: str) -> Experiment:
+    """Make the one run that a configuration asks for ready, of several seeds the first. Raises ConfigError, DataError."""
+    first, *others = distinct(trials(config))
+    if others:
+        key = "compare" if config.compare is not None else "vary"
+        raise ConfigError(
+            f"{key}={show(getattr(config, key))}: {len(others) + 1} different runs, and {command} takes one: add "
+            f"compare=null vary=null, and what that one sets"
+        )
+    return prepare(first, {})
+
+
+def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report: bool = True) -> list[Run]:
+    """Run every trial (``jobs`` at a time, each in a process of its own if more than one) and write the report.
+
+    All trials are checked before the first one starts. One that fails does not stop the others; FedfleetError is raised at
+    the end.
+    """
+    plan = trials(config)
+    check_free(out)
+    loaded: dict[str, Data] = {}
+    if len(plan) == 1 and plan[0].place == ".":
+        progress.say(f"loading {named(config, 'population.dataset')}")
+        runs, failures = [prepare(plan[0], loaded).run(out, progress)], []
+    else:
+        progress.say(f"checking {len(plan)} runs")
+        for trial in distinct(plan):
+            prepare(trial, loaded)
+        _note(config, claim(out))
+        done = _in_processes(plan, out, progress, jobs) if jobs > 1 else _in_turn(plan, out, progress, loaded)
+        runs, failures = _parted(done)
+    return _reported(runs, failures, out, progress, report=report)
+
+
+def resume(out: Path, overrides: list[str] | None, progress: Progress, *, report: bool = True) -> list[Run]:
+    """Go on with the run, or one after the other with the runs, in a folder; those at their end are left as they are.
+
+    Raises as ``run`` does, and ConfigError where there is nothing to go on from.
+    """
+    if not (out / CAMPAIGN).exists():
+        return _reported([go_on(out, overrides, progress)], [], out, progress, report=report)
+    config = changed(out / CAMPAIGN, overrides)
+    plan = trials(config)
+    _note(config, out)
+    left = [trial for trial in plan if at_its_end(out / trial.place, trial.config) is None]
+    progress.say(f"{len(plan) - len(left)} of {len(plan)} runs are at their end")
+    runs, failures = _parted(_in_turn(left, out, progress, {}))
+    return _reported(runs, failures, out, progress, report=report)
+
+
+def _note(config: Config, out: Path) -> None:
+    """Write down what the runs in a folder are, for ``resume``."""
+    write_text(out / CAMPAIGN, as_given(config))
+
+
+def as_given(config: Config) -> str:
+    """Return in YAML what was given for a configuration, defaults left out."""
+    return yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True), sort_keys=False)
+
+
+def _parted(done: list[Run | FedfleetError]) -> tuple[list[Run], list[FedfleetError]]:
+    return [r for r in done if isinstance(r, Run)], [e for e in done if isinstance(e, FedfleetError)]
+
+
+def _reported(
+    runs: list[Run], failures: list[FedfleetError], out: Path, progress: Progress, *, report: bool
+) -> list[Run]:
+    if report:
+        progress.say(f"report: {write_report([out], out)}")
+    if failures:
+        raise FedfleetError(f"{len(failures)} of {len(runs) + len(failures)} runs: {failures[0]}")
+    return runs
+
+
+def _in_turn(plan: list[Trial], out: Path, progress: Progress, loaded: dict[str, Data]) -> list[Run | FedfleetError]:
+    done: list[Run | FedfleetError] = []
+    for i, trial in enumerate(plan):
+        progress.say(f"run {i + 1}/{len(plan)}: {trial.place}")
+        try:
+            done.append(run_or_go_on(prepare(trial, loaded), out / trial.place, progress))
+        except FedfleetError as e:
+            done.append(FedfleetError(f"{trial.place}: {e}"))
+            progress.say(f"failed: {done[-1]}")
+    return done
+
+
+def _in_processes(plan: list[Trial], out: Path, progress: Progress, jobs: int) -> list[Run | FedfleetError]:
+    under_way: set[subprocess.Popen[str]] = set()
+
+    def one(trial: Trial) -> Run | FedfleetError:
+        folder = out / trial.place
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch) / "config.yaml"
+            path.write_text(as_given(trial.config), encoding="utf-8")
+            command = [sys.executable, "-m", "fedfleet", "run", str(path), "--out", str(folder), "--no-report"]
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            )
+            under_way.add(process)
+            progress.say(f"started: {trial.place}")
+            lines = process.communicate()[0].strip().splitlines() or ["no output"]
+            under_way.remove(process)
+        said = next((line for line in lines if line.startswith("failed: ")), lines[-1])  # a traceback may follow
+        progress.say(f"{trial.place}: {said}")
+        if process.returncode:
+            return FedfleetError(f"{trial.place}: {said.removeprefix('failed: ')}")
+        return Run(folder, summary_of(folder))
+
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            return list(pool.map(one, plan))
+        except BaseException:  # interrupted: let the runs under way write what they have, and start no other
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(under_way):
+                process.terminate()
+            raise
+
+
+def _refuse_own_keys(where: str, overrides: Mapping[str, Any]) -> None:
+    for key, value in overrides.items():
+        if mend := OWN_KEYS.get(key.split(".")[0]):
+            raise ConfigError(f"{where}.{key}={show(value)}: not here: {mend}")
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Say which run a mistake is in."""
+    try:
+        yield
+    except (ConfigError, DataError) as e:
+        raise (ConfigError(f"run {name!r}: {e}") if name else e) from None
+
+
+def _safe(label: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_.+" else "-" for c in label).strip(".") or "run"

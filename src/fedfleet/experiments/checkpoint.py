@@ -1,0 +1,127 @@
+"""Checkpoints: everything a run goes on from, one safetensors file each, whole or not there at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from fedfleet.experiments.files import SCRATCH, whole
+from fedfleet.simulator.arithmetic.digest import digest
+from fedfleet.simulator.driver.codec import CodecError, decode, encode
+from fedfleet.simulator.driver.memory import Remembered
+from fedfleet.simulator.driver.simulate import Position
+from fedfleet.simulator.driver.state import Slots
+from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
+
+FORMAT = "fedfleet checkpoint 1"
+STATES = "states.bin"
+
+
+class Damaged(FedfleetError):
+    """A checkpoint that is not what was written."""
+
+
+class Checkpoint(NamedTuple):
+    """A position between two rounds (see ``Position``), and what the run says of itself, as plain data."""
+
+    rounds: int
+    clock_s: float
+    state: Any
+    remembered: Remembered
+    account: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of a run, the newest ``keep`` of them, and the file of client states that they refer to."""
+
+    def __init__(self, folder: Path, keep: int):
+        self.folder, self._keep = folder, keep
+        for scratch in folder.glob(f"*{SCRATCH}"):  # of a process that was killed
+            scratch.unlink()
+        self._kept: dict[Path, Slots] = {}
+
+    @property
+    def states(self) -> Path:
+        """The file of client states."""
+        return self.folder / STATES
+
+    def write(self, at: Position, account: Mapping[str, Any]) -> None:
+        """Write a checkpoint, then remove those that are too many."""
+        self.folder.mkdir(exist_ok=True)
+        remembered = at.memory.remembered()
+        found = Checkpoint(at.index, at.clock_s, at.state, remembered, dict(account))
+        path = self.folder / f"round-{at.index:08}.safetensors"
+        save(path, found)
+        self._kept[path] = remembered.states
+        self._settle(at)
+
+    def restore(self, found: Checkpoint, at: Position) -> None:
+        """Bring a position to a checkpoint; newer checkpoints are removed. Raises StateError."""
+        at.memory.restore(found.remembered)
+        at.index, at.clock_s, at.state = found.rounds, found.clock_s, found.state
+        for path in _newest_first(self.folder):
+            try:
+                one = load(path)
+            except Damaged:
+                path.unlink()
+                continue
+            if one.rounds > found.rounds:
+                path.unlink()
+            else:
+                self._kept[path] = one.remembered.states
+        self._settle(at)
+
+    def _settle(self, at: Position) -> None:
+        for path in sorted(self._kept, reverse=True)[self._keep :]:
+            path.unlink(missing_ok=True)
+            del self._kept[path]
+        at.memory.store.keep(self._kept.values())
+
+
+def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest checkpoint that is whole, None if there is none, and what is wrong with newer ones."""
+    faults = []
+    for path in _newest_first(folder):
+        try:
+            return load(path), faults
+        except Damaged as e:
+            faults.append(str(e))
+    return None, faults
+
+
+def save(path: Path, found: Checkpoint) -> None:
+    """Write a checkpoint: its tensors, and as metadata its other parts in JSON and a digest of everything."""
+    plain, tensors = encode(tuple(found))
+    body = json.dumps(plain)
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    metadata = {"format": FORMAT, "body": body, "sha256": digest(body, tensors)}
+    with whole(path) as scratch:
+        save_file(tensors, scratch, metadata)
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint. Raises Damaged."""
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError) as e:
+        raise Damaged(f"{path}: not a readable checkpoint ({one_line(e)})") from None
+    if metadata.get("format") != FORMAT:
+        raise Damaged(f"{path}: not a checkpoint of this version (format {metadata.get('format')!r})")
+    if metadata.get("sha256") != digest(metadata.get("body", ""), tensors):
+        raise Damaged(f"{path}: damaged: its digest is not that of its contents")
+    try:
+        rounds, clock_s, state, remembered, account = decode(json.loads(metadata["body"]), tensors)
+    except CodecError as e:
+        raise ConfigError(f"{path}: {e}") from None
+    return Checkpoint(rounds, clock_s, state, remembered, account)
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("round-*.safetensors"), reverse=True)

@@ -1,0 +1,69 @@
+"""Run an experiment, or go on with one, and write its run folder."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from fedfleet.config import schema as C
+from fedfleet.experiments.checkpoint import Checkpoint, newest
+from fedfleet.experiments.prepared import Prepared
+from fedfleet.experiments.progress import Progress
+from fedfleet.experiments.runfolder import CHECKPOINTS, RunFolder, check_free, claim, locked
+from fedfleet.experiments.runner import Run, Runner
+from fedfleet.simulator.errors import ConfigError
+
+
+class Experiment(Prepared):
+    """A configuration made ready to run, as ``Prepared``, and its runs."""
+
+    def run(self, out: Path, progress: Progress | None = None) -> Run:
+        """Run to the end and write the run folder ``out``, which must be new.
+
+        An interruption (KeyboardInterrupt, SystemExit) or an error still leaves the tables, the model, a summary with the
+        status, and a checkpoint to go on from.
+        """
+        check_free(out)
+        return self._run(claim(out), None, progress)
+
+    def resume(self, folder: Path, progress: Progress | None = None) -> Run:
+        """Go on with the run in a folder from its last checkpoint; the result is that of a run that was never interrupted.
+
+        Raises ConfigError where there is no checkpoint to go on from, or where it is of another run.
+        """
+        progress = progress or Progress.silent()
+        with closing(locked(folder)) as lock:
+            return self._run(folder, self._last(folder, progress), progress, lock)
+
+    def _last(self, folder: Path, progress: Progress) -> Checkpoint:
+        """Return the checkpoint to go on from. Raises ConfigError."""
+        found, faults = newest(folder / CHECKPOINTS)
+        if found is None:
+            raise ConfigError(f"{folder}: {faults[0] if faults else 'no checkpoint to go on from'}: start the run anew")
+        for fault in faults:
+            progress.say(f"{fault}; an earlier checkpoint is taken")
+        for part in ("task", "algorithm", "population"):
+            if (part in found.account["own"]) != (part in self.own):
+                raise ConfigError(
+                    f"{folder}: the run {'had' if part in found.account['own'] else 'did not have'} a {part} of its own, made in "
+                    f"Python: give the same to fedfleet.resume"
+                )
+        if found.account["data"] != self.fingerprint:
+            raise ConfigError(
+                f"{folder}: its clients or test data were others: give the data of the run, or start a new run"
+            )
+        return found
+
+    def _run(self, out: Path, found: Checkpoint | None, progress: Progress | None, lock: IO[str] | None = None) -> Run:
+        with (
+            torch.random.fork_rng(devices=[]),
+            closing(self.executor()) as executor,
+            closing(RunFolder(out, C.complete(self.config), lock)) as folder,
+        ):
+            runner = Runner(self, folder, progress or Progress.silent())
+            if found is not None:
+                runner.resume(found)
+            return runner.run(executor)

@@ -1,0 +1,104 @@
+"""A Parquet table that grows while a run goes on: written part by part, so that memory does not grow with it.
+
+The table is its file plus the parts, numbered, that its file does not hold yet; the file's metadata say which it holds. So
+there is no moment at which a killed process leaves a row twice or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fedfleet.experiments.files import whole
+
+HELD = b"fedfleet.parts"
+ROWS = 1 << 18  # kept in memory until the next part, at most
+
+
+class Parts:
+    """The table at ``path``, whose parts are in the folder ``path`` without its suffix. ``empty`` has its columns and types."""
+
+    def __init__(self, path: Path, empty: pd.DataFrame):
+        self.path = path
+        self._folder = path.with_suffix("")
+        self._schema = pa.Schema.from_pandas(empty, preserve_index=False)
+        self._waiting: list[pd.DataFrame] = []
+        self._rows = 0
+        self._taken: list[tuple[int, pa.Table]] = []
+        self._last = max([_held(path), *(number for number, _ in self._parts())])
+
+    def add(self, frame: pd.DataFrame) -> None:
+        """Add rows."""
+        self._waiting.append(frame)
+        self._rows += len(frame)
+
+    @property
+    def full(self) -> bool:
+        """Whether so many rows wait that they should be written."""
+        return self._rows > ROWS
+
+    def take(self) -> None:
+        """Make a part of the rows that wait, for ``write``."""
+        if not self._rows:
+            return
+        table = pa.Table.from_pandas(pd.concat(self._waiting, ignore_index=True), self._schema, preserve_index=False)
+        self._last += 1
+        self._taken.append((self._last, table))
+        self._waiting, self._rows = [], 0
+
+    def write(self) -> None:
+        """Write the parts that were taken, in another thread if need be; one that cannot be written is kept for the next time."""
+        while self._taken:
+            number, table = self._taken[0]
+            # The scratch file is beside the table, since the folder has nothing but parts.
+            with whole(self._folder / f"{number:06}.parquet", beside=self.path) as scratch:
+                pq.write_table(table, scratch)
+            self._taken.pop(0)
+
+    def flush(self) -> None:
+        """Write the rows that wait."""
+        self.take()
+        self.write()
+
+    def read(self) -> pd.DataFrame:
+        """Return the whole table."""
+        self.flush()
+        return pa.concat_tables([self._schema.empty_table(), *self._tables()]).to_pandas()
+
+    def finish(self, wanted: Callable[[pa.Table], pa.Table] = lambda table: table) -> None:
+        """Write one file that holds everything, or what is ``wanted`` of it, and remove the parts."""
+        self.flush()
+        held = {HELD: str(self._last).encode()}
+        schema = self._schema.with_metadata({**(self._schema.metadata or {}), **held})
+        with whole(self.path) as scratch, pq.ParquetWriter(scratch, schema) as writer:
+            for table in self._tables():
+                writer.write_table(wanted(table).replace_schema_metadata(schema.metadata))
+        for _, part in self._parts():
+            part.unlink()
+        if self._folder.exists():
+            self._folder.rmdir()
+
+    def _tables(self) -> Iterator[pa.Table]:
+        """Yield the rows in order, a piece at a time."""
+        if self.path.exists():
+            with pq.ParquetFile(self.path) as file:
+                for i in range(file.num_row_groups):
+                    yield file.read_row_group(i).cast(self._schema)
+        held = _held(self.path)
+        for number, part in self._parts():
+            if number > held:
+                yield pq.read_table(part).cast(self._schema)
+
+    def _parts(self) -> list[tuple[int, Path]]:
+        return sorted((int(p.stem), p) for p in self._folder.glob("*.parquet"))
+
+
+def _held(path: Path) -> int:
+    """Return the number of the last part that a file holds."""
+    if not path.exists():
+        return 0
+    return int((pq.read_schema(path).metadata or {}).get(HELD, b"0"))

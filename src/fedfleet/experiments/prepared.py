@@ -1,0 +1,284 @@
+"""Put the parts together: data, clients, task, algorithm, executor."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.config import resolve, rules, timing
+from fedfleet.config import schema as C
+from fedfleet.config.federation import federation, selection
+from fedfleet.config.population import (
+    Data,
+    check_clients,
+    check_grouped,
+    evaluation_data,
+    final_data,
+    load_data,
+    make_population,
+)
+from fedfleet.config.schema import Config
+from fedfleet.datasets.examples import Dataset
+from fedfleet.experiments.gap import DomainLosses
+from fedfleet.experiments.runfolder import load_model
+from fedfleet.simulator.algorithm import Algorithm, Problem, Task
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.digest import digest
+from fedfleet.simulator.arithmetic.factored import Notes
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.block.block import Setup
+from fedfleet.simulator.block.capture import Captures
+from fedfleet.simulator.block.faults import Faults
+from fedfleet.simulator.domains import Grouped
+from fedfleet.simulator.driver.evaluation import client_phase, clients_by_domain, has_rows, summarised
+from fedfleet.simulator.driver.probe import probe
+from fedfleet.simulator.driver.round import Conditions
+from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
+from fedfleet.simulator.executors.base import Executor
+from fedfleet.simulator.executors.local import LocalExecutor
+from fedfleet.simulator.population import Population, gather
+from fedfleet.simulator.work import Batch
+from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.registry import TASKS
+
+
+class Prepared:
+    """A configuration made ready to run: data loaded, everything checked, every ``auto`` resolved.
+
+    A task, an algorithm, a population or a data set of your own replaces the configured one. Raises ConfigError or DataError.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        task: Task | None = None,
+        algorithm: Algorithm | None = None,
+        population: Population | None = None,
+        data: Data | None = None,
+    ):
+        given = {"task": task, "algorithm": algorithm, "population": population}
+        self.own = [name for name, part in given.items() if part is not None]
+        resolve.check_early(config)
+        data = data or load_data(config)
+        self.task = task or _task(config, data)
+        self.algorithm = algorithm or ALGORITHMS[C.named(config, "algorithm")].build(
+            C.options(config, "algorithm"), self.task, config.cohort
+        )
+        resolve.check_pairing(config, self.algorithm, self.task)
+        self.population = population or make_population(config, data)
+        config = check_clients(config, self.population, asynchronous=self.algorithm.asynchronous)
+        summary = self.population.summary()
+        if algorithm is None:
+            resolve.check_local(config, summary.max_examples)
+        size, num_examples = self.population.size, self.population.num_examples
+        domains = Grouped(size, summary.domains, self.population.domains, num_examples)
+        self.problem = Problem(size, summary.mean_examples, num_examples, domains)
+        as_data_say = C.named(config, "domains") == "given" and population is None
+        self.domain_names: tuple[str, ...] = getattr(data, "domains", ()) if as_data_say else ()
+        self.z = self.task.init(config.seed)
+        if config.warm_start is not None:
+            self.z = load_model(Path(config.warm_start), self.z)
+        resolve.check_gap(config, self.algorithm)
+        if self.algorithm.domains is not None:
+            check_grouped(f"algorithm={C.named(config, 'algorithm')!r}", size)
+            resolve.check_domains(config, data.test, summary.domains)
+            self.algorithm.init(
+                self.z, rng.key(config.seed), self.problem
+            )  # mixtures that cannot be are said before the work
+        self._train = data.train if isinstance(data, Dataset) else None
+        if self._train is None and hasattr(self.task, "prepare"):
+            raise ConfigError(
+                f"population.dataset={C.named(config, 'population.dataset')!r}: task.name={C.named(config, 'task')!r} needs the "
+                f"training images of a published data set: choose one"
+            )
+        self.evaluation, self.final = evaluation_data(config, data), final_data(config, data)
+        self.config = config
+        resolve.check_metrics(config, self.metric_names)
+        self.config = resolve.resolved(config, self._inner(), self._block_size())
+        self.federation = federation(self.config, self.population)
+        self.selection = selection(self.config)
+        self.costs = timing.costs(self.config, self.algorithm, self.z, lambda: self.notes)
+        timing.check_deadline(self.config, self.federation, self.algorithm, self.population, self.costs)
+
+    @property
+    def label(self) -> str:
+        """Return the run's name in reports."""
+        return self.config.label or C.named(self.config, "algorithm")
+
+    def prepare(self, say: Callable[[str], None]) -> str | None:
+        """Let the task make ready what it measures with; return what that is. Raises ConfigError."""
+        ready = getattr(self.task, "prepare", None)
+        if ready is None or self._train is None:
+            return None
+        try:
+            return ready(self._train.x, self._train.y, say)
+        except (OSError, SafetensorError, ValueError) as e:
+            raise ConfigError(one_line(e)) from None
+
+    def images(self, z: Tree) -> torch.Tensor | None:
+        """Return images (n, c, h, w) that a model generates, where the task is to generate any."""
+        draw = getattr(self.task, "images", None)
+        if draw is None:
+            return None
+        with torch.no_grad():
+            return draw(z)
+
+    def metric_names(self) -> list[str]:
+        """Return what an evaluation measures, as ``eval/<metric>``."""
+        found = _metric_names(self.task, self.z, self.evaluation)
+        if self.config.evaluation.per_client:
+            count = self.problem.clients
+            found += [
+                f"eval/{m}"
+                for m in summarised(self.by_domain(dict.fromkeys(self._client_metrics(), torch.zeros(count))))
+            ]
+        return found + ["eval/duality_gap"] * self.config.evaluation.duality_gap
+
+    def final_names(self) -> list[str]:
+        """Return what is measured at the end: what an evaluation measures, and the same on all test examples."""
+        test = _metric_names(self.task, self.z, self.final)
+        return self.metric_names() + test
+
+    @cached_property
+    def _losses(self) -> DomainLosses:
+        return DomainLosses(self.task, self.population)
+
+    def duality_gap(self, state: Any) -> dict[str, float]:
+        """Return the duality gap of an algorithm's state, where it is asked for."""
+        if not self.config.evaluation.duality_gap or self.algorithm.saddle is None:
+            return {}
+        return {"duality_gap": self._losses.gap(self.algorithm.saddle(state, self.problem))}
+
+    def by_domain(self, found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return metrics of clients on their own data (N,) by domain (p,); empty where there is one domain alone."""
+        everybody = torch.arange(self.problem.clients)
+        domain = self.population.domains(everybody)
+        return clients_by_domain(found, domain, self.population.num_examples(everybody)) if domain.any() else {}
+
+    @property
+    def answers(self) -> int:
+        """Return how many clients a phase trains at most, but for late answers."""
+        wanted = self.config.cohort.invite
+        return getattr(C.options(self.config, "algorithm"), "buffer", wanted) if self.algorithm.asynchronous else wanted
+
+    def _inner(self) -> str:
+        e = self.config.executor
+        return rules.inner(self.z, self.notes, resolve.device(self.config)) if e.inner == "auto" else e.inner
+
+    def _block_size(self) -> int:
+        size = self.config.executor.block_size
+        if size != "auto":
+            return size
+        return rules.block_size(self.answers, self.z, self.notes, resolve.device(self.config))
+
+    @cached_property
+    def notes(self) -> Notes:
+        """Learn what factoring and the phases take; where client code does not run, the run itself will say so."""
+        with contextlib.suppress(FedfleetError):
+            return probe(self.algorithm, self.z, self.problem, self.setup())
+        return Notes()
+
+    def setup(self) -> Setup:
+        """Return what workers need."""
+        e, timeout = self.config.executor, self.config.faults.client_timeout_s
+        made = Setup.of(
+            self.algorithm,
+            self.task,
+            self.population,
+            e.inner,
+            evaluation={**self.evaluation, **self.final},
+            device=e.device,
+            captures=Captures() if e.capture and timeout is None else Captures(after=None),  # capturing takes its time
+        )
+        if not self.config.evaluation.per_client:
+            return made
+        measure = client_phase(self._client_metrics())
+        return replace(made, phases={**made.phases, measure.name: measure})
+
+    def _client_metrics(self) -> tuple[str, ...]:
+        """Ask the task for the names by evaluating one example."""
+        row = gather(self.evaluation["test"], torch.zeros(1, dtype=torch.int64))
+        return tuple(self.task.functions["per_example"](self.z, Batch(row, torch.ones(1))))
+
+    def conditions(self) -> Conditions:
+        """Return how the federation behaves."""
+        c = self.config.cohort
+        return Conditions(
+            seed=self.config.seed,
+            federation=self.federation,
+            selection=self.selection,
+            shared_response_count=c.shared_response_count,
+            min_responses=c.min_responses,
+            attempts=c.attempts,
+            retry_s=c.retry_s,
+            stale_discount=c.stale_discount if c.late == "keep" else None,
+            train_all=self.config.executor.train_all,
+            over_select=c.over_select,
+            block_size=int(self.config.executor.block_size),
+            faults=Faults(**self.config.faults.model_dump()),
+            bytes_up=self.costs.bytes_up,
+            flop=self.costs.flop,
+        )
+
+    def executor(self) -> Executor:
+        """Return the configured executor, not yet started."""
+        e = self.config.executor
+        if e.kind == "local":
+            return LocalExecutor(e.threads_per_actor)
+        from fedfleet.simulator.executors.ray import RayExecutor  # importing Ray takes a second
+
+        return RayExecutor(
+            resolve.actors(self.config),
+            e.cpus_per_actor,
+            e.gpus_per_actor,
+            e.threads_per_actor,
+            e.address,
+            resolve.cpus(),
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the population's numbers and the data it is tested on."""
+        return digest(f"{self.problem.clients} {self.population.summary()}", self.evaluation["test"])
+
+
+def _task(config: Config, data: Data) -> Task:
+    shape = DataShape(tuple(data.test.x.shape[1:]), data.test.classes)
+    chosen, build = C.options(config, "task"), TASKS[C.named(config, "task")].build
+    try:
+        with torch.device("meta"):  # count the floats before any memory is taken
+            floats = T.count(build(chosen, shape).init(config.seed))
+    except (ValueError, RuntimeError) as e:
+        key = "" if str(e).startswith("task.") else f"task.model={getattr(chosen, 'model', None)!r}: "
+        raise ConfigError(f"{key}{one_line(e)}") from None
+    resolve.check_model(config, floats)
+    return build(chosen, shape)
+
+
+def _metric_names(task: Task, z: Tree, splits: Mapping[str, Mapping[str, torch.Tensor]]) -> list[str]:
+    """Ask the task for ``eval/<metric>`` names by evaluating a few examples."""
+    if (told := getattr(task, "measured", None)) is not None:
+        return [f"eval/{'' if split == 'test' else f'{split}_'}{name}" for split in splits for name in told]
+    found = []
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):  # a few examples may hold one class only
+        for split, tensors in splits.items():
+            few = gather(tensors, torch.arange(min(100, len(tensors["y"]))))
+            outputs = task.functions["predict"](z, Batch(few, torch.ones(len(few["y"]))))
+            prefix = "" if split == "test" else f"{split}_"
+            metrics = dict(task.metrics(outputs, few))
+            if split == "test" and "domain" in tensors and has_rows(outputs, len(few["y"])):
+                domains = tensors["domain"].unique()
+                metrics |= summarised({name: torch.zeros(len(domains)) for name in metrics})
+            found += [f"eval/{prefix}{name}" for name in metrics]
+    return found

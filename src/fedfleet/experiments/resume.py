@@ -1,0 +1,126 @@
+"""Go on with a run that was interrupted, or that is to be longer."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedfleet.config.reading import override, show
+from fedfleet.config.schema import Config, complete, load
+from fedfleet.experiments.checkpoint import newest
+from fedfleet.experiments.experiment import Experiment
+from fedfleet.experiments.progress import Progress
+from fedfleet.experiments.runfolder import CHECKPOINTS, locked, summary_of
+from fedfleet.experiments.runner import Run
+from fedfleet.simulator.errors import ConfigError
+
+WHERE = (
+    *("max_seconds", "checkpoint"),
+    *(f"executor.{key}" for key in ("kind", "actors", "cpus_per_actor", "gpus_per_actor", "address")),
+)
+"""Keys, or sections, that decide nothing of what comes out, but where it is computed and for how long."""
+MAY_CHANGE = (*WHERE, "rounds", "until", "label", "population.data_dir")
+"""Those that may be another when a run goes on: none of them decides what a round computes."""
+
+
+def resume(
+    folder: Path, overrides: list[str] | Mapping[str, Any] | None = None, progress: Progress | None = None, **own: Any
+) -> Run:
+    """Go on with the run in ``folder`` from its last checkpoint, and return it finished.
+
+    A run that is at its end is returned as it is, one that was stopped before its first checkpoint begins again.
+
+    Args:
+        folder: the run folder.
+        overrides: ``dotted.key=value`` strings or a mapping, of keys in ``MAY_CHANGE`` only.
+        progress: where to say how far it is.
+        own: the task, algorithm or population in Python that the run began with, if any.
+
+    Raises ConfigError where there is nothing to go on from, FedfleetError for a run that failed.
+
+    """
+    progress = progress or Progress.silent()
+    config = changed(folder / "config.yaml", overrides)
+    found, faults = newest(folder / CHECKPOINTS)
+    none_yet = found is None and not faults and not (folder / "rounds.parquet").exists()
+    if none_yet and (folder / CHECKPOINTS).is_dir():  # it is a run folder indeed
+        progress.say(f"{folder}: it was stopped before its first checkpoint, and begins again")
+        return run_or_go_on(Experiment(config, **own), folder, progress)
+    if found is not None and config.rounds < found.rounds:
+        raise ConfigError(f"rounds={config.rounds}: the run has done {found.rounds} already: give more")
+    if (done := at_its_end(folder, config)) is not None:
+        progress.say(f"{folder}: {_ended(done, config)}")
+        return Run(folder, done)
+    warm_start, config = config.warm_start, config.model_copy(update={"warm_start": None})
+    experiment = Experiment(config, **own)
+    # For the record: it has started.
+    experiment.config = experiment.config.model_copy(update={"warm_start": warm_start})
+    return experiment.resume(folder, progress)
+
+
+def run_or_go_on(x: Experiment, out: Path, progress: Progress | None = None, *, replace: bool = False) -> Run:
+    """Go on from the last checkpoint of the same run in ``out``; where there is none, run it.
+
+    Raises ConfigError where ``out`` has a checkpoint of another run, unless that is to be replaced, and where a process is at
+    work in it.
+    """
+    found = newest(out / CHECKPOINTS)[0]
+    if found is not None:
+        path = out / "config.yaml"
+        before = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+        same = without(before, MAY_CHANGE) == without(complete(x.config), MAY_CHANGE)
+        if same and found.rounds <= x.config.rounds:
+            return x.resume(out, progress)
+        if not replace:
+            raise ConfigError(f"{out}: a run of another configuration is there: choose another folder, or remove it")
+    if out.exists():
+        with closing(locked(out)):
+            shutil.rmtree(out)
+    return x.run(out, progress)
+
+
+def without(config: Mapping[str, Any], keys: Iterable[str], at: str = "") -> dict[str, Any]:
+    """Return a resolved configuration without some dotted keys."""
+    found = {k: v for k, v in config.items() if f"{at}{k}" not in keys}
+    return {k: without(v, keys, f"{at}{k}.") if isinstance(v, Mapping) else v for k, v in found.items()}
+
+
+def at_its_end(folder: Path, config: Config) -> dict[str, Any] | None:
+    """Return the summary of a run that has nothing left to do under this configuration."""
+    summary = summary_of(folder)
+    try:
+        before = load(folder / "config.yaml")
+    except ConfigError:
+        return None
+    finished = summary.get("status") == "finished" and summary.get("rounds", 0) >= config.rounds
+    same = all(getattr(before, key) == getattr(config, key) for key in ("rounds", "until", "max_seconds"))
+    return summary if finished or (summary.get("status") == "stopped" and same) else None
+
+
+def _ended(summary: Mapping[str, Any], config: Config) -> str:
+    if summary["status"] == "finished":
+        return f"finished, {summary['rounds']} rounds: give rounds=N to go on"
+    why = [f"{key}={getattr(config, key)}" for key in ("until", "max_seconds") if getattr(config, key) is not None]
+    return f"stopped after {summary['rounds']} rounds by {' or '.join(why)}: give another to go on"
+
+
+def changed(path: Path, overrides: list[str] | Mapping[str, Any] | None) -> Config:
+    """Return the configuration of a run, or of several, with what is to be changed. Raises ConfigError."""
+    if not path.exists():
+        raise ConfigError(f"{path.parent}: no {path.name} there: give the folder of a run")
+    if isinstance(overrides, Mapping):
+        given = dict(overrides)
+    else:
+        given = {key: value for text in overrides or [] for key, value in override(text).items()}
+    for key, value in given.items():
+        if not any(key == may or key.startswith(f"{may}.") for may in MAY_CHANGE):
+            raise ConfigError(
+                f"{key}={show(value)}: a run goes on as it began: start a new one (with --warm-start, if from this model); what "
+                f"may change: {', '.join(MAY_CHANGE)}"
+            )
+    return load(path, given)

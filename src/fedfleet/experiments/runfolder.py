@@ -1,0 +1,251 @@
+"""The run folder: configuration, environment, tables, model and summary, written atomically."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+import yaml
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from fedfleet.experiments.checkpoint import Checkpoints
+from fedfleet.experiments.files import whole, write_text
+from fedfleet.experiments.tables import Tables
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.driver.simulate import RoundRecord
+from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
+
+FLUSH_EVERY_S = 30.0
+CHECKPOINTS, LOCK, BEST = "checkpoints", ".lock", "best.safetensors"
+EVENTS, ENVIRONMENT, SUMMARY = "events.jsonl", "environment.json", "summary.json"
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a run folder that is taken or cannot be made. Raises ConfigError; makes nothing."""
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"--out {folder}: it exists and is not empty: choose another folder, or remove it first")
+        above = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+            raise ConfigError(f"--out {folder}: {above} is not a folder you may write to: choose another folder")
+    except (OSError, ValueError) as e:
+        if isinstance(e, ConfigError):
+            raise
+        raise ConfigError(f"--out {folder}: cannot be used ({one_line(e)}): choose another folder") from None
+
+
+def claim(folder: Path) -> Path:
+    """Make a run folder and return it. Raises ConfigError where one is there already."""
+    check_free(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ConfigError(f"--out {folder}: cannot be made ({e.strerror}): choose another folder") from None
+    return folder
+
+
+class RunFolder:
+    """A run's files: tables and events as the run goes on, model and summary at the end. One process at a time has it."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], lock: IO[str] | None = None):
+        self.folder = folder
+        self.bit_exact = True
+        self._lock = lock or locked(folder)
+        self._flushed = time.monotonic()
+        self._best, self._best_before = folder / BEST, folder / CHECKPOINTS / BEST
+        with self.writing():
+            (folder / SUMMARY).unlink(missing_ok=True)  # it is not what it says any more
+            (folder / CHECKPOINTS).mkdir(exist_ok=True)
+            write_text(folder / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
+            if not (folder / ENVIRONMENT).exists():
+                write_text(folder / ENVIRONMENT, json.dumps(environment(), indent=2))
+        try:
+            self.tables = Tables(folder)
+        except (OSError, ValueError) as e:
+            raise FedfleetError(f"{folder}: its tables cannot be read ({one_line(e)}): start the run anew") from e
+        self.checkpoints = Checkpoints(folder / CHECKPOINTS, config["checkpoint"]["keep"])
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Say where it is that nothing can be written. Raises FedfleetError."""
+        try:
+            yield
+        except (OSError, SafetensorError) as e:
+            raise FedfleetError(
+                f"{self.folder}: cannot be written ({one_line(getattr(e, 'strerror', None) or e)}): mend that, then go on with "
+                f"`fedfleet resume {self.folder}` from the last checkpoint"
+            ) from e
+
+    def restore(self, rounds: int, *, every: int, evaluated: bool) -> None:
+        """Go back to what was there after so many rounds. Raises FedfleetError where the tables cannot be read."""
+        try:
+            self.tables.restore(rounds, every=every, evaluated=evaluated)
+        except (OSError, ValueError, KeyError) as e:
+            raise FedfleetError(f"{self.folder}: its tables cannot be read ({one_line(e)}): start the run anew") from e
+        path = self.folder / EVENTS
+        found = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        kept = [event for event in map(_event, found) if event is not None and event["round"] < rounds]
+        with self.writing():
+            if len(kept) < len(found):
+                write_text(path, "".join(json.dumps(event) + "\n" for event in kept))
+            self._count(kept)
+            self.log([{"round": rounds, "event": "resumed"}])
+            was, now = json.loads((self.folder / ENVIRONMENT).read_text(encoding="utf-8")), environment()
+            if changed := sorted(k for k in was.keys() | now.keys() if was.get(k) != now.get(k)):
+                self.log([{"round": rounds, "event": "environment_changed", "of": changed, "bit_exact": False}])
+
+    def add(self, record: RoundRecord, metrics: Mapping[str, float]) -> dict[str, Any]:
+        """Add a round and its evaluation; return its row of ``rounds.parquet``."""
+        with self.writing():
+            for p in record.phases:
+                self.log(
+                    [{"round": record.index, "phase": p.phase, "attempt": p.attempt, **event} for event in p.events]
+                )
+            row = self.tables.add(record, metrics)
+            if time.monotonic() - self._flushed > FLUSH_EVERY_S:
+                self.tables.flush(beside=True)
+                self._flushed = time.monotonic()
+        return row
+
+    def log(self, events: list[dict[str, Any]]) -> None:
+        """Append to ``events.jsonl``. An event after which the bits may be others than on another machine says so."""
+        self._count(events)
+        if events:
+            with (self.folder / EVENTS).open("a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(event) + "\n" for event in events))
+
+    def _count(self, events: list[dict[str, Any]]) -> None:
+        self.bit_exact &= all(event.get("bit_exact", True) for event in events)
+
+    def keep_best(self, z: Tree, *, provisional: bool) -> None:
+        """Write the best model so far; after a ``provisional`` one, which a longer run has not, ``restore_best`` goes back."""
+        with self.writing():
+            if provisional and self._best.exists():
+                self._best.replace(self._best_before)
+            save_model(self._best, z)
+
+    def restore_best(self) -> None:
+        """Go back to the best model before the provisional one, if the last one was."""
+        with self.writing():
+            if self._best_before.exists():
+                self._best_before.replace(self._best)
+
+    def finish(self, z: Tree, summary: Mapping[str, Any]) -> None:
+        """Write the tables, the model and the summary."""
+        with self.writing():
+            self.tables.finish()
+            save_model(self.folder / "model.safetensors", z)
+            write_text(self.folder / SUMMARY, json.dumps(_finite(dict(summary)), indent=2))
+
+    def keep_images(self, images: torch.Tensor) -> None:
+        """Write images (n, c, h, w) in [-1, 1] that the model generates."""
+        with self.writing(), whole(self.folder / "samples.safetensors") as scratch:
+            save_file({"images": ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)}, scratch)
+
+    def close(self) -> None:
+        """Let another process have it."""
+        self._lock.close()
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    """Return a line of the events, None for one that was being written when the process was killed."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def locked(folder: Path) -> IO[str]:
+    """Lock a run folder for as long as the process lives. Raises ConfigError where another one has it."""
+    try:
+        file = (folder / LOCK).open("a", encoding="utf-8")
+    except OSError as e:
+        raise ConfigError(f"{folder}: cannot be written ({e.strerror}): give a folder you may write to") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise ConfigError(f"{folder}: another process is at work in it: wait for it, or stop it") from None
+    return file
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """Return the summary of a run; empty where there is none, or none that can be read."""
+    try:
+        found = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def save_model(path: Path, z: Tree) -> None:
+    """Write a tree as safetensors, leaves named by their dotted paths."""
+    with whole(path) as scratch:
+        save_file({name: leaf.contiguous().clone() for name, leaf in T.named_leaves(z)}, scratch)
+
+
+def load_model(path: Path, like: Tree) -> Tree:
+    """Read a tree of the structure of ``like``. Raises ConfigError naming the file and what does not fit."""
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as e:
+        raise ConfigError(
+            f"warm_start={path}: not a readable safetensors file ({one_line(e)}): give a model.safetensors of an earlier run"
+        ) from None
+    wanted = dict(T.named_leaves(like))
+    wrong = [n for n in wanted if n not in found or found[n].shape != wanted[n].shape] + [
+        n for n in found if n not in wanted
+    ]
+    if wrong:
+        raise ConfigError(
+            f"warm_start={path}: it does not fit this task's model at {wrong[0]!r}: use the same task and model"
+        )
+    return T.unflatten(like, [found[n].to(leaf.dtype) for n, leaf in wanted.items()])
+
+
+def environment() -> dict[str, Any]:
+    """Return what the numbers may depend on: versions and machine."""
+    packages = {}
+    for name in (
+        "fedfleet",
+        "ray",
+        "torch",
+        "torchvision",
+        "numpy",
+        "pandas",
+        "pyarrow",
+        "safetensors",
+        "scikit-learn",
+    ):
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = None
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cpus": os.cpu_count(),
+        "cuda_devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "packages": packages,
+    }
+
+
+def _finite(value: Any) -> Any:
+    """Replace what JSON has no number for, NaN and infinities, by None."""
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,317 @@
+"""One run under way: rounds, evaluation beside them, tables, checkpoints, and what is left behind however it ends."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+
+from fedfleet.config import resolve
+from fedfleet.config.schema import named
+from fedfleet.experiments.checkpoint import Checkpoint
+from fedfleet.experiments.prepared import Prepared
+from fedfleet.experiments.progress import Progress
+from fedfleet.experiments.runfolder import RunFolder
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.driver.codec import encode
+from fedfleet.simulator.driver.evaluation import Measured, Measurement, evaluate_clients, less_is_better, summarised
+from fedfleet.simulator.driver.records import PhaseRecord
+from fedfleet.simulator.driver.simulate import RoundRecord, Void, play, start
+from fedfleet.simulator.errors import FedfleetError
+from fedfleet.simulator.executors.base import Executor
+from fedfleet.simulator.signals import put_off
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its folder, its summary, its tables."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+
+    def table(self, name: str) -> pd.DataFrame:
+        """Return a table of the run folder: "rounds", "phases", "fates" or "clients"."""
+        return pd.read_parquet(self.folder / f"{name}.parquet")
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """Return ``rounds.parquet``."""
+        return self.table("rounds")
+
+
+class _Held(NamedTuple):
+    """A round whose evaluation is under way."""
+
+    record: RoundRecord
+    evaluation: _Evaluation
+
+
+class _Evaluation(NamedTuple):
+    """An evaluation under way, and the means over clients' own data, domain by domain, where clients are evaluated."""
+
+    measurement: Measurement
+    own: Mapping[str, torch.Tensor]
+
+
+class Runner:
+    """A run. A round is evaluated while the next one runs, and enters the tables after that.
+
+    The position never runs ahead of the tables by more than one round: the one whose evaluation is under way.
+    """
+
+    def __init__(self, experiment: Prepared, folder: RunFolder, progress: Progress):
+        self.x, self.folder, self.progress = experiment, folder, progress
+        self.conditions = experiment.conditions()
+        self.at = start(
+            experiment.algorithm, experiment.z, experiment.problem, self.conditions, folder.checkpoints.states
+        )
+        encode(self.at.state)  # what cannot be kept is said before the work
+        self.initial: dict[str, float] | None = None
+        self.scorer: str | None = None
+        self.of_last: dict[str, float] = {}  # of the last model, on all test examples
+        self.best: dict[str, float] = {}  # of every metric, the initial model's included
+        self.held: _Held | None = None
+        self.last: RoundRecord | None = None
+        self.void: list[PhaseRecord] = []
+        self.unevaluated = False
+        self.seconds_before = 0.0
+        self.started = self.saved = time.monotonic()
+
+    def resume(self, found: Checkpoint) -> None:
+        """Go back to a checkpoint before ``run``. Raises StateError."""
+        self.folder.checkpoints.restore(found, self.at)
+        self.initial = found.account["initial"]
+        self.seconds_before = found.account["seconds"]
+        every, done = self.x.config.evaluation.every, found.rounds
+        # A round that was evaluated only because it was the last is one of many now.
+        early = bool(done % every) and done < self.x.config.rounds
+        missing = 0 < done == self.x.config.rounds and not found.account["evaluated"]
+        self.unevaluated = (found.account["unevaluated"] and not early) or missing
+        self.folder.restore(done, every=every, evaluated=not (early or self.unevaluated))
+        if not (done % every and self.folder.tables.evaluated):
+            self.folder.restore_best()
+        for metrics in [self.initial or {}, *self.folder.tables.evaluations()]:
+            self.best |= _better(self.best, metrics)
+
+    def run(self, executor: Executor) -> Run:
+        """Run to the end, and whatever happens leave tables, model, summary and a checkpoint."""
+        status, error = "failed", None
+        try:
+            self.progress.say(f"starting: {describe(self.x)}")
+            self.scorer = self.x.prepare(self.progress.say)
+            executor.start(self.x.setup())
+            status = self._rounds(executor)
+            self.of_last = self._measure_last(executor)
+        except (KeyboardInterrupt, SystemExit):
+            status = "interrupted"
+            raise
+        except FedfleetError as e:
+            error = str(e)
+            self.void = e.phases if isinstance(e, Void) else []
+            raise
+        except Exception as e:
+            error = f"{type(e).__name__}: {e}"
+            raise
+        finally:
+            self.progress.close()
+            self._watch(executor)
+            self._enter_all()
+            summary = self._summary(status, error)
+            try:
+                self._save()
+            finally:
+                self.folder.finish(self._model(), summary)
+        if (images := self.x.images(self._model())) is not None:
+            self.folder.keep_images(images)
+        return Run(self.folder.folder, summary)
+
+    def _rounds(self, executor: Executor) -> str:
+        x = self.x
+        if self.initial is None:
+            self.initial, _ = self._result(self._measure(executor, None), self.at.state, 0)
+            self.folder.tables.metrics = tuple(self.initial)
+            self._save()
+        self.progress.initial(self.initial, self.at.index)
+        if self.unevaluated:
+            self._evaluate_again(executor)
+        if self._reached(self._newest()):
+            return "stopped"
+        while self.at.index < x.config.rounds:
+            record = play(x.algorithm, self.at, x.problem, self.conditions, executor)
+            self._watch(executor)
+            self._settle()
+            with put_off(), self.folder.writing():
+                self.at.accept(record)
+                out_of_time = x.config.max_seconds is not None and self._seconds() > x.config.max_seconds
+                last = out_of_time or self.at.index == x.config.rounds
+                self.last, self.unevaluated = record, last or self.at.index % x.config.evaluation.every == 0
+            if not self.unevaluated:
+                self._enter(record, {})
+            else:
+                self.held = _Held(record, self._measure(executor, record.index))
+                if (last or x.config.until is not None) and (self._reached(self._settle()) or out_of_time):
+                    return "stopped"
+            every_s = x.config.checkpoint.every_s
+            if every_s is not None and time.monotonic() - self.saved >= every_s and self.at.index < x.config.rounds:
+                self._settle()
+                self._save()
+        return "finished"
+
+    def _watch(self, executor: Executor) -> None:
+        """Enter what has happened to the workers."""
+        with self.folder.writing():
+            self.folder.log([{"round": self.at.index, **event} for event in executor.events])
+        executor.events.clear()
+
+    def _evaluate_again(self, executor: Executor) -> None:
+        """Evaluate the round of the checkpoint, whose evaluation was under way."""
+        evaluation = self._measure(executor, self.at.index - 1)
+        metrics, domains = self._result(evaluation, self.at.state, self.at.index)
+        self._enter_domains(self.at.index - 1, domains)
+        self.folder.tables.measured(metrics)
+        self.unevaluated = False
+
+    def _evaluate_clients(self, executor: Executor, index: int | None) -> Mapping[str, torch.Tensor]:
+        """Evaluate clients on their own data; enter that after round ``index``, and return what it is by domain."""
+        if not self.x.config.evaluation.per_client:
+            return {}
+        found = evaluate_clients(executor, self._model(), self.x.problem.clients)
+        if index is not None:
+            with put_off(), self.folder.writing():
+                self.folder.tables.add_each("clients", index, found)
+        return self.x.by_domain(found)
+
+    def _settle(self) -> dict[str, float]:
+        """Wait for the evaluation of the round that is held, and enter both."""
+        if self.held is None:
+            return {}
+        record, evaluation = self.held
+        metrics, domains = self._result(evaluation, record.state, record.index + 1)
+        self._enter(record, metrics, domains)
+        return metrics
+
+    def _result(self, evaluation: _Evaluation, state: Any, rounds: int) -> Measured:
+        """Wait for the evaluation of the state after so many rounds; write its model if no earlier one was as good."""
+        found, domains = evaluation.measurement.result()
+        found = {**found, **summarised(evaluation.own), **self.x.duality_gap(state)}
+        domains = {**domains, **evaluation.own}
+        if self.x.algorithm.domains is not None:
+            domains = {**self.x.algorithm.domains(state), **domains}
+        metrics = {f"eval/{name}": value for name, value in found.items()}
+        name = self.x.config.checkpoint.best
+        name = next(iter(metrics), None) if name == "auto" else name
+        better = _better(self.best, metrics)
+        if name in better:
+            last = bool(rounds % self.x.config.evaluation.every)
+            self.folder.keep_best(self.x.algorithm.views["global"].params(state), provisional=last)
+        self.best |= better
+        return Measured(metrics, domains)
+
+    def _enter_domains(self, index: int, domains: Mapping[str, torch.Tensor]) -> None:
+        if domains:
+            with self.folder.writing():
+                self.folder.tables.add_each("domains", index, domains)
+
+    def _enter(
+        self, record: RoundRecord, metrics: Mapping[str, float], domains: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        with put_off():
+            self._enter_domains(record.index, domains or {})
+            row = self.folder.add(record, metrics)
+            self.held, self.unevaluated = None, False
+        self.progress.round(row, self.x.config.rounds)
+
+    def _enter_all(self) -> None:
+        """Enter the round whose evaluation has not come to its end, and the attempts at one that failed."""
+        if self.last is not None and len(self.folder.tables) < self.at.index:
+            self.folder.add(self.last, {})
+        self.folder.tables.add_phases(self.at.index, self.void)
+
+    def _save(self) -> None:
+        account = {
+            "initial": self.initial,
+            "seconds": self._seconds(),
+            "unevaluated": self.unevaluated,
+            "evaluated": self.folder.tables.evaluated,
+            "own": self.x.own,
+            "data": self.x.fingerprint,
+        }
+        if self.initial is not None:
+            with self.folder.writing():
+                self.folder.tables.flush()
+                self.folder.checkpoints.write(self.at, account)
+        self.saved = time.monotonic()
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.started
+
+    def _model(self) -> T.Tree:
+        return self.x.algorithm.views["global"].params(self.at.state)
+
+    def _measure(self, executor: Executor, index: int | None) -> _Evaluation:
+        measurement = Measurement(executor, self.x.task, self._model(), self.x.evaluation)
+        return _Evaluation(measurement, self._evaluate_clients(executor, index))
+
+    def _measure_last(self, executor: Executor) -> dict[str, float]:
+        """Return the metrics of the last model on all test examples, where only some were evaluated on so far."""
+        found = Measurement(executor, self.x.task, self._model(), self.x.final).result().metrics
+        return {f"eval/{name}": value for name, value in found.items()}
+
+    def _newest(self) -> Mapping[str, float]:
+        """Return the last evaluation."""
+        found = self.folder.tables.evaluations()
+        return found[-1] if found else self.initial or {}
+
+    def _reached(self, metrics: Mapping[str, float]) -> bool:
+        if self.x.config.until is None:
+            return False
+        metric, at_least, value = resolve.parse_until(self.x.config.until)
+        found = metrics.get(metric)
+        return found is not None and (found >= value if at_least else found <= value)
+
+    def _summary(self, status: str, error: str | None) -> dict[str, Any]:
+        rounds = self.folder.tables.rounds()
+        totals = ("floats_up", "floats_down", "bytes_up", "bytes_down", "virtual_s")
+        return {
+            "status": status,
+            "error": error,
+            "label": self.x.label,
+            "scorer": self.scorer,
+            "domains": list(self.x.domain_names),
+            "rounds": len(rounds),
+            "initial": self.initial or {},
+            "final": {**self._newest(), **self.of_last},
+            "best": self.best,
+            "median_seconds_per_round": statistics.median(rounds["seconds"]) if len(rounds) else None,
+            "seconds": self._seconds(),
+            "model_floats": T.count(self._model()),
+            "bit_exact": self.folder.bit_exact,
+            **{name: rounds[name].sum().item() for name in totals},
+        }
+
+
+def _better(best: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics that are better than ever before."""
+    sign = {name: -1 if less_is_better(name) else 1 for name in metrics}
+    return {
+        name: value
+        for name, value in metrics.items()
+        if math.isfinite(value) and (name not in best or sign[name] * value > sign[name] * best[name])
+    }
+
+
+def describe(x: Prepared) -> str:
+    """Say in one line what is run, and on what."""
+    e = x.config.executor
+    where = f"{resolve.actors(x.config)} Ray actors" if e.kind == "ray" else "this process"
+    return (
+        f"{x.label} on {named(x.config, 'task')}, {named(x.config, 'population.dataset')}, {x.problem.clients:,} clients, "
+        f"{T.count(x.z):,} floats, {e.inner} on {where}"
+    )

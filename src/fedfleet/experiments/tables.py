@@ -1,0 +1,189 @@
+"""The tables of a run: rounds, phases, fates, and metrics of each client and of each domain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from fedfleet.experiments.files import whole
+from fedfleet.experiments.parts import Parts
+from fedfleet.simulator.driver.records import PhaseRecord
+from fedfleet.simulator.driver.simulate import RoundRecord
+from fedfleet.simulator.fleet.responses import Fate
+
+COUNTS = (
+    *("invited", "heard", "late", "failed", "offline", "stale", "merged_stale", "client_steps"),
+    *("floats_up", "floats_down", "bytes_up", "bytes_down"),
+)
+WHOLE = dict.fromkeys(COUNTS, "int64")
+PLACE = {"round": "int64", "phase": "str", "attempt": "int64"}
+PHASES = PLACE | WHOLE | {"virtual_s": "float64", "train_loss": "float64"}
+FATES = PLACE | {"client": "int64", "fate": "str", "virtual_s": "float64"}
+EACH = ("clients", "domains")
+NAMES = np.array([f.name.lower() for f in sorted(Fate)])
+
+
+class Tables:
+    """Rows in memory, but for fates, clients and domains, which are many; ``flush`` writes all of them.
+
+    ``metrics`` are the columns ``eval/<metric>``; set them before the first round.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.metrics: tuple[str, ...] = ()
+        self._rounds: list[dict[str, Any]] = []
+        self._evaluated: list[int] = []
+        self._phases: list[dict[str, Any]] = []
+        self._fates = Parts(folder / "fates.parquet", _frame([], FATES))
+        self._each: dict[str, Parts] = {}
+        self._pool = ThreadPoolExecutor(1, "tables")
+        self._writing: Future[None] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of rounds."""
+        return len(self._rounds)
+
+    def add(self, record: RoundRecord, metrics: Mapping[str, float]) -> dict[str, Any]:
+        """Add a round and its evaluation; return its row of ``rounds.parquet``."""
+        phases = self.add_phases(record.index, record.phases)
+        losses = [p["train_loss"] for p in phases if p["train_loss"] is not None]
+        row = {"round": record.index, "seconds": record.seconds}
+        row |= {k: sum(p[k] for p in phases) for k in COUNTS}
+        row |= {"virtual_s": record.virtual_s - record.started_s, "train_loss": losses[-1] if losses else None}
+        row |= {f"algorithm/{k}": v for k, v in record.metrics.items()} | {k: metrics.get(k) for k in self.metrics}
+        self._rounds.append(row)
+        if metrics:
+            self._evaluated.append(len(self) - 1)
+        if self._fates.full:
+            self._take(self._fates)
+        return row
+
+    def add_phases(self, index: int, phases: list[PhaseRecord]) -> list[dict[str, Any]]:
+        """Add the phases of a round, or of one that came to nothing; return their rows of ``phases.parquet``."""
+        rows = []
+        for p in phases:
+            place = {"round": index, "phase": p.phase, "attempt": p.attempt}
+            counts = {k: p.counts[k] for k in COUNTS}
+            rows.append(place | counts | {"virtual_s": p.responses.duration_s, "train_loss": p.train_loss})
+            ended = p.started_s + p.responses.seconds.numpy()
+            fates = {"client": p.clients.numpy(), "fate": NAMES[p.responses.fate.numpy()], "virtual_s": ended}
+            self._fates.add(pd.DataFrame(place | fates, columns=list(FATES)))
+        self._phases += rows
+        return rows
+
+    def add_each(self, name: str, index: int, values: Mapping[str, torch.Tensor]) -> None:
+        """Add values (n,) after round ``index``, an entry a client or a domain, to ``clients`` or ``domains``."""
+        columns = {k: pd.Series(v.numpy()) for k, v in values.items()}  # null where one has fewer entries than another
+        size = max(map(len, columns.values()))
+        frame = pd.DataFrame({"round": index, name.removesuffix("s"): np.arange(size), **columns})
+        if name not in self._each:
+            self._each[name] = Parts(self.folder / f"{name}.parquet", frame.head(0))
+        self._each[name].add(frame)
+        if self._each[name].full:
+            self._take(self._each[name])
+
+    def measured(self, metrics: Mapping[str, float]) -> None:
+        """Enter the evaluation of the last round."""
+        self._rounds[-1] |= {k: metrics.get(k) for k in self.metrics}
+        self._evaluated.append(len(self) - 1)
+
+    def rounds(self) -> pd.DataFrame:
+        """Return ``rounds.parquet`` so far."""
+        extra = sorted({k for row in self._rounds for k in row if k.startswith("algorithm/")})
+        floats = ("virtual_s", "train_loss", *extra, *self.metrics)
+        return _frame(self._rounds, {"round": "int64", "seconds": "float64"} | WHOLE | dict.fromkeys(floats, "float64"))
+
+    def flush(self, *, beside: bool = False) -> None:
+        """Write what is not yet written; ``beside`` what goes on, and what goes wrong then is raised the next time."""
+        frames, grown = {"rounds": self.rounds(), "phases": _frame(self._phases, PHASES)}, self._grown()
+        for table in grown:
+            table.take()
+
+        def write() -> None:
+            for name, frame in frames.items():
+                with whole(self.folder / f"{name}.parquet") as scratch:
+                    frame.to_parquet(scratch, index=False)
+            for table in grown:
+                table.write()
+
+        self._settle()
+        if beside:
+            self._writing = self._pool.submit(write)
+        else:
+            write()
+
+    def _take(self, table: Parts) -> None:
+        """Write the rows of a table that wait, beside what goes on."""
+        table.take()
+        self._settle()
+        self._writing = self._pool.submit(table.write)
+
+    def _settle(self) -> None:
+        """Wait for what is being written. Raises what went wrong there."""
+        if self._writing is not None:
+            wait([self._writing])  # an interruption here leaves it to be waited for again
+            done, self._writing = self._writing, None
+            done.result()
+
+    def finish(self) -> None:
+        """Write every table as one file."""
+        self.flush()
+        for table in self._grown():
+            table.finish()
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether the last round was evaluated."""
+        return bool(self._evaluated) and self._evaluated[-1] == len(self) - 1
+
+    def evaluations(self) -> list[dict[str, float]]:
+        """Return the metrics of the rounds that were evaluated."""
+        return [{k: self._rounds[i][k] for k in self.metrics} for i in self._evaluated]
+
+    def restore(self, rounds: int, *, every: int, evaluated: bool) -> None:
+        """Go back to the tables after so many rounds, evaluated ``every`` so many, the last of them ``evaluated`` or not."""
+        frame = pd.read_parquet(self.folder / "rounds.parquet")
+        self.metrics = tuple(c for c in frame.columns if c.startswith("eval/"))
+        self._rounds = frame[frame["round"] < rounds].to_dict("records")  # pyright: ignore
+        if len(self) < rounds:
+            raise ValueError(f"rounds.parquet has {len(self)} of {rounds} rounds")
+        frame = pd.read_parquet(self.folder / "phases.parquet")
+        self._phases = frame[frame["round"] < rounds].to_dict("records")  # pyright: ignore
+        self._fates.finish(lambda table: table.filter(pc.less(table["round"], rounds)))  # pyright: ignore
+        measured = rounds if evaluated else rounds - 1
+        for name in EACH:
+            path = self.folder / f"{name}.parquet"
+            if (like := _like(path)) is not None:
+                self._each[name] = Parts(path, like)
+                self._each[name].finish(lambda table: table.filter(pc.less(table["round"], measured)))  # pyright: ignore
+        if not evaluated and self._rounds:
+            self._rounds[-1] |= dict.fromkeys(self.metrics)
+        last = [rounds - 1] if evaluated and rounds % every and _any(self._rounds[-1], self.metrics) else []
+        self._evaluated = [*range(every - 1, measured, every), *last]
+
+    def _grown(self) -> list[Parts]:
+        return [self._fates, *self._each.values()]
+
+
+def _like(path: Path) -> pd.DataFrame | None:
+    """Return a table without rows, from its file or a part of it; None where there is neither."""
+    first = path if path.exists() else next(path.with_suffix("").glob("*.parquet"), None)
+    return None if first is None else pa.parquet.read_schema(first).empty_table().to_pandas()  # pyright: ignore
+
+
+def _any(row: Mapping[str, float], names: tuple[str, ...]) -> bool:
+    return any(row[name] == row[name] for name in names)  # NaN where there is none
+
+
+def _frame(rows: list[dict[str, Any]], types: Mapping[str, str]) -> pd.DataFrame:
+    """Return a table of these columns, with their types even where there is no row or no value."""
+    return pd.DataFrame(rows, columns=list(types)).astype(dict(types))

@@ -1,0 +1,309 @@
+"""``fedfleet bench``: the account adds up, timing changes nothing, a failing candidate is told. No time is asserted."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import yaml
+from rich.console import Console
+
+from fedfleet import load
+from fedfleet.commands import bench, tune
+from fedfleet.experiments.experiment import Experiment
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.driver.simulate import simulate
+from fedfleet.simulator.errors import FedfleetError
+from fedfleet.simulator.executors import timed
+from fedfleet.simulator.executors.inner import InnerExecutor
+from fedfleet.simulator.executors.local import LocalExecutor
+from fedfleet.simulator.executors.timed import TimedExecutor
+
+TINY = {
+    "population": {"clients": 20},
+    "task": {"name": "auc", "model": "mlp", "hidden": [4]},
+    "algorithm": {"name": "cdma_ada", "steps": 2, "batch_size": 5},
+    "cohort": {"invite": 8, "respond": "siwer"},
+    "availability": {"kind": "bernoulli", "rate": 0.9},
+    "executor": {"kind": "local", "block_size": 3},
+    "evaluation": {"every": 2},
+}
+
+ON_RAY = {"executor.kind": "ray", "executor.actors": 1, "evaluation.every": 1}
+
+
+@pytest.fixture
+def bench_command(command, tmp_path):
+    """Run ``fedfleet bench`` on the tiny configuration."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY), encoding="utf-8")
+    return partial(command, "bench", path)
+
+
+def tiny(**overrides):
+    return Experiment(load(TINY, overrides))
+
+
+def final_model(x, executor, rounds=3):
+    executor.start(x.setup())
+    *_, last = simulate(x.algorithm, x.z, x.problem, x.conditions(), executor, rounds)
+    return T.leaves(x.algorithm.views["global"].params(last.state))
+
+
+def check_account(found):
+    n, wall = found["rounds"], found["wall_seconds_per_round"]
+    driver, workers = found["driver_seconds_per_round"], found["workers_seconds_per_round"]
+    assert list(driver) == list(bench.DRIVER)
+    assert min(driver.values()) >= 0
+    assert sum(driver.values()) == pytest.approx(wall)
+    assert driver["sampling"] > 0
+    assert min(workers["phases"].values()) > 0
+    assert sum(workers["phases"].values()) + workers["evaluation"] + workers["idle"] == pytest.approx(
+        found["workers"] * wall
+    )
+    assert found["idle_share"] == pytest.approx(workers["idle"] / (found["workers"] * wall))
+    assert found["seconds_per_round"] > 0
+    assert found["client_updates_per_s"] > 0
+    assert sum(p["blocks_per_round"] * n for p in found["phases"].values()) == pytest.approx(
+        round(n * found["blocks_per_round"])
+    )
+
+
+def test_the_account_adds_up():
+    found = bench.measure(tiny(), rounds=4)
+    assert (found["rounds"], found["evaluations"], found["workers"]) == (4, 2, 1)
+    assert list(found["phases"]) == ["gradient", "update"]
+    assert found["workers_seconds_per_round"]["evaluation"] > 0
+    assert found["workers_seconds_per_round"]["idle"] > 0  # in one process the driver's work is not the workers'
+    check_account(found)
+    json.dumps(found)
+
+
+def test_evaluation_of_every_client_is_a_phase_of_its_own_and_no_part_of_a_round():
+    x = tiny(**{"evaluation.every": 1, "evaluation.per_client": True, "until": "eval/auc=2.0"})
+    found = bench.measure(x, rounds=3)
+    assert found["evaluations"] == 3
+    assert found["phases"]["client_metrics"]["clients_per_round"] == 20
+    own = found["phases"]["gradient"]["blocks_per_round"] + found["phases"]["update"]["blocks_per_round"]
+    assert found["blocks_per_round"] == pytest.approx(own)
+    spent = found["workers_seconds_per_round"]
+    assert found["driver_seconds_per_round"]["evaluate"] >= spent["evaluation"] + spent["phases"]["client_metrics"]
+    driver = found["driver_seconds_per_round"]
+    assert driver["wait"] >= spent["phases"]["gradient"] + spent["phases"]["update"]
+
+
+def test_it_ends_after_its_seconds_with_one_round_at_least():
+    found = bench.measure(tiny(), seconds=0.0)
+    assert (found["rounds"], found["evaluations"]) == (1, 1)  # the warm-up's second round is evaluated beside it
+    check_account(found)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """A Ray actor that has the tiny experiment."""
+    from fedfleet.simulator.executors.ray import RayExecutor
+
+    x = tiny(**ON_RAY)
+    executor = RayExecutor(actors=1, cpus=1)
+    executor.start(x.setup())
+    yield x, executor
+    executor.close()
+
+
+@pytest.mark.ray
+def test_with_workers_the_account_adds_up_and_candidates_take_turns(pool, monkeypatch, capsys):
+    x, executor = pool
+    monkeypatch.setattr(x, "executor", lambda: InnerExecutor(executor, "batched"))  # started, and closed later
+    found = bench.measure(x, rounds=3)
+    assert (found["workers"], found["evaluations"]) == (1, 3)
+    assert found["driver_seconds_per_round"]["dispatch"] > 0
+    check_account(found)
+    bench.show(found, Console(width=200))
+    assert "MB returned" in capsys.readouterr().out
+    found = tune.tune(x, rounds=1)
+    assert all(row["turns"] == 1 for row in found["candidates"])
+
+
+def test_timing_changes_no_bit_of_the_model():
+    x = tiny()
+    for a, b in zip(final_model(x, LocalExecutor()), final_model(x, TimedExecutor(LocalExecutor())), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("inner", ["serial", "batched"])
+def test_another_inner_is_that_of_the_setup(inner):
+    x = tiny(**{"executor.inner": "factored"})
+    executor = LocalExecutor()
+    executor.start(x.setup())
+    there = final_model(x, InnerExecutor(executor, inner))
+    expected = final_model(tiny(**{"executor.inner": inner}), LocalExecutor())
+    for a, b in zip(expected, there, strict=True):
+        assert torch.equal(a, b)
+
+
+class Slow(LocalExecutor):
+    """An executor on a clock of its own: 2 s to put, 3 s to dispatch; a result takes 1 s on the worker and 2 s to come back."""
+
+    now = 0.0
+
+    def map(self, job, shared, tasks, **given):
+        self.now += 5
+        self.put_s += 2
+        return self._results(super().map(replace(job, job=self._working(job.job)), shared, tasks))
+
+    def _working(self, job):
+        def work(*given):
+            self.now += 1
+            return job(*given)
+
+        return work
+
+    def _results(self, results):
+        for result in results:
+            self.now += 2
+            yield result
+
+
+def test_what_is_timed_is_what_takes_time(monkeypatch):
+    x, slow = tiny(**{"cohort.respond": "all", "availability": "always"}), Slow()
+    monkeypatch.setattr(timed, "perf_counter", lambda: slow.now)
+    executor = TimedExecutor(slow)
+    final_model(x, executor, rounds=2)
+    tally = executor.phases["update"]
+    blocks = 2 * 4  # of two clients each, for blocks are even in number
+    assert (tally.tasks, tally.clients) == (blocks, 2 * 8)
+    assert (tally.put_s, tally.dispatch_s) == (2 * 2, 2 * 3)
+    assert (tally.compute_s, tally.wait_s, tally.merge_s) == (blocks, 3 * blocks, 0)
+    sent = T.num_bytes(x.z)
+    assert tally.put_bytes >= 2 * sent
+    assert tally.returned_bytes >= blocks * sent
+    executor.reset()
+    assert executor.phases == {}
+
+
+def test_bench_prints_and_writes_the_same(bench_command, tmp_path):
+    status, out, error = bench_command("--rounds", 2, "--json", tmp_path / "found.json")
+    assert status == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["rounds"] == 2
+    for text in ("cdma_ada on auc", *bench.DRIVER, "phase gradient", "phase update", "idle", "evaluations: 1"):
+        assert text in out
+    assert f"{1000 * found['wall_seconds_per_round']:,.2f}" in out
+    assert error.startswith("starting: cdma_ada on auc")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["found.json", "tiny.yaml"]
+
+
+def test_of_several_seeds_the_first_is_measured(bench_command):
+    assert bench_command("seeds=[4, 5]", "--rounds", 1)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["cohort.invite=21"], "cohort.invite=21"),
+        (["--rounds", "0"], "--rounds"),
+        (["--seconds", "-1"], "--seconds"),
+        (["--json", "no/such/folder/file.json"], "--json='no/such/folder/file.json'"),
+        (["compare={a: {}, b: {seed: 1}}"], "compare.b.seed"),
+        (["compare={a: {}, b: {algorithm.lr: 0.5}}"], "2 different runs, and bench takes one"),
+        (["vary.algorithm.lr=[0.5, 0.25]", "--tune"], "vary={'algorithm.lr': [0.5, 0.25]}: 2 different runs"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(bench_command, arguments, says):
+    status, out, error = bench_command(*arguments)
+    assert (status, out, error.count("\n")) == (2, "", 1)
+    assert error.startswith("error: ")
+    assert says in error
+
+
+def test_diverged_training_is_a_failure(bench_command):
+    status, out, error = bench_command("algorithm.lr=1e39", "--rounds", 1)
+    assert (status, out) == (1, "")
+    assert error.splitlines()[-1].startswith("failed: round 0: client ")
+
+
+def test_tune_prints_keys_that_a_configuration_accepts(bench_command, tmp_path):
+    status, out, _ = bench_command("--tune", "--rounds", 1, "--json", tmp_path / "found.json")
+    assert status == 0
+    (keys,) = [line.removeprefix("fastest: ").split() for line in out.splitlines() if line.startswith("fastest: ")]
+    (section,) = [line.removeprefix("in YAML: ") for line in out.splitlines() if line.startswith("in YAML: ")]
+    found = json.loads((tmp_path / "found.json").read_text())
+    best = found["best"]
+    for config in (load(TINY, keys), load(TINY, yaml.safe_load(section))):
+        assert (config.executor.inner, config.executor.block_size) == (best["inner"], best["block_size"])
+    rows = found["candidates"]
+    assert [sum(row[mark] for row in rows) for mark in ("rule", "best", "configured")] == [1, 1, 1]
+    assert {row["inner"] for row in rows} == {"serial", "batched", "factored"}
+    assert {row["block_size"] for row in rows if row["inner"] == "serial"} == {1, 2, 4, 8}
+    assert found["rule"]["relative"] == 1
+    assert all(row["seconds_per_round"] > 0 for row in rows if row["turns"])
+    assert "rule" in out
+
+
+def test_tune_ends_after_its_seconds_and_always_measures_the_rule():
+    found = tune.tune(tiny(), seconds=0.0)
+    assert [row["turns"] for row in found["candidates"] if row["rule"]] == [1]
+    assert sum(row["turns"] for row in found["candidates"]) == 1
+    assert found["best"]["rule"]
+
+
+def own_loss(change):
+    """An experiment whose clients' loss is changed."""
+    config = load({**TINY, "task": "classification", "algorithm": "fedavg"})
+    x = Experiment(config)
+    given = x.task.objectives["train"]
+    x.task.objectives["train"] = replace(given, loss=lambda *args: change(*given.loss(*args)))
+    return Experiment(config, task=x.task)
+
+
+def test_a_candidate_that_fails_is_told_and_the_others_go_on(capsys):
+    def branch(loss, aux):  # which no vmap can
+        return (loss, aux) if float(loss.detach()) > 0 else (2 * loss, aux)
+
+    found = tune.tune(own_loss(branch), rounds=1)
+    for row in found["candidates"]:
+        assert (row["failed"] is None) == (row["inner"] == "serial") == bool(row["turns"])
+        assert row["failed"] is None or "runs alone but not under vmap" in row["failed"]
+        assert row["failed"] is None or "\n" not in row["failed"]
+    assert found["best"]["inner"] == "serial"
+    assert found["best"]["relative"] == 1  # to the fastest, as the rule's choice failed
+    tune.show(found, Console(width=200))
+    assert "runs alone but not under vmap" in capsys.readouterr().out
+
+
+def test_when_all_candidates_fail_the_first_reason_is_given():
+    def broken(loss, aux):
+        raise ValueError("no such luck")
+
+    with pytest.raises(FedfleetError, match=r"every candidate failed; .*: round 0: client .*ValueError: no such luck"):
+        tune.tune(own_loss(broken), rounds=1)
+
+
+def test_ratios_are_taken_within_a_turn():
+    rule, other, short = (tune.Candidate(tune.How("serial", size)) for size in (1, 2, 4))
+    rule.turns, other.turns, short.turns = [1.0, 4.0, 2.0], [0.5, 3.0, 1.0], [0.1]
+    found = tune.compared([rule, other, short])
+    assert [row["block_size"] for row in found["candidates"]] == [2, 1, 4]
+    assert [found["candidates"][0][k] for k in ("relative", "least", "most", "seconds_per_round")] == [
+        0.5,
+        0.5,
+        0.75,
+        1,
+    ]
+    assert found["best"]["block_size"] == 2  # one turn is not enough beside three
+    other.failed = "training diverged"
+    assert tune.compared([rule, other, short])["best"]["block_size"] == 1
+    assert found["keys"] == ["executor.inner=serial", "executor.block_size=2"]
+
+
+def test_in_a_mean_nothing_comes_back_for_each_client():
+    """Blocks of one client and of four send as much: the sum."""
+    returned = []
+    for size in (1, 4):
+        x = tiny(**{"cohort.respond": "all", "availability": "always", "executor.block_size": size})
+        executor = TimedExecutor(LocalExecutor())
+        final_model(x, executor, rounds=1)
+        tally = executor.phases["update"]
+        returned.append(tally.returned_bytes / tally.tasks)
+    assert returned[0] == returned[1] >= T.num_bytes(x.z)

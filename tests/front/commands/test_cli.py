@@ -1,0 +1,175 @@
+"""The commands: what they print, write and end with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from rich.console import Console
+
+from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.datasets.registry import FEDERATED, LOADERS
+from fedfleet.experiments.progress import Progress
+from fedfleet.tasks.registry import TASKS
+
+Command = Callable[..., tuple[int, str, str]]
+TINY = {
+    "rounds": 3,
+    "population": {"clients": 20},
+    "task": {"name": "classification", "model": "logistic"},
+    "cohort": {"invite": 4},
+    "executor": {"kind": "local"},
+}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY), encoding="utf-8")
+    return path
+
+
+def summary(run: Path) -> dict[str, Any]:
+    return json.loads((run / "summary.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("what", "names"), [("algorithms", ALGORITHMS), ("datasets", [*LOADERS, *FEDERATED]), ("tasks", TASKS)]
+)
+def test_list(command: Command, what: str, names: Any) -> None:
+    status, out, _ = command("list", what)
+    assert (status, [line.split()[0] for line in out.splitlines()]) == (0, list(names))
+
+
+def test_plan_says_what_a_run_would_do_and_writes_nothing(command: Command, tiny: Path) -> None:
+    status, out, error = command("plan", tiny, "executor.kind=ray", "executor.actors=1", "cohort.invite=10")
+    assert (status, error) == (0, "")
+    for text in (
+        "20 with 72 to 72 examples",
+        "650 floats",
+        "up to 2 of 5 clients",
+        "1 Ray actors",
+        "98% of the floats",
+    ):
+        assert text in out
+    assert list(tiny.parent.iterdir()) == [tiny]
+
+
+def test_plan_of_several_runs_shows_each_label_once(command: Command, tiny: Path) -> None:
+    status, out, _ = command("plan", tiny, "seeds=[1, 2]", "compare={one: {}, two: {algorithm: fedprox}}")
+    assert status == 0
+    assert [out.count(text) for text in ("one: fedavg", "two: fedprox")] == [1, 1]
+
+
+def test_run_and_report(command: Command, tiny: Path, tmp_path: Path) -> None:
+    status, out, error = command("run", tiny, "rounds=2", "--out", tmp_path / "a" / "run")
+    assert (status, error) == (0, "")
+    assert out.splitlines()[0] == "loading digits"
+    assert "initial model: accuracy" in out
+    assert "round 2/2 | heard 4" in out
+    run = tmp_path / "a" / "run"
+    assert (run / "report.html").is_file()
+    status, out, _ = command("report", run, "--out", tmp_path / "b")
+    assert (status, out) == (0, f"{tmp_path / 'b' / 'report.html'}\n")
+    (run / "rounds.parquet").write_text("junk", encoding="utf-8")
+    status, _, error = command("report", run)
+    assert (status, error.count("\n")) == (2, 1)
+
+
+def test_the_folder_has_the_name_of_the_file_and_a_number(
+    command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny.parent)
+    for _ in range(2):
+        assert command("run", tiny, "rounds=0", "--no-report")[0] == 0
+    assert sorted(p.name for p in Path("runs").iterdir()) == ["tiny", "tiny-2"]
+
+
+def test_options_stand_above_overrides(command: Command, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "a: b").mkdir()  # a name that is not plain YAML
+    assert command("run", tiny, "rounds=1", "--no-report", "--out", tmp_path / "a: b" / "first")[0] == 0
+    model = tmp_path / "a: b" / "first" / "model.safetensors"
+    options = [
+        "--warm-start",
+        model,
+        "--until",
+        "eval/accuracy=0.001",
+        "--max-seconds",
+        "100",
+        "--out",
+        tmp_path / "run",
+    ]
+    assert command("run", tiny, "until=eval/accuracy=0.9", "--no-report", *options)[0] == 0
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
+    assert (config["warm_start"], config["until"], config["max_seconds"]) == (str(model), "eval/accuracy=0.001", 100.0)
+    assert (summary(tmp_path / "run")["status"], summary(tmp_path / "run")["rounds"]) == ("stopped", 0)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_leave_what_was_done(
+    command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int
+) -> None:
+    shown: list[int] = []
+
+    def round(self: Progress, row: Any, rounds: int) -> None:
+        shown.append(row["round"])
+        if len(shown) == 2:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(Progress, "round", round)
+    run = tiny.parent / "run"
+    found, _, error = command("run", tiny, "rounds=1000", "--out", run)
+    assert (found, error) == (status, f"interrupted: go on with `fedfleet resume {run}`\n")
+    assert summary(run)["status"] == "interrupted"
+    assert summary(run)["rounds"] == len(pd.read_parquet(run / "rounds.parquet")) == len(shown)
+    assert (run / "model.safetensors").is_file()
+
+
+def test_diverged_training_is_a_failed_run(command: Command, tiny: Path) -> None:
+    run = tiny.parent / "run"
+    status, _, error = command("run", tiny, "algorithm.lr=1e39", "--out", run)
+    assert (status, error.count("\n")) == (1, 1)
+    assert error.startswith("failed: round 0: client ")
+    assert summary(run)["status"] == "failed"
+    assert summary(run)["error"] in error
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_one_failed_run_does_not_stop_the_others(command: Command, tiny: Path, jobs: int) -> None:
+    out = tiny.parent / "all"
+    status, _, error = command("run", tiny, "vary.algorithm.lr=[0.1, 1e39]", "--jobs", jobs, "--out", out)
+    assert status == 1
+    assert error.startswith("failed: 1 of 2 runs: lr-1e+39: round 0: client ")
+    assert [summary(out / name)["status"] for name in ("lr-0.1", "lr-1e+39")] == ["finished", "failed"]
+    assert (out / "report.html").is_file()
+
+
+def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:
+    with (tmp_path / "screen").open("w+", encoding="utf-8") as screen:
+        progress = Progress(Console(file=screen, force_terminal=True, width=200))
+        progress.initial({"eval/auc": 0.25})
+        row = dict.fromkeys(("heard", "late", "failed", "offline", "client_steps", "virtual_s"), 1)
+        for index in range(3):
+            progress.round({"round": index, **row, "eval/auc": 0.5 if index == 1 else None}, 3)
+        progress.close()
+        screen.seek(0)
+        shown = screen.read()
+    assert "initial model: auc 0.2500" in shown
+    assert "round 3/3 | heard 1 late 1 failed 1 offline 1 | auc 0.5000" in shown
+    assert "virtual 3 s" in shown
+
+
+def test_the_next_run_counts_from_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(Console(width=200))
+    row = dict.fromkeys(("heard", "late", "failed", "offline", "client_steps", "virtual_s"), 7)
+    for _ in range(2):
+        progress.initial({"eval/auc": 0.5})
+        progress.round({"round": 0, **row}, 1)
+    assert [line.split("virtual ")[1].split()[0] for line in capsys.readouterr().out.splitlines()[1::2]] == ["7", "7"]

@@ -1,0 +1,445 @@
+"""Studies on digits: the grid, what is finished already, what fails, tables, report, bad input."""
+
+import json
+import math
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+import fedfleet
+from fedfleet.commands import study
+from fedfleet.config.schema import load
+from fedfleet.experiments.experiment import Experiment
+from fedfleet.experiments.progress import Progress
+from fedfleet.report.study_tables import Target, interval, paired, reached
+
+TINY = {
+    "rounds": 4,
+    "population": {"clients": 20, "partition": "label_sorted"},
+    "task": {"name": "auc", "model": "logistic", "positive_class": 8},
+    "algorithm": {"name": "cdma_one", "steps": 2, "batch_size": 5},
+    "cohort": {"invite": 6, "respond": "siwer", "attempts": 50},
+    "availability": {"kind": "bernoulli"},
+    "evaluation": {"every": 2},
+    "compare": {"ONE": {}, "par": {"algorithm.name": "parallel_sgda"}},
+}
+VARY = ["availability.rate=1.0,0.2"]
+SILENT = Progress.silent()
+TABLES = ("study", "curves", "participation")
+
+
+def run(out, config=TINY, vary=VARY, seeds=2, target="eval/auc=0.635", jobs=1, overrides=None):
+    prepared = study.prepare(study.plan(load(config, overrides), vary, seeds, target), SILENT)
+    return study.run(prepared, out, SILENT, jobs)
+
+
+def table(out, name):
+    return pd.read_parquet(out / f"{name}.parquet").drop(columns="seconds", errors="ignore")
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    out = tmp_path_factory.mktemp("study") / "one"
+    run(out)
+    return out
+
+
+def test_the_grid_is_labels_by_values_by_seeds():
+    config = load(TINY, {"vary": {"algorithm.lr": [0.1, 0.2], "availability.rate": [0.9]}, "seeds": [7], "seed": 3})
+    planned = study.plan(config, VARY, 2)
+    found = [(t.label, *t.point.items(), t.config.seed) for t in planned.trials]
+    assert found[:2] == [("ONE", ("availability.rate", 1.0), ("algorithm.lr", 0.1), seed) for seed in (3, 4)]
+    assert len(set(found)) == len(found) == 2 * 2 * 2 * 2
+    assert list(planned.varied) == ["availability.rate", "algorithm.lr"]
+    assert {t.config.executor.kind for t in planned.trials} == {"local"}
+    assert [t.config.seed for t in study.plan(config, VARY).trials[:1]] == [7]
+    assert {t.config.executor.kind for t in study.plan(config, VARY, in_process=False).trials} == {"ray"}
+
+
+def test_a_kind_may_vary_beside_its_options():
+    kinds = {"vary": {"availability.rate": [0.5, 0.1], "availability.kind": ["bernoulli"]}}
+    trials = study.plan(load(TINY, {"availability": "always", **kinds})).trials
+    assert [t.config.availability for t in trials[:2]] == [{"kind": "bernoulli", "rate": r} for r in (0.5, 0.1)]
+    with pytest.raises(fedfleet.ConfigError, match=r"availability\.rate=0\.5: unknown key"):
+        study.plan(load(TINY, {"vary": {"availability.rate": [0.5], "availability.kind": ["always"]}}))
+
+
+def test_tables_say_what_the_runs_say(done):
+    rows = pd.read_parquet(done / "study.parquet")
+    assert rows[["label", "algorithm", "availability.rate", "seed"]].values.tolist() == [
+        [label, name, rate, seed]
+        for label, name in (("ONE", "cdma_one"), ("par", "parallel_sgda"))
+        for rate in (1.0, 0.2)
+        for seed in (0, 1)
+    ]
+    assert (rows["status"] == "finished").all()
+    assert rows["error"].isna().all()
+    first = done / "trials" / "ONE-rate-1.0" / "seed-0"
+    summary, rounds = json.loads((first / "summary.json").read_text()), pd.read_parquet(first / "rounds.parquet")
+    row = rows.iloc[0]
+    assert row["final/auc"] == summary["final"]["eval/auc"]
+    assert row["best/auc"] == summary["best"]["eval/auc"]
+    assert row["floats"] == (rounds.floats_up + rounds.floats_down).sum()
+    assert row["virtual_s"] == pytest.approx(rounds.virtual_s.sum())
+    assert (row["clients"], row["rounds_done"], row["void_attempts"]) == (20, 4, 0)
+    assert rows[rows["availability.rate"] == 0.2]["void_attempts"].sum() > 0
+    curves = pd.read_parquet(done / "curves.parquet")
+    one = curves[(curves.label == "ONE") & (curves["availability.rate"] == 1.0) & (curves.seed == 0)]
+    assert one["round"].tolist() == [0, 2, 4]
+    assert one["floats"].tolist()[1:] == (rounds.floats_up + rounds.floats_down).cumsum().tolist()[1::2]
+    assert one["eval/auc"].tolist()[0] == summary["initial"]["eval/auc"]
+    there = one[one["eval/auc"] >= 0.635]
+    assert len(there), "choose a target that this trial reaches"
+    assert row["target/rounds"] == there["round"].iloc[0]
+    assert row["target/floats"] == there["floats"].iloc[0]
+    assert row["target/virtual_s"] == there["virtual_s"].iloc[0]
+
+
+def test_participation_counts_rounds_and_no_void_attempt(done):
+    counts = pd.read_parquet(done / "participation.parquet")
+    rows = pd.read_parquet(done / "study.parquet")
+    voids = 0
+    for place, key in (("ONE-rate-0.2/seed-0", ("ONE", 0.2, 0)), ("par-rate-0.2/seed-1", ("par", 0.2, 1))):
+        fates = pd.read_parquet(done / "trials" / place / "fates.parquet")
+        invited: dict[int, set[int]] = {}
+        heard: dict[int, set[int]] = {}
+        for row in fates.itertuples():
+            invited.setdefault(row.client, set()).add(row.round)
+            if row.fate == "heard" and row.attempt == fates[fates["round"] == row.round].attempt.max():
+                heard.setdefault(row.client, set()).add(row.round)
+        voids += fates.attempt.max()
+        here = (counts.label == key[0]) & (counts["availability.rate"] == key[1]) & (counts.seed == key[2])
+        expected = [[c, len(invited[c]), len(heard.get(c, ()))] for c in sorted(invited)]
+        assert counts[here][["client", "invited", "heard"]].values.tolist() == expected
+        trial = rows[(rows.label == key[0]) & (rows["availability.rate"] == key[1]) & (rows.seed == key[2])].iloc[0]
+        assert trial["never_heard"] == pytest.approx(1 - len(heard) / 20)
+        every = [len(heard.get(c, ())) for c in range(20)]
+        gini = sum(abs(a - b) for a in every for b in every) / (2 * 20 * sum(every))
+        assert trial["gini"] == pytest.approx(gini)
+    assert voids > 0
+
+
+def test_the_same_command_gives_the_same_tables(done, tmp_path):
+    run(tmp_path / "again")
+    for name in TABLES:
+        pd.testing.assert_frame_equal(table(tmp_path / "again", name), table(done, name), check_exact=True)
+
+
+@pytest.mark.ray
+def test_the_tables_do_not_depend_on_the_jobs(done, tmp_path):
+    run(tmp_path / "two", jobs=2)
+    for name in TABLES:
+        pd.testing.assert_frame_equal(table(tmp_path / "two", name), table(done, name), check_exact=True)
+
+
+def test_finished_trials_are_kept_and_the_rest_is_run(done, tmp_path, monkeypatch):
+    out = tmp_path / "study"
+    shutil.copytree(done, out)
+    kept = out / "trials" / "par-rate-0.2" / "seed-0"
+    shutil.rmtree(out / "trials" / "ONE-rate-1.0" / "seed-1")
+    cut = out / "trials" / "par-rate-1.0" / "seed-0"
+    (cut / "summary.json").unlink()
+    stopped = out / "trials" / "ONE-rate-0.2" / "seed-0" / "summary.json"
+    stopped.write_text(json.dumps({**json.loads(stopped.read_text()), "status": "interrupted"}))
+    ran = []
+    for verb in ("run", "resume"):
+        original = getattr(Experiment, verb)
+        monkeypatch.setattr(
+            Experiment, verb, lambda self, out, *more, how=original: ran.append(out) or how(self, out, *more)
+        )
+    times = kept.stat().st_mtime_ns
+    run(out)
+    assert {"/".join(p.parts[-2:]) for p in ran} == {
+        "ONE-rate-1.0/seed-1",
+        "par-rate-1.0/seed-0",
+        "ONE-rate-0.2/seed-0",
+    }
+    assert kept.stat().st_mtime_ns == times
+    for name in TABLES:
+        pd.testing.assert_frame_equal(table(out, name), table(done, name), check_exact=True)
+    ran.clear()
+    run(out, vary=["availability.rate=1.0,0.2,0.5"])  # a larger grid goes on from a smaller one
+    assert len(ran) == 4
+    assert len(pd.read_parquet(out / "study.parquet")) == 12
+
+
+def test_an_interruption_leaves_what_is_finished(tmp_path, monkeypatch):
+    original, ran = Experiment.run, []
+
+    def interrupted(self, out, *more):
+        ran.append(out)
+        if len(ran) == 3:
+            raise KeyboardInterrupt
+        return original(self, out, *more)
+
+    monkeypatch.setattr(Experiment, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "study")
+    run(tmp_path / "study")
+    assert len(ran) == 3 + 8 - 2
+
+
+@pytest.mark.ray
+def test_an_interruption_on_a_cluster_of_others_ends_the_trials(tmp_path, monkeypatch):
+    from fedfleet.simulator.executors.ray import ray, start_ray
+
+    assert start_ray(None, 2)
+    try:
+        address = ray.get_runtime_context().gcs_address
+        wait = ray.wait
+
+        def interrupted(references, **given):
+            folders = tmp_path / "study" / "trials"
+            until = time.monotonic() + 120
+            while len({p.parent for p in folders.glob("*/*/checkpoints/round-*.safetensors")}) < 2:
+                assert time.monotonic() < until, "no trial has begun"
+                time.sleep(0.1)
+            monkeypatch.setattr(ray, "wait", wait)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(ray, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "study", jobs=2, overrides={"rounds": 1_000_000, "executor.address": address})
+        assert ray.is_initialized(), "it is not the study's to stop"
+        summaries = [json.loads(p.read_text()) for p in (tmp_path / "study" / "trials").glob("*/*/summary.json")]
+        assert [s["status"] for s in summaries] == ["interrupted"] * 2
+        until = time.monotonic() + 20
+        while (free := ray.available_resources().get("CPU", 0)) < 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        assert free == 2
+    finally:
+        ray.shutdown()
+
+
+def test_a_trial_cut_by_max_seconds_is_finished_for_that_time_alone(done, tmp_path):
+    out = tmp_path / "study"
+    run(out, vary=["availability.rate=1.0"], seeds=1, overrides={"rounds": 10_000, "max_seconds": 0.01})
+    rows = pd.read_parquet(out / "study.parquet")
+    assert rows["status"].tolist() == ["stopped"] * 2
+    assert (rows["rounds_done"] < 10_000).all()
+
+    def there(folder, **given):
+        prepared = study.prepare(study.plan(load(TINY, given), ["availability.rate=1.0"], 1), SILENT)
+        return study.finished(prepared, folder)
+
+    assert there(out, rounds=10_000, max_seconds=0.01) == [True] * 2
+    assert there(out, rounds=10_000, max_seconds=60) == [False] * 2
+    assert there(out, rounds=10_000) == [False] * 2
+    assert there(done, max_seconds=60) == [True] * 2, "a trial that came to its end needs no more time"
+
+
+def test_a_trial_that_reached_what_it_was_to_reach_needs_no_more_time(tmp_path):
+    given = {"until": "eval/auc=0.01", "max_seconds": 60}
+    run(tmp_path / "study", vary=["availability.rate=1.0"], seeds=1, target=None, overrides=given)
+    prepared = study.prepare(study.plan(load(TINY, {**given, "max_seconds": 1}), ["availability.rate=1.0"], 1), SILENT)
+    assert study.finished(prepared, tmp_path / "study") == [True] * 2
+
+
+def test_a_finished_trial_of_another_configuration_is_not_thrown_away(done):
+    with pytest.raises(fedfleet.ConfigError, match=r"rounds=5: the finished trial .* has 4: choose another --out"):
+        run(done, overrides={"rounds": 5})
+    prepared = study.prepare(study.plan(load(TINY, {"executor.actors": 1}), VARY, 2), SILENT)
+    assert all(study.finished(prepared, done)), "actors decide no bit of the result"
+
+
+def test_a_failing_trial_is_a_row_and_the_rest_goes_on(tmp_path, monkeypatch):
+    original = Experiment.run
+
+    def broken(self, out, *more):
+        if self.config.seed == 1 and self.label.startswith("par rate=0.2"):
+            raise RuntimeError("no\nmore")
+        return original(self, out, *more)
+
+    monkeypatch.setattr(Experiment, "run", broken)
+    with pytest.raises(fedfleet.FedfleetError, match=r"1 of 8 trials: par-rate-0\.2/seed-1: RuntimeError: no more"):
+        run(tmp_path / "study")
+    rows = pd.read_parquet(tmp_path / "study" / "study.parquet")
+    assert rows["status"].tolist() == ["finished"] * 7 + ["failed"]
+    assert rows["error"].iloc[-1] == "RuntimeError: no more"
+    assert math.isnan(rows["final/auc"].iloc[-1])
+    page = (tmp_path / "study" / "report.html").read_text()
+    assert "par, rate = 0.2, seed 1:\nRuntimeError: no more" in page
+    assert "1 failed" in page
+    monkeypatch.undo()
+    assert (run(tmp_path / "study").study["status"] == "finished").all()
+
+
+def test_voids_beyond_all_attempts_are_an_error_in_the_table(tmp_path):
+    with pytest.raises(fedfleet.FedfleetError, match=r"4 of 8 trials: .* in 2 cohorts in a row"):
+        run(tmp_path / "study", vary=["availability.rate=1.0,0.001"], overrides={"cohort.attempts": 2})
+    rows = pd.read_parquet(tmp_path / "study" / "study.parquet")
+    assert (rows["status"] == "failed").tolist() == [r == 0.001 for r in rows["availability.rate"]]
+
+
+def test_nothing_finished_is_still_a_report(tmp_path):
+    with pytest.raises(fedfleet.FedfleetError, match="4 of 4 trials"):
+        run(tmp_path / "study", vary=["availability.rate=0.001"], overrides={"cohort.attempts": 1})
+    page = (tmp_path / "study" / "report.html").read_text()
+    for label in ("ONE", "par"):
+        for seed in (0, 1):
+            assert f"{label}, rate = 0.001, seed {seed}" in page
+    assert "in 1 cohorts in a row" in page
+    assert "<img" not in page
+
+
+def test_the_report_shows_everything(done):
+    page = (done / "report.html").read_text()
+    for text in (
+        "Final auc against availability.rate",
+        "Cost of reaching auc ≥ 0.635",
+        "Learning curves at the extremes",
+    ):
+        assert text in page
+    for text in ("Participation", "never heard", "Gini", "Labels compared", "paired by seed", "Results", "t-interval"):
+        assert text in page
+    assert page.count("data:image/png;base64,") == 5
+    assert {p.stem for p in (done / "figures").glob("*.png")} == {
+        "final-auc",
+        "target",
+        "curves-auc",
+        "participation",
+        "evenness",
+    }
+    assert "<script" not in page
+
+
+def test_the_report_names_what_never_reached_the_target(tmp_path):
+    run(tmp_path / "study", target="eval/auc=1.1")
+    page = (tmp_path / "study" / "report.html").read_text()
+    assert (
+        "Never reached auc ≥ 1.1, on any seed: ONE, rate = 1.0; ONE, rate = 0.2; par, rate = 1.0; par, rate = 0.2."
+        in page
+    )
+    rows = pd.read_parquet(tmp_path / "study" / "study.parquet")
+    assert rows[["target/rounds", "target/floats", "target/virtual_s"]].isna().all(axis=None)
+
+
+def test_values_may_be_words_and_keys_may_be_two(tmp_path):
+    vary = ["cohort.respond=all,siwer,3", "devices.sigma=0.1,2"]
+    found = run(tmp_path / "study", vary=vary, seeds=1, target=None, overrides={"compare": {"par": {}}, "rounds": 2})
+    assert found.study["cohort.respond"].tolist() == ["all", "all", "siwer", "siwer", "3", "3"]
+    assert "target/rounds" not in found.study
+    page = (tmp_path / "study" / "report.html").read_text()
+    assert "There is one seed" in page
+    assert "3 values of cohort.respond × 2 values of devices.sigma" in page
+
+
+def test_the_first_evaluation_that_reaches_a_target_counts():
+    curve = pd.DataFrame(
+        {"round": [0, 5, 10], "floats": [0, 7, 9], "virtual_s": [0.0, 1.5, 2.5], "eval/auc": [0.5, 0.9, 0.8]}
+    )
+    assert reached(curve, Target("eval/auc", True, 0.8)) == (5, 7, 1.5)
+    assert reached(curve, Target("eval/auc", False, 0.5)) == (0, 0, 0)
+    assert all(math.isnan(v) for v in reached(curve, Target("eval/auc", True, 0.95)))
+    assert all(math.isnan(v) for v in reached(curve, Target("eval/loss", True, 0.1)))
+
+
+def test_intervals_are_students_and_pairs_are_seeds():
+    mean, half = interval(np.array([1.0, 2.0, 3.0, math.nan]))
+    assert (mean, half) == (2.0, pytest.approx(4.302653 / math.sqrt(3)))
+    assert math.isnan(interval(np.array([1.0]))[1])
+    a = pd.DataFrame({"seed": [0, 1, 2], "v": [1.0, 2.0, 3.0]})
+    b = pd.DataFrame({"seed": [2, 0, 3], "v": [1.0, 0.5, 9.0]})
+    assert paired(a, b, "v").tolist() == [0.5, 2.0]
+
+
+@pytest.fixture
+def config(tmp_path) -> str:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(TINY))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "--vary: nothing varies: give --vary dotted.key=value,value"),
+        (["--vary", "availability.rat=0.1"], "availability.rat=0.1: unknown key; did you mean availability.rate?"),
+        (["--vary", "availability.rate"], "--vary 'availability.rate': write dotted.key=value,value"),
+        (
+            ["--vary", "availability.rate="],
+            "--vary 'availability.rate=': no value: write availability.rate=value,value",
+        ),
+        (["--vary", "availability.rate=[0.1"], "--vary 'availability.rate=[0.1': not a dotted key and values in YAML"),
+        (["--vary", "availability.rate=0.1,0.1"], "vary.availability.rate=[0.1, 0.1]: give each value once"),
+        (["--vary", "availability.rate=2"], "availability.rate=2: input should be less than or equal to 1"),
+        (["--vary", "seed=1,2"], "vary.seed=[1, 2]: not here: set seed or seeds at the top"),
+        (["--vary", "algorithm=fedavg"], "vary.algorithm=['fedavg']: write algorithm.name"),
+        ([*("--vary", VARY[0]), "--seeds", "0"], "Invalid value for '--seeds': "),
+        ([*("--vary", VARY[0]), "--target", "eval/acu=0.9"], "--target='eval/acu': unknown; did you mean 'eval/auc'?"),
+        (
+            [*("--vary", VARY[0]), "--target", "0.9"],
+            "--target='0.9': write a metric and a number, such as eval/auc=0.95",
+        ),
+        ([*("--vary", VARY[0]), "--executor", "ray"], "--executor 'ray': give local or config"),
+        ([*("--vary", VARY[0]), "--executor", "config", "--jobs", "2"], "--jobs 2: with --executor config each trial"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, says, config, tmp_path, command):
+    status, _, error = command("study", config, "--out", str(tmp_path / "out"), *arguments)
+    *before, last = error.strip().splitlines()
+    assert status == 2
+    assert last.startswith("error: ")
+    assert says in last
+    assert before in ([], ["checking 4 trials"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_no_study_is_left_alone(config, tmp_path, command):
+    status, _, error = command("study", config, "--vary", VARY[0], "--out", str(tmp_path))
+    assert status == 2
+    assert "it exists and is not empty" in error
+    status, _, error = command("study", config, "--vary", VARY[0])
+    assert (status, error) == (2, "error: --out: not given: give the folder of the study\n")
+
+
+def test_an_ordinary_report_does_not_replace_that_of_a_study(done, tmp_path, command):
+    before = (done / "report.html").read_bytes()
+    status, _, error = command("report", done)
+    assert status == 2
+    assert "give --out" in error
+    assert (done / "report.html").read_bytes() == before
+
+
+def test_a_dry_run_says_what_would_be_run(config, tmp_path, done, command):
+    same = [config, "--vary", "availability.rate=1.0,0.5", "--seeds", "2", "--target", "eval/auc=0.5", "--dry-run"]
+    status, said, _ = command("study", *same)
+    assert status == 0
+    assert said.splitlines()[0] == "8 trials; target: auc ≥ 0.5"
+    assert said.splitlines()[1:3] == [
+        "ONE rate=1.0: cdma_one, 4 rounds, local, seeds 0, 1",
+        "ONE rate=0.5: cdma_one, 4 rounds, local, seeds 0, 1",
+    ]
+    status, said, _ = command("study", *same, "--out", str(done))
+    assert said.splitlines()[0] == "8 trials, 4 of them finished; target: auc ≥ 0.5"
+    assert "seeds 0 (finished), 1 (finished)" in said
+
+
+def test_the_command_runs_it_and_tells_how_far_it_is(config, tmp_path, command):
+    arguments = [config, "compare=null", "--vary", VARY[0], "--jobs", "1", "--out", str(tmp_path / "study")]
+    status, said, error = command("study", *arguments)
+    assert (status, said) == (0, f"{tmp_path / 'study'}: 2 trials\n")
+    assert "trial 1/2 | left" in error
+    assert "trial 2/2 | left 0 s | rate-0.2/seed-0: done" in error
+    rows = pd.read_parquet(tmp_path / "study" / "study.parquet")
+    assert rows["label"].tolist() == ["cdma_one"] * 2
+    failing = [
+        *arguments[:-1],
+        str(tmp_path / "failing"),
+        "cohort.attempts=1",
+        "cohort.respond=all",
+        "--vary",
+        "cohort.min_responses=6",
+    ]
+    assert command("study", *failing)[0] == 1
+
+
+@pytest.mark.parametrize("name", ["dropout_study", "dropout_study_quick"])
+def test_the_studies_that_come_with_it_are_sound(name):
+    path = Path(__file__).parents[3] / "configs" / f"{name}.yaml"
+    assert len(study.plan(load(path)).trials) == (150 if name == "dropout_study" else 90)

@@ -1,0 +1,241 @@
+"""The configuration: layers, names, strictness, and that it never fails with anything but one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedfleet
+from fedfleet.config import resolve
+from fedfleet.config.schema import NAMED, Config, complete, load, named, options, with_overrides
+from fedfleet.simulator.errors import ConfigError
+
+
+def message(source: Any, overrides: Any = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(source, overrides)
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+def checked(source: Any, overrides: Any = None) -> Config | None:
+    """The configuration, or None where it is refused in one line."""
+    said = ""
+    try:
+        return load(source, overrides)
+    except ConfigError as e:
+        said = str(e)
+    assert said.isprintable()
+    return None
+
+
+def test_an_empty_file_is_every_default(tmp_path: Path) -> None:
+    path = tmp_path / "empty.yaml"
+    path.write_text("# nothing\n", encoding="utf-8")
+    assert load(path) == load({})
+    assert complete(load(path)) == complete(Config())
+
+
+def test_input_is_left_alone() -> None:
+    source = {"algorithm": {"name": "fedavg"}, "compare": {"a": {"rounds": 2}}}
+    load(source, {"algorithm.lr": 0.5, "compare": {"b": {}}})
+    assert source == {"algorithm": {"name": "fedavg"}, "compare": {"a": {"rounds": 2}}}
+
+
+@pytest.mark.parametrize("short", [["population.partition=dirichlet"], ["population={partition: {kind: dirichlet}}"]])
+def test_the_short_form_of_a_named_section(short: list[str]) -> None:
+    config = load({}, [*short, "population.partition.alpha=0.1"])
+    assert config.population.partition == {"kind": "dirichlet", "alpha": 0.1}
+    assert options(config, "population.partition").min_size == 1
+
+
+def test_dotted_keys_mean_the_same_in_a_file() -> None:
+    dotted = load({"population.clients": 7, "algorithm": "fedprox", "algorithm.mu": 0.5})
+    assert dotted == load({"population": {"clients": 7}, "algorithm": {"name": "fedprox", "mu": 0.5}})
+
+
+def test_an_override_that_is_a_mapping_leaves_the_other_keys() -> None:
+    config = load({"population": {"clients": 7, "dataset": "mnist"}}, ["population={clients: 8}"])
+    assert (config.population.clients, named(config, "population.dataset")) == (8, "mnist")
+
+
+def test_the_later_override_wins() -> None:
+    assert load({"rounds": 1}, ["rounds=2", "rounds=3"]).rounds == 3
+
+
+def test_numbers_in_scientific_notation() -> None:
+    assert options(load({}, ["algorithm.lr=1e-3"]), "algorithm").lr == 0.001
+    assert load({}, ["until=eval/loss<=1e-3"]).until == "eval/loss<=1e-3"
+
+
+def test_another_name_leaves_out_the_options_it_lacks() -> None:
+    source = {"algorithm": {"name": "cdma_ada", "alpha": 2.0, "steps": 3, "lr": 0.5}}
+    assert load(source, ["algorithm.name=fedavg"]).algorithm == {"name": "fedavg", "steps": 3, "lr": 0.5}
+    assert load(source, ["algorithm=parallel_sgda"]).algorithm == {"name": "parallel_sgda", "lr": 0.5}
+    either_order = ["algorithm.mu=0.5", "algorithm.name=fedprox"]
+    assert load(source, either_order) == load(source, either_order[::-1])
+
+
+def test_another_name_keeps_its_own_defaults() -> None:
+    """The default server of FedOpt is Adam, also where a comparison starts from FedAvg, whose default is SGD."""
+    config = with_overrides(load({"algorithm": {"name": "fedavg", "lr": 0.5}}), {"algorithm.name": "fedopt"})
+    assert options(config, "algorithm").server_optimizer.name == "adam"
+    assert options(config, "algorithm").lr == 0.5
+
+
+def test_another_name_keeps_typing_mistakes() -> None:
+    assert "unknown key" in message({"algorithm": {"stpes": 3}}, ["algorithm.name=fedprox"])
+
+
+def test_a_written_configuration_reads_as_itself(tmp_path: Path) -> None:
+    config = load({"task": "auc", "algorithm": {"name": "cdma_ada", "steps": 3}, "population.partition": "shards"})
+    path = tmp_path / "config.yaml"
+    for one in (config, resolve.resolved(config, "batched", 4)):
+        path.write_text(yaml.safe_dump(complete(one)), encoding="utf-8")
+        again = load(path)
+        assert complete(again) == complete(one)
+        assert all(options(again, section) == options(one, section) for section in NAMED)
+    assert again.executor.inner == "batched"
+    assert again.executor.block_size == 4
+
+
+def test_every_default_is_written() -> None:
+    raw = complete(load({"algorithm": "cdma_ada"}))
+    assert raw["schema_version"] == 1
+    assert raw["algorithm"]["alpha"] == 0.95
+    assert raw["algorithm"]["lr_schedule"]["kind"] == "constant"
+    assert raw["task"] == {"name": "classification", "model": "mlp", "hidden": [64]}
+
+
+def test_auto_does_not_depend_on_the_workers() -> None:
+    config = load({"cohort.invite": 50})
+    more = with_overrides(config, {"executor.actors": 2, "executor.cpus_per_actor": 0.5})
+    one, two = (fedfleet.Experiment(c).config.executor for c in (config, more))
+    assert (one.inner, one.block_size, one.device) == (two.inner, two.block_size, two.device)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["rouns=3"], "rouns=3: unknown key; did you mean rounds?"),
+        (["population.clientz=3"], "did you mean population.clients?"),
+        (["algorithm.bach_size=3"], "did you mean algorithm.batch_size?"),
+        (["algorithm.server_optimizer.nme=adam"], "did you mean algorithm.server_optimizer.name?"),
+        (["population.partition=dirichlett"], "did you mean 'dirichlet'?"),
+        (["algorithm=cdma_adda"], "algorithm.name='cdma_adda': unknown; did you mean 'cdma_ada'?"),
+        (["task=acu"], "did you mean 'auc'?"),
+        (["population.dataset=digit"], "did you mean 'digits'?"),
+        (["xyz=1"], "known here: schema_version"),
+        (["algorithm=cdma_one", "algorithm.theory={pl: 1}"], "algorithm.theory.smoothness: missing"),
+        (["executor.actors=many"], "a valid integer or input should be 'auto'"),
+        (["cohort.respond=0"], "greater than or equal to 1"),
+        (["algorithm.steps=1", "algorithm.epochs=1"], "algorithm: give steps or epochs, not both"),
+        (["seeds=[1, x]"], "seeds.1='x'"),
+        (["schema_version=7"], "schema_version=7: this fedfleet reads version 1"),
+    ],
+)
+def test_messages(overrides: list[str], said: str) -> None:
+    assert said in message({}, overrides)
+
+
+class Odd:
+    """An object of the user's own."""
+
+
+@pytest.mark.parametrize("value", [Odd(), {1, 2}, b"3", float("nan"), 10**400, {"x": {None: 1}}, {"x": {True: 1}}])
+def test_values_that_no_key_takes(value: Any) -> None:
+    message({"rounds": value})
+
+
+def test_python_values_of_other_types() -> None:
+    numpy = pytest.importorskip("numpy")
+    config = load(
+        {"rounds": numpy.int64(3), "seeds": (1, 2), "warm_start": Path("a") / "b", "max_seconds": numpy.float32(2)}
+    )
+    assert (config.rounds, config.seeds, config.warm_start, config.max_seconds) == (
+        3,
+        [1, 2],
+        str(Path("a") / "b"),
+        2.0,
+    )
+
+
+KEYS = [
+    *(
+        "rounds",
+        "seed",
+        "seeds",
+        "label",
+        "until",
+        "compare",
+        "vary",
+        "population",
+        "task",
+        "algorithm",
+        "cohort",
+        "executor",
+    ),
+    *(
+        "availability",
+        "devices",
+        "evaluation",
+        "name",
+        "kind",
+        "partition",
+        "clients",
+        "model",
+        "hidden",
+        "lr",
+        "steps",
+    ),
+    *(
+        "server_optimizer",
+        "theory",
+        "invite",
+        "respond",
+        "actors",
+        "dataset",
+        "rate",
+        "alpha",
+        "warm_start",
+        "max_seconds",
+    ),
+]
+NAMES = ["fedavg", "cdma_ada", "auc", "dirichlet", "bernoulli", "auto", "local", "all", "siwer", "digits", "adam"]
+KEY = (
+    st.sampled_from(KEYS) | st.lists(st.sampled_from(KEYS), min_size=2, max_size=3).map(".".join) | st.text(max_size=8)
+)
+LEAF = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12) | st.sampled_from(NAMES) | st.dates()
+    | st.integers(0, 50) | st.floats(0, 1)
+)  # fmt: skip
+VALUE = st.recursive(LEAF, lambda v: st.lists(v, max_size=3) | st.dictionaries(KEY, v, max_size=4), max_leaves=8)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.dictionaries(KEY | st.integers() | st.none(), VALUE, max_size=4), st.lists(st.tuples(KEY, VALUE), max_size=3))
+def test_any_mapping_is_a_configuration_or_one_line(source: dict[Any, Any], overrides: list[tuple[str, Any]]) -> None:
+    config = checked(source, dict(overrides))
+    if config is not None:
+        assert complete(load(complete(config))) == complete(config)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(st.builds("{}={}".format, KEY, VALUE.map(str) | st.text(max_size=12)) | st.text(max_size=20), max_size=3)
+)
+def test_any_override_gives_a_configuration_or_one_line(overrides: list[str]) -> None:
+    checked({}, overrides)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=60) | st.text(alphabet="ab:-[]{}#&*!|>'\"\\\n\t 01.e?,%@`", max_size=60).map(str.encode))
+def test_any_file_is_a_configuration_or_one_line(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_bytes(text)
+    checked(path)

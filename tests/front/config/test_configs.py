@@ -1,0 +1,26 @@
+"""Every configuration that comes with fedfleet can be read, and every table's rows are runs of its configuration."""
+
+from pathlib import Path
+
+import pytest
+
+from fedfleet.commands import paper
+from fedfleet.config import schema as config
+from fedfleet.experiments import campaign
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+TABLES = sorted(CONFIGS.rglob("*_table.yaml"))
+
+
+@pytest.mark.parametrize("path", sorted({*CONFIGS.rglob("*.yaml")} - {*TABLES}), ids=lambda p: p.stem)
+def test_configurations(path):
+    for trial in campaign.distinct(campaign.trials(config.load(path))):
+        for section in ("algorithm", "task"):
+            config.options(trial.config, section)
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda p: p.stem)
+def test_tables(path):
+    table = paper.read(path)
+    labels = config.load(path.parent / table.config).compare or {}
+    assert {*([table.baseline] if table.baseline else []), *table.paper} <= {*labels}

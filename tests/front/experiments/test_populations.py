@@ -1,0 +1,226 @@
+"""Populations of any size, from the configuration to the run folder: nothing costs more for more clients."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+
+import fedfleet
+from fedfleet.config.population import data_key, load_data
+from fedfleet.datasets.examples import Examples
+from fedfleet.datasets.synthetic import SyntheticPopulation
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.population import LocalData, Summary, padded_rows
+
+HUGE = 10**10
+SMALL = {
+    "rounds": 2,
+    "population": {"dataset": {"name": "synthetic", "features": 5, "test_examples": 50}, "clients": HUGE},
+    "task": {"model": "logistic"},
+    "cohort": {"invite": 12},
+    "executor": {"kind": "local"},
+    "evaluation": {"train_examples": 30},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A Parquet file of 30 clients of 1 to 3 examples."""
+    owners = np.repeat(np.arange(30), 1 + np.arange(30) % 3)
+    x = rng.normal(rng.key(0), (len(owners), 4)).numpy()
+    columns = {f"f{i}": x[:, i] for i in range(4)}
+    pq.write_table(pa.table({"client": owners, "y": (x.sum(1) > 0).astype(int), **columns}), tmp_path / "in.parquet")
+    return tmp_path
+
+
+def test_ten_thousand_million_clients(tmp_path):
+    run = fedfleet.run(SMALL, out=tmp_path / "run")
+    fates = run.table("fates")
+    assert len(fates) == 24
+    assert fates.client.max() > 2**32
+    assert {"eval/accuracy", "eval/train_accuracy"} <= set(run.rounds)
+    written = yaml.safe_load((run.folder / "config.yaml").read_text())["population"]
+    assert written["clients"] == HUGE
+    assert written["dataset"]["alpha"] == 0.5
+    again = fedfleet.run(run.folder / "config.yaml", out=tmp_path / "again")
+    assert (again.folder / "model.safetensors").read_bytes() == (run.folder / "model.safetensors").read_bytes()
+    assert fedfleet.write_report([run.folder], run.folder).exists()
+
+
+def test_a_round_costs_the_same_for_more_clients(tmp_path):
+    """The memory, which can be compared exactly where times cannot."""
+    peaks = []
+    for clients in (1000, 1000, 2**53):
+        tracemalloc.start()
+        fedfleet.run(SMALL, {"population.clients": clients}, out=tmp_path / f"run-{len(peaks)}")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] == pytest.approx(peaks[1], rel=0.1)
+
+
+def test_nothing_asks_for_every_client(tmp_path, monkeypatch):
+    largest: list[int] = []
+    counted = SyntheticPopulation.num_examples
+
+    def num_examples(self: SyntheticPopulation, ids: torch.Tensor) -> torch.Tensor:
+        largest.append(len(ids))
+        return counted(self, ids)
+
+    monkeypatch.setattr(SyntheticPopulation, "num_examples", num_examples)
+    x = fedfleet.Experiment(fedfleet.load(SMALL, {"population.clients": 10_000}))
+    x.run(tmp_path / "run")
+    assert max(largest) <= 30
+    assert x.problem.mean_examples == 50
+
+
+def test_clients_of_parquet(folder, command, tmp_path):
+    status, out, error = command("convert", folder / "in.parquet", folder / "clients", "--hold-out", 0.2)
+    assert (status, error) == (0, "")
+    assert out.startswith(f"{folder / 'clients'}: 24 clients, ")
+    config = fedfleet.load(SMALL, {"population": {"dataset": {"name": "disk", "path": str(folder / "clients")}}})
+    assert config.population.clients == HUGE
+    with pytest.raises(fedfleet.ConfigError, match=rf"population\.clients={HUGE}: the population has 24"):
+        fedfleet.Experiment(config)
+    disk = {"population.dataset": {"name": "disk", "path": str(folder / "clients")}, "population.clients": None}
+    run = fedfleet.run(SMALL, {**disk, "algorithm.batch_size": 2, "evaluation.per_client": True}, out=tmp_path / "run")
+    assert yaml.safe_load((run.folder / "config.yaml").read_text())["population"]["clients"] == 24
+    assert len(run.table("clients")) == 24
+    assert command("plan", run.folder / "config.yaml")[1].count("24 with 1 to 3 examples each") == 1
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    import ray
+
+    ray.init(
+        num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False, _node_ip_address="127.0.0.1"
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("kind", ["synthetic", "disk"])
+def test_actors_see_the_same_clients(cluster, folder, command, tmp_path, kind):
+    overrides: dict[str, Any] = {"executor.block_size": 3, "algorithm.batch_size": 1}
+    if kind == "disk":
+        assert command("convert", folder / "in.parquet", folder / "clients")[0] == 0
+        overrides |= {
+            "population.dataset": {"name": "disk", "path": str(folder / "clients")},
+            "population.clients": None,
+        }
+    models = []
+    for executor in ("local", "ray"):
+        where = {"executor.kind": executor, "executor.actors": 1}
+        run = fedfleet.run(SMALL, {**overrides, **where}, out=tmp_path / executor)
+        models.append((run.folder / "model.safetensors").read_bytes())
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["population.dataset=syntetic"], ["population.dataset.name='syntetic'", "did you mean 'synthetic'?"]),
+        (
+            ["population.dataset.feature=3"],
+            ["population.dataset.feature=3", "did you mean population.dataset.features?"],
+        ),
+        (["population.dataset.examples=[9, 3]"], ["examples is [9, 3]", "least first"]),
+        (["population.dataset.alpha=-1"], ["population.dataset.alpha=-1"]),
+        (["population.clients=9007199254740993"], ["population.clients=9007199254740993", "9007199254740992"]),
+        (["population.clients=1e10"], ["population.clients=10000000000.0", "integer"]),
+        (["population.partition=dirichlet"], ["population.partition='dirichlet'", "'synthetic' comes in clients"]),
+        (["population.clients=11"], ["cohort.invite=12", "population.clients=11"]),
+        (["evaluation.per_client=true"], ["evaluation.per_client=True", "10,000,000,000", "1,000,000", "false"]),
+        (["algorithm.batch_size=51"], ["algorithm.batch_size=51", "largest client has 50"]),
+        (["population.dataset=disk"], ["population.dataset.path: missing"]),
+        (["population.dataset={name: disk, path: none}"], ["none: not a whole folder", "fedfleet convert"]),
+        (["population.dataset={name: digits, features: 3}"], ["population.dataset.features=3"]),
+    ],
+)
+def test_bad_input(command, tmp_path, overrides, says):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(SMALL))
+    for verb in ("plan", "run"):
+        status, _, error = command(verb, path, *overrides, *(["--out", tmp_path / "out"] if verb == "run" else []))
+        assert (status, error.count("\n")) == (2, 1), error
+        assert error.startswith("error: ")
+        for text in says:
+            assert text in error
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["none.parquet", "out"], "none.parquet: there is no such file"),
+        (["in.parquet", "in.parquet"], "in.parquet: exists"),
+        (["in.parquet", "out", "--hold-out", "1.5"], "--hold-out"),
+        (["in.parquet", "out", "--classes", "1"], "column 'y', row"),
+        (["in.parquet"], "OUT"),
+    ],
+)
+def test_bad_conversions(folder, command, monkeypatch, arguments, says):
+    monkeypatch.chdir(folder)
+    status, _, error = command("convert", *arguments)
+    assert (status, error.count("\n")) == (2, 1), error
+    assert error.startswith("error: ")
+    assert says in error
+    assert [p.name for p in folder.iterdir()] == ["in.parquet"]
+
+
+def test_trials_share_the_data_they_can():
+    digits = fedfleet.load({"population.clients": 10})
+    assert data_key(digits) == data_key(fedfleet.load({"population.clients": 20, "population.partition": "shards"}))
+    assert data_key(digits) != data_key(fedfleet.load({"population.dataset": "mnist"}))
+    synthetic = fedfleet.load(SMALL)
+    assert data_key(synthetic) == data_key(fedfleet.load(SMALL, {"seed": 3}))
+    for other in ({"population.clients": 5}, {"population.partition_seed": 1}, {"population.dataset.alpha": 1.0}):
+        assert data_key(synthetic) != data_key(fedfleet.load(SMALL, other))
+
+
+class Own:
+    """Clients of one's own: client i holds i + 1 zeros."""
+
+    size = 9
+
+    def summary(self) -> Summary:
+        return Summary(1, 9, 5.0)
+
+    def num_examples(self, ids: torch.Tensor) -> torch.Tensor:
+        return ids + 1
+
+    def domains(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(ids)
+
+    def local_data(self, ids: torch.Tensor) -> LocalData:
+        data = {"x": torch.zeros(1, 5), "y": torch.zeros(1, dtype=torch.int64)}
+        rows = padded_rows(torch.zeros_like(ids), ids + 1) * 0
+        return LocalData(data, rows, ids + 1, torch.zeros_like(ids))
+
+    def to(self, device: torch.device) -> Own:
+        return self
+
+
+def test_clients_of_ones_own(tmp_path):
+    overrides = {"cohort.invite": 4, "population.clients": None, "algorithm.batch_size": 3}
+    run = fedfleet.run(SMALL, overrides, population=Own(), out=tmp_path / "run")
+    assert yaml.safe_load((run.folder / "config.yaml").read_text())["population"]["clients"] == 9
+    with pytest.raises(fedfleet.ConfigError, match=r"cohort\.invite=10: there are only population\.clients=9"):
+        fedfleet.run(SMALL, {**overrides, "cohort.invite": 10}, population=Own(), out=tmp_path / "more")
+
+
+def test_synthetic_data_are_the_same_for_every_seed_of_the_run():
+    one, other = (load_data(fedfleet.load(SMALL, {"seed": seed})) for seed in (0, 1))
+    assert isinstance(one.test, Examples)
+    assert torch.equal(one.test.x, other.test.x)
+    assert not torch.equal(one.test.x, load_data(fedfleet.load(SMALL, {"population.partition_seed": 1})).test.x)

@@ -1,0 +1,290 @@
+"""A run that goes on is the run that never stopped: the same bytes, wherever and however it was ended."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+import fedfleet
+from fedfleet.experiments.checkpoint import newest
+from fedfleet.experiments.runner import Runner
+from fedfleet.simulator.errors import ConfigError, FedfleetError
+from fedfleet.simulator.executors.local import LocalExecutor
+from tests.front.experiments.resuming import BASE, CASES, check_equal, config, outcome
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_interrupted_anywhere(tmp_path, undisturbed, monkeypatch, case):
+    """Ctrl-C in the middle of a phase, of an evaluation, and again in the run that goes on."""
+    out, calls, draw = tmp_path / "run", 0, random.Random(case)
+    mapped, stops = LocalExecutor.map, [draw.randrange(1, 12) for _ in range(6)]
+
+    def map_(self: LocalExecutor, *args: Any, **options: Any) -> Any:
+        nonlocal calls
+        for result in mapped(self, *args, **options):
+            calls += 1
+            if stops and calls >= stops[0]:
+                calls = 0
+                stops.pop(0)
+                raise KeyboardInterrupt
+            yield result
+
+    monkeypatch.setattr(LocalExecutor, "map", map_)
+    interruptions = 0
+    while True:
+        try:
+            if (out / "config.yaml").exists() and newest(out / "checkpoints")[0] is not None:
+                fedfleet.resume(out)
+            else:
+                shutil.rmtree(out, ignore_errors=True)
+                fedfleet.Experiment(config(case)).run(out)
+            break
+        except KeyboardInterrupt:
+            interruptions += 1
+    assert interruptions >= 3
+    monkeypatch.undo()
+    check_equal(out, undisturbed(case))
+
+
+@pytest.mark.parametrize("case", ["client state", "asynchronous"])
+def test_signals_at_any_moment(tmp_path, undisturbed, case):
+    """Signals from outside, at random moments."""
+    out, draw = tmp_path / "run", random.Random(1)
+    kinds = itertools.cycle([signal.SIGINT, signal.SIGTERM])
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(next(kinds)))
+    on_term = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    fedfleet.run(fedfleet.config.complete(config(case)), {"rounds": 0}, out=out)
+    try:
+        for _ in range(40):
+            signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.001, 0.15))
+            try:
+                if fedfleet.resume(out, {"rounds": BASE["rounds"]}).summary["status"] == "finished":
+                    break
+            except (KeyboardInterrupt, SystemExit):
+                pass
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGTERM, on_term)
+    fedfleet.resume(out, {"rounds": BASE["rounds"]})
+    check_equal(out, undisturbed(case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["client state"])
+def test_killed_anywhere(tmp_path, undisturbed, case):
+    """Kill -9 of the driver at random moments, until it has come to its end."""
+    out, draw = tmp_path / "run", random.Random(2)
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(fedfleet.config.complete(config(case))))
+    slow = "import time, fedfleet.simulator.simulate as s; add = s.Position.accept\n"
+    slow += "s.Position.accept = lambda self, r: (time.sleep(0.05), add(self, r))[1]\n"
+    slow += "from fedfleet.cli import main; main()"
+    killed = 0
+    for _ in range(20):
+        there = newest(out / "checkpoints")[0] is not None
+        if not there:
+            shutil.rmtree(out, ignore_errors=True)
+        command = ["resume", out] if there else ["run", path, "--out", out]
+        process = subprocess.Popen([sys.executable, "-c", slow, *map(str, command), "--no-report"])
+        until = time.monotonic() + 60
+        seen = len(list((out / "checkpoints").glob("*"))) if there else 0
+        while process.poll() is None and time.monotonic() < until:
+            time.sleep(0.002)
+            now = len(list((out / "checkpoints").glob("*"))) if out.exists() else 0
+            if now != seen and killed < 3:
+                time.sleep(draw.uniform(0, 0.08))
+                process.kill()
+                killed += process.wait() == -signal.SIGKILL
+        if process.wait() == 0:
+            break
+    assert killed >= 1
+    check_equal(out, undisturbed(case))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("first", [3, 4])
+def test_more_rounds(tmp_path, undisturbed, case, first):
+    """Also where the last round of the shorter run was evaluated for that reason alone."""
+    out = fedfleet.Experiment(fedfleet.load(BASE, {**CASES[case], "rounds": first})).run(tmp_path / "run").folder
+    done = fedfleet.resume(out, ["rounds=9"])
+    assert done.summary["rounds"] == 9
+    check_equal(out, undisturbed(case))
+    assert yaml.safe_load((out / "config.yaml").read_text()) == yaml.safe_load(
+        (undisturbed(case) / "config.yaml").read_text()
+    )
+
+
+def test_a_finished_run_says_so(tmp_path, command):
+    out = fedfleet.Experiment(config("stateless")).run(tmp_path / "run").folder
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    status, said, error = command("resume", out, "--no-report")
+    assert (status, said, error) == (0, f"{out}: finished, 9 rounds: give rounds=N to go on\n", "")
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+
+
+def test_a_stopped_run_says_why_and_goes_on_with_another_limit(tmp_path, undisturbed, command):
+    given = {**CASES["stateless"], "until": "eval/accuracy=0.01"}
+    out = fedfleet.Experiment(fedfleet.load(BASE, given)).run(tmp_path / "run").folder
+    status, said, _ = command("resume", out, "--no-report")
+    assert (status, said) == (0, f"{out}: stopped after 0 rounds by until=eval/accuracy=0.01: give another to go on\n")
+    assert command("resume", out, "until=null", "--no-report")[0] == 0
+    check_equal(out, undisturbed("stateless"))
+
+
+def test_a_failed_run_goes_on_where_it_failed(tmp_path, undisturbed):
+    """Its last checkpoint is that of the round before; the attempts that came to nothing are in its tables until then."""
+    case = {**CASES["stateless"], "cohort": {"invite": 8, "min_responses": 6, "attempts": 1}}
+    with pytest.raises(FedfleetError, match="in 1 cohorts in a row"):
+        fedfleet.Experiment(fedfleet.load(BASE, case)).run(tmp_path / "run")
+    fates = pd.read_parquet(tmp_path / "run" / "fates.parquet")
+    rounds = pd.read_parquet(tmp_path / "run" / "rounds.parquet")
+    assert fates["round"].max() == len(rounds)
+    assert set(fates[fates["round"] == len(rounds)]["attempt"]) == {0}
+    path = tmp_path / "run" / "config.yaml"
+    path.write_text(path.read_text().replace("attempts: 1", "attempts: 10"))
+    fedfleet.resume(tmp_path / "run")
+    assert len(outcome(tmp_path / "run")[1]["rounds"]) == 9
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["algorithm.lr=0.5"], "algorithm.lr=0.5: a run goes on as it began"),
+        (["executor.inner=serial"], "executor.inner='serial': a run goes on as it began"),
+        (["rounds=3"], "rounds=3: the run has done 9 already: give more"),
+        (["cohrt.invite=3"], "cohrt.invite=3: a run goes on as it began"),
+    ],
+)
+def test_what_may_not_change(undisturbed, command, overrides, says):
+    status, _, error = command("resume", undisturbed("stateless"), *overrides)
+    assert (status, error.count("\n")) == (2, 1)
+    assert error.startswith(f"error: {says}")
+
+
+def test_nothing_to_go_on_from(tmp_path, command, undisturbed):
+    status, _, error = command("resume", tmp_path / "none")
+    assert (status, error) == (2, f"error: {tmp_path / 'none'}: no config.yaml there: give the folder of a run\n")
+    out = shutil.copytree(undisturbed("stateless"), tmp_path / "run")
+    shutil.rmtree(out / "checkpoints")
+    status, _, error = command("resume", out, "rounds=12")
+    assert (status, error) == (2, f"error: {out}: no checkpoint to go on from: start the run anew\n")
+
+
+def test_stopped_before_the_first_checkpoint(tmp_path, command, undisturbed, monkeypatch):
+    out = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(Runner, "run", lambda *_: None)
+        fedfleet.Experiment(config("stateless")).run(out)
+    assert sorted(p.name for p in out.iterdir()) == [".lock", "checkpoints", "config.yaml", "environment.json"]
+    status, said, _ = command("resume", out, "--no-report")
+    assert (status, said.count("before its first checkpoint, and begins again")) == (0, 1)
+    check_equal(out, undisturbed("stateless"))
+
+
+def test_other_data_are_refused(tmp_path, undisturbed):
+    out = shutil.copytree(undisturbed("stateless"), tmp_path / "run")
+    path = out / "config.yaml"
+    path.write_text(path.read_text().replace("partition_seed: 0", "partition_seed: 1"))
+    with pytest.raises(ConfigError, match="its clients or test data were others"):
+        fedfleet.resume(out, ["rounds=10"])
+
+
+def test_parts_in_python_are_asked_for(tmp_path):
+    x = fedfleet.Experiment(config("stateless"))
+    out = (
+        fedfleet.Experiment(fedfleet.load(BASE, {**CASES["stateless"], "rounds": 2}), task=x.task)
+        .run(tmp_path / "run")
+        .folder
+    )
+    with pytest.raises(ConfigError, match="the run had a task of its own, made in Python"):
+        fedfleet.resume(out, ["rounds=3"])
+    assert fedfleet.resume(out, ["rounds=3"], task=x.task).summary["rounds"] == 3
+
+
+def test_another_environment_is_on_record(tmp_path, undisturbed):
+    out = shutil.copytree(undisturbed("stateless"), tmp_path / "run")
+    path = out / "environment.json"
+    path.write_text(path.read_text().replace('"python": "', '"python": "2.'))
+    done = fedfleet.resume(out, ["rounds=10"])
+    assert not done.summary["bit_exact"]
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    assert events == [
+        {"round": 9, "event": "resumed"},
+        {"round": 9, "event": "environment_changed", "of": ["python"], "bit_exact": False},
+    ]
+
+
+def test_several_runs_go_on_one_after_the_other(tmp_path, command):
+    path, out = tmp_path / "config.yaml", tmp_path / "out"
+    several = {"rounds": 4, "seeds": [0, 1], "compare": {"a": {}, "b": {"algorithm.lr": 0.05}}}
+    path.write_text(yaml.safe_dump({**BASE, **CASES["stateless"], **several}))
+    assert command("run", path, "--out", tmp_path / "peace", "--no-report")[0] == 0
+    shutil.copytree(tmp_path / "peace", out)
+    finished = out / "a" / "seed-0" / "summary.json"
+    times = finished.stat().st_mtime_ns
+    shutil.rmtree(out / "b" / "seed-1")  # never begun
+    shutil.rmtree(out / "b" / "seed-0" / "checkpoints")  # killed before its first checkpoint
+    (out / "b" / "seed-0" / "summary.json").unlink()
+    cut = out / "a" / "seed-1"
+    (cut / "summary.json").unlink()
+    max((cut / "checkpoints").glob("round-*")).unlink()
+    status, said, _ = command("resume", out)
+    assert status == 0
+    assert "1 of 4 runs are at their end" in said
+    assert "going on after 3 rounds" in said
+    assert (out / "report.html").is_file()
+    assert finished.stat().st_mtime_ns == times
+    for place in ("a/seed-0", "a/seed-1", "b/seed-0", "b/seed-1"):
+        check_equal(out / place, tmp_path / "peace" / place)
+    status, said, _ = command("resume", out, "rounds=6", "--no-report")
+    assert (status, said.count("going on after 4 rounds")) == (0, 4)
+    assert yaml.safe_load((out / "campaign.yaml").read_text())["rounds"] == 6
+    assert all(json.loads(p.read_text())["rounds"] == 6 for p in out.glob("*/*/summary.json"))
+
+
+@pytest.mark.parametrize(("best", "largest"), [("auto", True), ("eval/loss", False)])
+def test_the_best_model_is_kept(tmp_path, best, largest):
+    case = {**CASES["stateless"], "evaluation": {"every": 1}, "algorithm": {"name": "fedavg", "steps": 2, "lr": 3.0}}
+    run = fedfleet.Experiment(fedfleet.load(BASE, {**case, "checkpoint.best": best})).run(tmp_path / "run")
+    metric = "eval/accuracy" if best == "auto" else best
+    values = [run.summary["initial"][metric], *run.rounds[metric]]
+    at = values.index(max(values) if largest else min(values))
+    short = fedfleet.Experiment(fedfleet.load(BASE, {**case, "rounds": at})).run(tmp_path / "short")
+    assert (run.folder / "best.safetensors").read_bytes() == (short.folder / "model.safetensors").read_bytes()
+
+
+def test_the_best_model_of_a_longer_run_is_its_own(tmp_path, command):
+    """The last evaluation of the shorter run, its best, is none of the longer one's."""
+    values = {**CASES["stateless"], "evaluation": {"every": 4}, "algorithm": {"name": "fedavg", "steps": 2, "lr": 0.05}}
+    whole = fedfleet.Experiment(fedfleet.load(BASE, {**values, "rounds": 7})).run(tmp_path / "whole")
+    run = fedfleet.Experiment(fedfleet.load(BASE, {**values, "rounds": 6})).run(tmp_path / "run")
+    best = (run.folder / "best.safetensors").read_bytes()
+    assert best == (run.folder / "model.safetensors").read_bytes()
+    assert command("resume", run.folder, "rounds=6", "--no-report")[0] == 0
+    assert (run.folder / "best.safetensors").read_bytes() == best
+    before = (run.folder / "checkpoints" / "best.safetensors").read_bytes()
+    fedfleet.resume(run.folder, {"rounds": 7})
+    assert (run.folder / "checkpoints" / "best.safetensors").read_bytes() == before
+    check_equal(run.folder, whole.folder)
+
+
+def test_an_unknown_best_is_refused_and_none_is_kept_where_none_is_wanted(tmp_path):
+    with pytest.raises(ConfigError, match=r"checkpoint\.best='eval/auc': unknown; .*eval/accuracy"):
+        fedfleet.Experiment(fedfleet.load(BASE, {**CASES["stateless"], "checkpoint.best": "eval/auc"}))
+    run = fedfleet.Experiment(fedfleet.load(BASE, {**CASES["stateless"], "checkpoint.best": None})).run(
+        tmp_path / "run"
+    )
+    assert not (run.folder / "best.safetensors").exists()

@@ -1,0 +1,261 @@
+"""Whole runs on digits: tables, account, stopping, starting again, several runs at once."""
+
+import json
+
+import pandas as pd
+import pytest
+import yaml
+
+import fedfleet
+from fedfleet.config.schema import options
+from fedfleet.experiments import campaign
+from fedfleet.experiments.progress import Progress
+
+SMALL = {
+    "rounds": 6,
+    "population": {"clients": 30, "partition": "label_sorted"},
+    "task": {"name": "auc", "model": "mlp", "hidden": [8]},
+    "algorithm": {"name": "cdma_ada", "steps": 2, "batch_size": 5, "alpha": 0.5},
+    "cohort": {"invite": 8, "respond": "siwer"},
+    "availability": {"kind": "bernoulli", "rate": 0.8},
+    "executor": {"kind": "local"},
+    "evaluation": {"every": 4, "train_examples": 100, "per_client": True},
+}
+COUNTS = [
+    "invited",
+    "heard",
+    "late",
+    "failed",
+    "offline",
+    "client_steps",
+    "floats_up",
+    "floats_down",
+    "bytes_up",
+    "bytes_down",
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return fedfleet.run(SMALL, out=tmp_path_factory.mktemp("run") / "one")
+
+
+def test_rounds_phases_and_fates_agree(run):
+    rounds, phases, fates = (run.table(t) for t in ("rounds", "phases", "fates"))
+    assert rounds["round"].tolist() == list(range(6))
+    pd.testing.assert_frame_equal(
+        phases.groupby("round")[COUNTS].sum(), rounds.set_index("round")[COUNTS], check_dtype=False
+    )
+    assert (rounds.invited == rounds.heard + rounds.late + rounds.failed + rounds.offline).all()
+    counted = fates.groupby(["round", "fate"]).size().unstack(fill_value=0)
+    for fate in ("heard", "late", "offline"):
+        assert counted[fate].tolist() == rounds[fate].tolist()
+    assert not fates.duplicated(["round", "phase", "attempt", "client"]).any()
+    assert set(phases.phase) == {"gradient", "update"}
+
+
+def test_the_account_follows_the_messages(run):
+    d = run.summary["model_floats"]
+    phases = run.table("phases").set_index(["round", "phase"])
+    online = phases.invited - phases.offline
+    assert (phases.floats_up == phases.heard * d).all()
+    assert (phases.bytes_up == 4 * phases.floats_up).all()
+    sent = pd.Series(2, phases.index)
+    sent[(0, "gradient")] = 1  # there is no earlier point in the first round
+    assert (phases.floats_down == online * d * sent).all()
+    assert (phases.bytes_down >= 4 * phases.floats_down).all()
+
+
+def test_evaluations_are_where_they_were_asked_for(run):
+    rounds = run.rounds
+    for column in ("eval/auc", "eval/train_auc"):
+        assert rounds[column].notna().tolist() == [False, False, False, True, False, True]
+    assert rounds.train_loss.notna().all()
+    assert run.summary["final"]["eval/auc"] == rounds["eval/auc"].iloc[-1]
+    assert 0 <= run.summary["initial"]["eval/auc"] <= 1
+    clients = run.table("clients")
+    assert clients["round"].unique().tolist() == [3, 5]
+    assert (clients.groupby("round").size() == 30).all()
+    assert clients.loss.std() > 0
+
+
+def test_the_folder_holds_what_is_promised(run):
+    names = {p.name for p in run.folder.iterdir()}
+    assert {"config.yaml", "environment.json", "summary.json", "model.safetensors", "rounds.parquet"} <= names
+    resolved = yaml.safe_load((run.folder / "config.yaml").read_text())
+    assert resolved["schema_version"] == 1
+    assert resolved["executor"]["inner"] == "factored"
+    assert resolved["executor"]["block_size"] == 4
+    assert resolved["algorithm"]["gradient_chunk"] == 500
+    assert json.loads((run.folder / "summary.json").read_text())["status"] == "finished"
+
+
+def test_the_resolved_configuration_gives_the_same_bytes(run, tmp_path):
+    again = fedfleet.run(run.folder / "config.yaml", out=tmp_path / "again")
+    assert (again.folder / "model.safetensors").read_bytes() == (run.folder / "model.safetensors").read_bytes()
+
+
+def test_it_stops_at_a_metric_or_at_a_time(tmp_path):
+    reached = fedfleet.run(SMALL, {"until": "eval/auc=0.0001", "evaluation.every": 2}, out=tmp_path / "until")
+    assert reached.summary["status"] == "stopped"
+    timed = fedfleet.run(SMALL, {"max_seconds": 1e-6}, out=tmp_path / "timed")
+    assert (timed.summary["status"], timed.summary["rounds"]) == ("stopped", 1)
+    assert timed.summary["final"]
+
+
+def test_a_warm_start_goes_on_from_the_file(run, tmp_path):
+    model = str(run.folder / "model.safetensors")
+    none = fedfleet.run(SMALL, {"rounds": 0, "warm_start": model}, out=tmp_path / "none")
+    assert none.summary["final"] == run.summary["final"]
+    with pytest.raises(fedfleet.ConfigError, match="warm_start"):
+        fedfleet.run(SMALL, {"task.hidden": [9], "warm_start": model}, out=tmp_path / "misfit")
+
+
+def test_several_runs_from_one_configuration(tmp_path):
+    config = fedfleet.load(
+        SMALL,
+        {
+            "rounds": 2,
+            "seeds": [3, 4],
+            "compare": {"ADA": {}, "par": {"algorithm.name": "parallel_sgda", "cohort.invite": 16}},
+            "vary": {"algorithm.lr": [0.1, 0.2]},
+        },
+    )
+    runs = campaign.run(config, tmp_path / "all", Progress.silent())
+    places = sorted(str(r.folder.relative_to(tmp_path / "all")) for r in runs)
+    assert len(places) == 8
+    assert places[0].endswith("seed-3")
+    assert (tmp_path / "all" / "report.html").exists()
+    assert len({(r.folder / "model.safetensors").read_bytes() for r in runs}) == 8
+
+
+def test_failing_code_leaves_a_summary_and_the_rest(tmp_path):
+    class Broken(type(fedfleet.Experiment(fedfleet.load(SMALL)).task)):
+        calls = 0
+
+        def metrics(self, outputs, data):
+            Broken.calls += 1
+            if Broken.calls > 4:
+                raise RuntimeError("no more")
+            return super().metrics(outputs, data)
+
+    config = fedfleet.load(
+        SMALL, {"evaluation.train_examples": 0, "evaluation.per_client": False, "evaluation.every": 1}
+    )
+    experiment = fedfleet.Experiment(config)
+    experiment.task.__class__ = Broken
+    with pytest.raises(RuntimeError, match="no more"):
+        experiment.run(tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "no more" in summary["error"]
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_too_few_answers_is_an_error_after_bounded_retries(tmp_path):
+    with pytest.raises(fedfleet.FedfleetError, match="10 cohorts in a row"):
+        fedfleet.run(
+            SMALL, {"availability.rate": 0.01, "cohort.min_responses": 8, "cohort.respond": "all"}, out=tmp_path / "run"
+        )
+
+
+def test_retries_are_in_the_tables(tmp_path):
+    run = fedfleet.run(
+        SMALL, {"availability.rate": 0.6, "cohort.min_responses": 4, "cohort.respond": "all"}, out=tmp_path / "run"
+    )
+    phases = run.table("phases")
+    assert phases.attempt.max() >= 1
+    void = phases[phases.heard < 4]
+    assert len(void) > 0
+    assert (void.floats_up == 0).all()
+    assert (void.floats_down > 0).any()
+
+
+def test_a_model_that_is_good_enough_is_not_trained(run, tmp_path):
+    overrides = {"until": "eval/auc>=0", "warm_start": str(run.folder / "model.safetensors")}
+    stopped = fedfleet.run(SMALL, overrides, out=tmp_path / "run")
+    assert (stopped.summary["status"], stopped.summary["rounds"]) == ("stopped", 0)
+    assert stopped.summary["initial"] == stopped.summary["final"] == run.summary["final"]
+
+
+def test_tables_without_rows_have_their_columns_and_types(run, tmp_path):
+    none = fedfleet.run(SMALL, {"rounds": 0}, out=tmp_path / "none")
+    for name in ("rounds", "phases", "fates"):
+        expected = run.table(name).dtypes.drop("algorithm/alpha", errors="ignore")
+        pd.testing.assert_series_equal(none.table(name).dtypes, expected)
+    assert len(none.rounds) == 0
+
+
+def test_metrics_have_their_columns_before_they_are_measured(tmp_path):
+    class Stop(Progress):
+        def round(self, row, rounds):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedfleet.Experiment(fedfleet.load(SMALL)).run(tmp_path / "run", Stop(None))
+    rounds = pd.read_parquet(tmp_path / "run" / "rounds.parquet")
+    assert rounds["eval/auc"].isna().tolist() == [True]
+    assert rounds["eval/auc"].dtype == "float64"
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("interrupted", 1)
+
+
+def test_a_summary_is_json_whatever_was_measured(tmp_path):
+    class Undefined(type(fedfleet.Experiment(fedfleet.load(SMALL)).task)):
+        def metrics(self, outputs, data):
+            return {"auc": float("nan"), "loss": float("inf")}
+
+    experiment = fedfleet.Experiment(fedfleet.load(SMALL, {"rounds": 1}))
+    experiment.task.__class__ = Undefined
+    run = experiment.run(tmp_path / "run")
+    text = (run.folder / "summary.json").read_text()
+    summary = json.loads(text, parse_constant=pytest.fail)
+    assert summary["final"]["eval/auc"] is None
+    assert summary["best"] == {}
+
+
+def test_seeds_differ_and_share_their_clients(tmp_path):
+    config = fedfleet.load(SMALL, {"rounds": 1, "seeds": [0, 1], "evaluation.train_examples": 0})
+    first, second = campaign.run(config, tmp_path / "all", Progress.silent(), report=False)
+    assert [r.folder.name for r in (first, second)] == ["seed-0", "seed-1"]
+    assert first.summary["initial"] != second.summary["initial"]
+    assert (first.folder / "config.yaml").read_text() != (second.folder / "config.yaml").read_text()
+    one = fedfleet.run(SMALL, {"rounds": 1, "seed": 1, "evaluation.train_examples": 0}, out=tmp_path / "one")
+    assert (one.folder / "model.safetensors").read_bytes() == (second.folder / "model.safetensors").read_bytes()
+
+
+def test_compared_algorithms_keep_their_own_defaults():
+    config = fedfleet.load({"executor.kind": "local", "compare": {"avg": {}, "opt": {"algorithm.name": "fedopt"}}})
+    avg, opt = (options(t.config, "algorithm") for t in campaign.trials(config))
+    assert (avg.server_optimizer.name, opt.server_optimizer.name) == ("sgd", "adam")
+
+
+def test_labels_are_safe_folder_names(tmp_path):
+    config = fedfleet.load({"compare": {"..": {}, "a/b c": {}, "é": {}}, "seeds": [1]})
+    assert [t.place for t in campaign.trials(config)] == ["run/seed-1", "a-b-c/seed-1", "é/seed-1"]
+
+
+def test_the_account_of_one_phase(tmp_path):
+    overrides = {
+        "algorithm.name": "fedavg",
+        "task.name": "classification",
+        "cohort.respond": 3,
+        "availability": "always",
+    }
+    overrides |= {"evaluation.per_client": False, "evaluation.train_examples": 0}
+    run = fedfleet.run(SMALL, overrides, out=tmp_path / "run")
+    d, rounds = run.summary["model_floats"], run.rounds
+    assert d == 64 * 8 + 8 + 8 * 10 + 10
+    assert (rounds.heard == 3).all()
+    assert (rounds.late == 5).all()
+    assert (rounds.floats_up == 3 * d).all()
+    assert (rounds.floats_down == 8 * d).all()
+    assert (rounds.client_steps == 3 * 2).all()
+    assert (rounds.virtual_s > 0).all()
+    assert run.summary["floats_up"] == rounds.floats_up.sum()
+    assert not (run.folder / "clients.parquet").exists()
+    fates = run.table("fates")
+    for index, group in fates.groupby("round"):
+        waited = group.virtual_s[group.fate == "heard"].max() - rounds.virtual_s[:index].sum()
+        assert waited == pytest.approx(rounds.virtual_s[index])
+        assert (group.virtual_s[group.fate == "late"] > group.virtual_s[group.fate == "heard"].max()).all()

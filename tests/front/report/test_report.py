@@ -1,0 +1,269 @@
+"""The report, on synthetic run folders: what it shows is right, what is missing left out, what is hostile text."""
+
+from __future__ import annotations
+
+import base64
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedfleet.report import write_report
+from fedfleet.report.canvas import PALETTE, look, plain
+from fedfleet.report.tables import at_equal_floats, read
+from tests.front.report.report_runs import PNG, Page, comparison, figures, make_run, rounds_table
+
+
+def test_one_run(tmp_path: Path) -> None:
+    run, out = make_run(tmp_path / "run"), tmp_path / "new" / "out"
+    path = write_report([run], out)
+    assert path == out / "report.html"
+    assert figures(out) == {"metric-accuracy", "train-loss", "participation", "fates", "communication"}
+    assert all((out / "figures" / f"{name}.png").read_bytes().startswith(PNG) for name in figures(out))
+    page = Page(path)
+    text = page.text
+    assert "fedavg · classification · digits" in text
+    assert "final accuracy 0.5 best 0.625" in text
+    assert "rounds 4 240 client steps" in text
+    assert "floats up 400 received" in text
+    assert "bytes 4.8 kB 1.6 kB up, 3.2 kB down" in text
+    assert "virtual time 20 s" in text
+    assert "a round takes 250 ms" in text
+    assert "heard of invited 60 % 24 of 40 invitations" in text
+    assert "clients heard 40 % 2 of 5" in text
+    assert "Gini coefficient (here 0.70)" in text  # 3, 1 and three zeros
+    assert "60 % of the clients were never heard" in text
+    assert {"class": "badge finished"} in page.all("span")
+
+
+def test_page_stands_alone(tmp_path: Path) -> None:
+    path = write_report([make_run(tmp_path / "run")], tmp_path / "out")
+    page = Page(path)
+    assert not page.all("script")
+    assert not page.all("link")
+    images = page.all("img")
+    assert len(images) == len(figures(tmp_path / "out"))
+    embedded = {base64.b64decode((image["src"] or "").removeprefix("data:image/png;base64,")) for image in images}
+    assert embedded == {file.read_bytes() for file in (tmp_path / "out" / "figures").glob("*.png")}
+    assert all(image["alt"] for image in images)
+    addresses = [value for _, attributes in page.tags for key, value in attributes.items() if key in ("src", "href")]
+    assert all((address or "").startswith("data:") for address in addresses)
+    assert "url(" not in page.html
+    assert "@import" not in page.html
+
+
+def test_wide_metric_figure_shrinks_with_what_is_missing(tmp_path: Path) -> None:
+    def width(name: str, table: pd.DataFrame) -> int:
+        write_report([make_run(tmp_path / name, rounds=table)], tmp_path / f"{name}-out")
+        return int.from_bytes((tmp_path / f"{name}-out" / "figures" / "metric-accuracy.png").read_bytes()[16:20], "big")
+
+    full = width("full", rounds_table(4))
+    still = width("still", rounds_table(4).assign(virtual_s=0.0))
+    bare = width("bare", rounds_table(4).drop(columns=["virtual_s", "floats_up"]))
+    assert (round(3 * still / full), round(3 * bare / full)) == (2, 1)
+
+
+def test_comparison_groups_seeds_by_label(tmp_path: Path) -> None:
+    root = comparison(tmp_path)
+    page = Page(write_report([root], tmp_path / "out"))
+    assert "3 runs under 2 labels" in page.text
+    # B sent 200 floats in all. There A is after round 2 of 4: 0.2 and 0.4; B at its end: 0.4.
+    assert "accuracy at 200 floats up" in page.text
+    assert "label A 2 0, 1 0.60 ± 0.28 0.30 ± 0.14 400 20 s" in page.text
+    assert "label B 1 0 0.4 0.4 200 20 s" in page.text
+    assert "bands reach from the least to the greatest seed" in page.text
+    apart = Page(write_report([root / "B", *(root / "A" / f"seed-{seed}" for seed in (0, 1))], tmp_path / "apart"))
+    assert "label A 2 0, 1 0.60 ± 0.28 0.30 ± 0.14 400 20 s" in apart.text
+    assert figures(tmp_path / "apart") == figures(tmp_path / "out")
+
+
+def test_equal_floats_leaves_out_runs_that_sent_nothing(tmp_path: Path) -> None:
+    table = rounds_table(4, accuracy=[None, None, 0.2, 0.4])
+    late = read(make_run(tmp_path / "late", rounds=table, summary=None))
+    short = read(make_run(tmp_path / "short", rounds=rounds_table(1, 250, [0.3])))
+    silent = read(make_run(tmp_path / "silent", rounds=rounds_table(1, 0)))
+    least, found = at_equal_floats([[late, silent], [short]], "accuracy") or (0, [])
+    assert least == 250
+    assert np.isnan(found[0][0])  # first evaluated at 300 floats: nothing to interpolate from
+    assert found[1].tolist() == [0.3]
+    assert at_equal_floats([[silent]], "accuracy") is None
+
+
+def test_label_falls_back_to_the_algorithm_and_warns_of_a_mixture(tmp_path: Path) -> None:
+    for name, step in (("small", 0.1), ("large", 1.0)):
+        config = {"seed": 3, "algorithm": {"name": "fedavg", "eta": step}}
+        make_run(tmp_path / "runs" / name, config=config, summary={"status": "finished"})
+    text = Page(write_report([tmp_path / "runs"], tmp_path / "out")).text
+    assert "2 runs under 1 label" in text
+    assert "The runs of “fedavg” differ in algorithm" in text
+
+
+def test_same_seed_twice_is_noted_and_the_same_folder_twice_is_one(tmp_path: Path) -> None:
+    first, second = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    assert "have the same seed" in Page(write_report([first, second], tmp_path / "out")).text
+    assert "runs under" not in Page(write_report([first, tmp_path / "b" / ".." / "a"], tmp_path / "once")).text
+
+
+def test_folder_of_runs_in_natural_order_and_no_deeper_than_three(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    for seed in (10, 2):
+        make_run(root / "a" / "b" / f"seed-{seed}", config={"seed": seed, "algorithm": {"name": "afl"}})
+    make_run(root / "a" / "b" / "c" / "seed-4", config={"seed": 4, "algorithm": {"name": "afl"}})
+    assert "afl 2 2, 10 " in Page(write_report([root], tmp_path / "out")).text
+
+
+def test_status_is_the_worst(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "a")
+    make_run(tmp_path / "runs" / "b", summary={"status": "failed", "error": "client 7: no such file"})
+    page = Page(write_report([tmp_path / "runs"], tmp_path / "out"))
+    assert "1 finished, 1 failed" in page.text
+    assert {"class": "badge failed"} in page.all("span")
+    assert "client 7: no such file" in page.text
+    assert "fedavg 1 of 2 0, 0" in page.text
+
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> $\\frac{ {{ 7 * 7 }} </pre>"
+
+
+def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
+    config = {
+        "seed": HOSTILE,
+        "algorithm": {"name": HOSTILE},
+        "task": {"name": HOSTILE},
+        "population": {"dataset": HOSTILE},
+    }
+    table = rounds_table(4).rename(columns={"eval/accuracy": f"eval/{HOSTILE}"})
+    clients = pd.DataFrame({"round": [1, 1], "client": [0, 1], HOSTILE: [0.1, 0.2]})
+    summary = {"status": HOSTILE, "label": HOSTILE, "error": HOSTILE, "final": {HOSTILE: HOSTILE}, "best": HOSTILE}
+    phases = pd.DataFrame({"round": [0, 0], "phase": [HOSTILE, "b"], "heard": [1, 2]})
+    changes = {"config": config, "rounds": table, "clients": clients, "summary": summary, "phases": phases}
+    environment = {HOSTILE: HOSTILE}
+    make_run(tmp_path / "runs" / "bad", environment=environment, **changes)
+    alone = Page(write_report([tmp_path / "runs" / "bad"], tmp_path / "alone"))
+    make_run(tmp_path / "runs" / "good")
+    among = Page(write_report([tmp_path / "runs"], tmp_path / "among"))
+    for page in (alone, among):
+        assert not page.all("script")
+        assert all((image["src"] or "").startswith("data:image/png;base64,") for image in page.all("img"))
+        assert not any("onerror" in attributes for _, attributes in page.tags)
+        assert page.text.count("<script>alert(1)</script>") >= 5
+        assert "{{ 7 * 7 }}" in page.text
+    assert {"class": "badge unknown"} in alone.all("span")
+    assert all(re.fullmatch(r"[a-z0-9.-]+", name) for name in figures(tmp_path / "among"))
+
+
+def test_metric_names_that_look_alike_get_files_of_their_own(tmp_path: Path) -> None:
+    table = rounds_table(4)
+    table["eval/../accuracy"] = table["eval/accuracy/"] = table["eval/accuracy"]
+    write_report([make_run(tmp_path / "run", rounds=table)], tmp_path / "out")
+    assert {"metric-accuracy", "metric-accuracy-2"} <= figures(tmp_path / "out")
+    assert len([name for name in figures(tmp_path / "out") if name.startswith("metric")]) == 3
+
+
+def test_zero_rounds_still_give_a_page(tmp_path: Path) -> None:
+    for name, table in {
+        "no-rows": rounds_table(2).iloc[:0],
+        "no-columns": pd.DataFrame(),
+    }.items():
+        empty = pd.DataFrame({"round": [], "phase": [], "client": [], "fate": []})
+        run = make_run(tmp_path / name, rounds=table, fates=empty, summary=None, environment=None)
+        page = Page(write_report([run], tmp_path / f"{name}-out"))
+        assert "No round has been completed yet" in page.text
+        assert figures(tmp_path / f"{name}-out") == set()
+        assert {"class": "badge unknown"} in page.all("span")
+
+
+def test_a_folder_with_only_rounds(tmp_path: Path) -> None:
+    bare = {"config": None, "summary": None, "environment": None, "fates": None}
+    page = Page(write_report([make_run(tmp_path / "run", **bare)], tmp_path / "out"))
+    assert figures(tmp_path / "out") == {"metric-accuracy", "train-loss", "fates", "communication"}
+    assert "final accuracy 0.5 " in page.text  # from the table
+    assert "rounds 4 " in page.text
+
+
+def test_missing_and_all_null_columns_are_left_out(tmp_path: Path) -> None:
+    table = rounds_table(4).drop(columns=["floats_up", "floats_down", "late", "virtual_s"]).assign(train_loss=None)
+    page = Page(write_report([make_run(tmp_path / "run", rounds=table, fates=None)], tmp_path / "out"))
+    assert figures(tmp_path / "out") == {"metric-accuracy", "fates"}
+    assert "floats up" not in page.text
+    assert "never" not in page.text
+
+
+def test_diverged_values_do_not_stop_the_report(tmp_path: Path) -> None:
+    table = rounds_table(4)
+    table["train_loss"] = [1.0, np.inf, np.nan, 1e38]
+    table["eval/accuracy"] = [np.nan, np.inf, 0.2, 0.3]
+    summary = {"status": "failed", "error": "NaN", "initial": {"eval/accuracy": 0.1}}
+    summary |= {"final": {"eval/accuracy": float("nan")}, "best": {"eval/accuracy": None}}
+    page = Page(write_report([make_run(tmp_path / "run", rounds=table, summary=summary)], tmp_path / "out"))
+    assert {"metric-accuracy", "train-loss"} <= figures(tmp_path / "out")
+    assert "final accuracy 0.3" in page.text
+
+
+def test_clients_table(tmp_path: Path) -> None:
+    clients = pd.DataFrame(
+        {
+            "round": [0] * 10 + [3] * 10,
+            "client": [*range(10)] * 2,
+            "loss": [9.0] * 10 + [float(i) for i in range(10)],
+            "accuracy": [0.0] * 10 + [0.1 * i for i in range(10)],
+            "num_examples": 7,
+            "note": "x",
+        }
+    )
+    page = Page(write_report([make_run(tmp_path / "run", clients=clients)], tmp_path / "out"))
+    assert {"clients-loss", "clients-accuracy"} <= figures(tmp_path / "out")
+    assert not {"clients-num-examples", "clients-note"} & figures(tmp_path / "out")
+    assert "(the highest values). mean 4.5, worst 10 % 9" in page.text
+    assert "(the lowest values). mean 0.45, worst 10 % 0" in page.text
+
+
+def test_phases_of_one_run(tmp_path: Path) -> None:
+    phases = pd.DataFrame(
+        {"round": [0, 0, 1, 1], "phase": ["mean", "drift"] * 2, "heard": [700, 2, 800, 4], "floats_up": [10**6] * 4}
+    )
+    page = Page(write_report([make_run(tmp_path / "run", phases=phases)], tmp_path / "out"))
+    assert "mean 1,500 2 M drift 6 2 M" in page.text
+
+
+def test_config_is_shown_once_for_seeds_that_share_it(tmp_path: Path) -> None:
+    page = Page(write_report([comparison(tmp_path)], tmp_path / "out"))
+    assert page.text.count("name: cdma_nc") == 1
+    assert "Configuration: label A, seed 0; label A, seed 1" in page.text
+    assert page.text.count('"python": "3.12"') == 1
+
+
+def test_a_label_keeps_its_colour() -> None:
+    labels: dict[str, list[Any]] = {f"label {i}": [] for i in range(20)}
+    looks = [look(labels, label) for label in labels]
+    assert looks[0] == (PALETTE[0], "-")
+    assert len(set(looks)) == 20
+
+
+def test_text_for_matplotlib() -> None:
+    assert plain("a $x$") == r"a \$x\$"
+    assert not plain("_hidden").startswith("_")
+    assert len(plain("x" * 500)) < 60
+
+
+@pytest.mark.parametrize("runs", [[], ["missing"], ["empty"], ["good", "empty"]])
+def test_wrong_folders_are_named_with_the_mend(tmp_path: Path, runs: list[str]) -> None:
+    (tmp_path / "empty" / "sub").mkdir(parents=True)
+    make_run(tmp_path / "good")
+    with pytest.raises(ValueError, match=re.escape(str(tmp_path / runs[-1])) if runs else "no run") as caught:
+        write_report([tmp_path / run for run in runs], tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert re.search("give (the|a|at least one) run folder", str(caught.value))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["rounds.parquet", "config.yaml", "summary.json"])
+def test_unreadable_files_are_named(tmp_path: Path, name: str) -> None:
+    run = make_run(tmp_path / "run")
+    (run / name).write_text("{ half a file: [", encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(str(run / name))) as caught:
+        write_report([run], tmp_path / "out")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,235 @@
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from fedfleet.simulator.arithmetic import rng, stored
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.reduction import ByDomainMean, DomainMeans, Mean, Rows, Store, Total, merge
+from fedfleet.simulator.arithmetic.stored import Stored
+
+REDUCTIONS = [Total(), Mean(), Mean(weighted=False), ByDomainMean(), Store()]
+
+
+def uploads(size: int, seed: int = 0) -> tuple[Any, Rows]:
+    k = rng.key(seed)
+    values = {
+        "w": rng.normal(rng.fold(k, "w"), (size, 3, 2), torch.float64),
+        "b": (rng.normal(rng.fold(k, "b"), (size,), torch.float64), None),
+    }
+    weight = 0.1 + rng.uniform(rng.fold(k, "weight"), size, torch.float64)
+    domain = (5 * rng.uniform(rng.fold(k, "domain"), size, torch.float64)).to(torch.int64)
+    return values, Rows(weight, domain, torch.ones_like(weight))
+
+
+def blocks_of(values: Any, rows: Rows, cuts: list[int]) -> list[tuple[Any, Rows]]:
+    size = len(rows.weight)
+    edges = [0, *sorted(min(c, size) for c in cuts), size]
+    slices = [slice(a, b) for a, b in pairwise(edges) if b > a]
+    return [(T.index(values, s), T.index(rows, s)) for s in slices]
+
+
+def matrix(values: Any) -> np.ndarray:
+    return torch.cat([leaf.reshape(len(leaf), -1) for leaf in T.leaves(values)], 1).numpy()
+
+
+def vector(tree: Any) -> np.ndarray:
+    return torch.cat([leaf.flatten() for leaf in T.leaves(tree)]).numpy()
+
+
+def whole(reduction: Any, value: Any) -> Any:
+    """Compare stored uploads whatever blocks they lie in."""
+    return (T.concat(value.blocks), value.weight) if isinstance(reduction, Store) else value
+
+
+def close(reduction: Any, a: Any, b: Any) -> None:
+    for x, y in zip(T.leaves(whole(reduction, a)), T.leaves(whole(reduction, b)), strict=True):
+        assert_close(x, y)
+
+
+splits = st.integers(1, 12).flatmap(
+    lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n), max_size=5), st.integers(0, 2**31))
+)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS, ids=repr)
+@settings(deadline=None, max_examples=50)
+@given(split=splits)
+def test_any_split_into_blocks_gives_the_same(reduction, split):
+    size, cuts, seed = split
+    values, rows = uploads(size, seed)
+    at_once = reduction.final(reduction.block(values, rows))
+    partial = None
+    for block in blocks_of(values, rows, cuts):
+        partial = merge(reduction, partial, reduction.block(*block))
+    close(reduction, reduction.final(partial), at_once)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS, ids=repr)
+@settings(deadline=None, max_examples=50)
+@given(split=splits)
+def test_merging_is_associative_and_none_is_neutral(reduction, split):
+    size, cuts, seed = split
+    parts = [reduction.block(*block) for block in blocks_of(*uploads(size, seed), cuts)]
+    assert merge(reduction, None, None) is None
+    assert merge(reduction, parts[0], None) is parts[0]
+    assert merge(reduction, None, parts[0]) is parts[0]
+    left = right = None
+    for part in parts:
+        left = merge(reduction, left, part)
+    for part in reversed(parts):
+        right = merge(reduction, part, right)
+    close(reduction, reduction.final(left), reduction.final(right))
+
+
+def test_total_and_means_are_the_textbook_ones():
+    values, rows = uploads(9)
+    flat, weight = matrix(values), rows.weight.numpy()
+    found = {r: vector(r.final(r.block(values, rows))) for r in (Total(), Mean(), Mean(weighted=False))}
+    np.testing.assert_allclose(found[Total()], flat.sum(0))
+    np.testing.assert_allclose(found[Mean()], np.average(flat, axis=0, weights=weight))
+    np.testing.assert_allclose(found[Mean(weighted=False)], flat.mean(0))
+
+
+def test_a_mean_keeps_structure_and_type():
+    values, rows = {"w": torch.ones(3, 2, 2), "b": (torch.ones(3, dtype=torch.float64), None)}, uploads(3)[1]
+    found = Mean().final(Mean().block(values, rows))
+    assert found["w"].shape == (2, 2)
+    assert found["w"].dtype == torch.float32
+    assert found["b"][0].dtype == torch.float64
+    assert found["b"][1] is None
+
+
+def test_domain_means_list_the_heard_domains_in_order():
+    values, rows = uploads(9)
+    rows = rows._replace(domain=torch.tensor([7, 10**12, 7, 3, 3, 3, 7, 10**12, 3]))
+    found = ByDomainMean().final(ByDomainMean().block(values, rows))
+    assert isinstance(found, DomainMeans)
+    assert found.domain.tolist() == [3, 7, 10**12]
+    flat, weight, domain = matrix(values), rows.weight.numpy(), rows.domain.numpy()
+    for i, d in enumerate(found.domain.tolist()):
+        mine = domain == d
+        expected = np.average(flat[mine], axis=0, weights=weight[mine])
+        np.testing.assert_allclose(vector(T.index(found.value, i)), expected)
+        assert float(found.weight[i]) == pytest.approx(weight[mine].sum())
+
+
+@pytest.mark.parametrize(
+    "mean",
+    [lambda v, r: Mean().final(Mean().block(v, r)), lambda v, r: Store().block(v, r).mean()],
+    ids=["mean", "stored"],
+)
+def test_a_mean_of_no_weight_does_not_exist(mean):
+    values, rows = uploads(3)
+    with pytest.raises(ValueError, match="weights of all heard clients are zero"):
+        mean(values, rows._replace(weight=torch.zeros(3, dtype=torch.float64)))
+
+
+@pytest.fixture(params=[1, 2, 4, 65536], ids=lambda t: f"tile {t}")
+def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(stored, "_TILE", request.param)
+    return request.param
+
+
+def kept(size: int, cuts: tuple[int, ...] = (2, 3), seed: int = 0) -> tuple[Stored, np.ndarray]:
+    values, rows = uploads(size, seed)
+    partial = None
+    for block in blocks_of(values, rows, list(cuts)):
+        partial = merge(Store(), partial, Store().block(*block))
+    return Store().final(partial), matrix(values)
+
+
+def test_gram_is_that_of_the_whole_matrix(tile):
+    uploaded, flat = kept(6)
+    found = uploaded.gram()
+    assert found.dtype == torch.float64
+    np.testing.assert_allclose(found.numpy(), flat @ flat.T)
+
+
+def test_gram_of_float32_uploads_is_summed_in_float64(tile):
+    big = torch.tensor([[4096.0, 1.0, 1.0]] * 2)  # 4096^2 + 2 is not a float32
+    assert Stored((big,), (torch.ones(2),)).gram().tolist() == [[4096.0**2 + 2] * 2] * 2
+
+
+def test_combinations_and_means(tile):
+    uploaded, flat = kept(6)
+    weights = rng.normal(rng.key(8), 6, torch.float64)
+    np.testing.assert_allclose(vector(uploaded.combine(weights)), weights.numpy() @ flat)
+    np.testing.assert_allclose(vector(uploaded.mean()), np.average(flat, axis=0, weights=uploaded.weight.numpy()))
+    mean = Mean()
+    np.testing.assert_allclose(vector(uploaded.mean()), vector(mean.final(mean.block(*uploads(6)))))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 6])
+def test_median_of_odd_and_even_numbers(tile, size):
+    uploaded, flat = kept(size)
+    np.testing.assert_allclose(vector(uploaded.median()), np.median(flat, axis=0))
+
+
+@pytest.mark.parametrize("trim", [0.0, 0.1, 0.2, 0.25, 0.4, 0.49])
+@pytest.mark.parametrize("size", [1, 5, 8, 10])
+def test_trimmed_mean(tile, size, trim):
+    uploaded, flat = kept(size)
+    cut = round(trim * 100) * size // 100
+    expected = np.sort(flat, axis=0)[cut : size - cut].mean(0)
+    np.testing.assert_allclose(vector(uploaded.trimmed_mean(trim)), expected)
+
+
+def test_trimmed_mean_cuts_the_share_written_not_its_rounding_error():
+    values = torch.arange(100.0, dtype=torch.float64) ** 2  # 0.29 * 100 is 28.999999999999996
+    uploaded = Stored((values,), (torch.ones(100),))
+    assert float(uploaded.trimmed_mean(0.29)) == pytest.approx(float(values[29:71].mean()))
+    two = Stored((values[:2],), (torch.ones(2),))
+    assert float(two.trimmed_mean(0.5 - 1e-12)) == 0.5
+
+
+def krum_by_hand(flat: np.ndarray, byzantine: int, keep: int) -> np.ndarray:
+    size = len(flat)
+    scores = []
+    for i in range(size):
+        distances = sorted(((flat[i] - flat[j]) ** 2).sum() for j in range(size) if j != i)
+        scores.append(sum(distances[: size - byzantine - 2]))
+    return flat[np.argsort(scores, kind="stable")[:keep]].mean(0)
+
+
+@pytest.mark.parametrize(("byzantine", "keep"), [(0, 1), (1, 1), (2, 1), (2, 3), (4, 7)])
+def test_krum_and_multi_krum(tile, byzantine, keep):
+    uploaded, flat = kept(7, seed=3)
+    np.testing.assert_allclose(vector(uploaded.krum(byzantine, keep)), krum_by_hand(flat, byzantine, keep))
+
+
+def test_krum_ignores_a_lone_attacker():
+    uploaded, flat = kept(7)
+    uploaded.blocks[1]["w"][0] = 1e6
+    chosen = vector(uploaded.krum(1))
+    honest = np.delete(flat, 2, axis=0)
+    assert min(np.abs(honest - chosen).max(1)) < 1e-12
+
+
+def test_store_keeps_structure_order_and_weights(tile):
+    uploaded, _ = kept(6)
+    assert len(uploaded.blocks) == 3
+    values, rows = uploads(6)
+    assert torch.equal(uploaded.weight, rows.weight)
+    assert torch.equal(T.concat(uploaded.blocks)["w"], values["w"])
+    found = uploaded.median()
+    assert found["w"].shape == (3, 2)
+    assert found["b"][0].shape == ()
+    assert found["b"][1] is None
+
+
+@pytest.mark.parametrize("trim", [-0.1, 0.5, 1.0])
+def test_trimmed_mean_refuses_to_cut_everything(trim):
+    with pytest.raises(ValueError, match=r"below 0\.5"):
+        kept(6)[0].trimmed_mean(trim)
+
+
+@pytest.mark.parametrize(("byzantine", "keep"), [(4, 1), (5, 1), (0, 0), (0, 7)])
+def test_krum_refuses_impossible_numbers(byzantine, keep):
+    with pytest.raises(ValueError, match="byzantine <= 3 and 1 <= keep <= 6"):
+        kept(6)[0].krum(byzantine, keep)

@@ -1,0 +1,208 @@
+import itertools
+import math
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.block.batches import Schedule, least_first, schedule
+from fedfleet.simulator.work import Batch, BatchPlan
+
+START = 1000
+"""Client c holds rows START * (c + 1), START * (c + 1) + 1, ..."""
+
+
+def block(counts: list[int], width: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows padded with each client's first row, as a population gives them; ``width`` pads further."""
+    width = width or max(counts)
+    rows = [[START * (c + 1) + (j if j < n else 0) for j in range(width)] for c, n in enumerate(counts)]
+    return torch.tensor(rows), torch.tensor(counts)
+
+
+def keys_of(clients: int) -> torch.Tensor:
+    return rng.fold(rng.key(3), torch.arange(clients))
+
+
+def walk(plan: BatchPlan, counts: list[int], steps: int | None = None) -> Schedule:
+    return schedule(plan, *block(counts), keys_of(len(counts)), steps)
+
+
+def visits(found: Schedule, client: int) -> list[list[int]]:
+    """The real rows of each active step."""
+    return [
+        [int(r) for r, w in zip(found.rows[client, t], found.weight[client, t], strict=True) if w > 0]
+        for t in range(found.rows.shape[1])
+        if found.active[client, t]
+    ]
+
+
+def own_rows(client: int, count: int) -> list[int]:
+    return [START * (client + 1) + j for j in range(count)]
+
+
+def flatten(batches: list[list[int]]) -> list[int]:
+    return list(itertools.chain.from_iterable(batches))
+
+
+sizes = st.lists(st.integers(1, 9), min_size=1, max_size=4)
+plans = st.builds(
+    lambda size, length, per_step, shuffle: BatchPlan(size=size, per_step=per_step, shuffle=shuffle, **length),
+    st.one_of(st.none(), st.integers(1, 12)),
+    st.one_of(
+        st.integers(1, 7).map(lambda k: {"steps": k}),
+        st.integers(1, 3).map(lambda e: {"epochs": e}),
+    ),
+    st.integers(1, 2),
+    st.booleans(),
+)
+
+
+@settings(deadline=None)
+@given(sizes, st.one_of(st.none(), st.integers(1, 12)), st.integers(1, 3), st.booleans())
+def test_every_epoch_visits_every_example_exactly_once(counts, size, epochs, shuffle):
+    found = walk(BatchPlan(size=size, epochs=epochs, shuffle=shuffle), counts)
+    assert set(found.weight.unique().tolist()) <= {0.0, 1.0}
+    for c, n in enumerate(counts):
+        batches = visits(found, c)
+        a_batch = min(size or n, n)
+        assert len(batches) == epochs * math.ceil(n / a_batch)
+        for e in range(epochs):
+            mine = batches[e * len(batches) // epochs : (e + 1) * len(batches) // epochs]
+            assert sorted(flatten(mine)) == own_rows(c, n)
+            assert [len(b) for b in mine[:-1]] == [a_batch] * (len(mine) - 1)
+            assert len(mine[-1]) == (n % a_batch or a_batch)
+            if not shuffle:
+                assert flatten(mine) == own_rows(c, n)
+
+
+@settings(deadline=None)
+@given(sizes, plans)
+def test_padding_only_ever_repeats_a_row_of_the_client(counts, plan):
+    found = walk(plan, counts)
+    for c, n in enumerate(counts):
+        assert set(found.rows[c].unique().tolist()) <= set(own_rows(c, n))
+
+
+@settings(deadline=None)
+@given(sizes, plans, st.integers(0, 6), st.data())
+def test_what_a_client_sees_depends_neither_on_its_block_nor_on_its_place(counts, plan, extra, data):
+    found = walk(plan, counts)
+    keys = keys_of(len(counts))
+    rows, n = block(counts, max(counts) + extra)
+    order = torch.tensor(data.draw(st.permutations(range(len(counts)))))
+    shuffled = schedule(plan, rows[order], n[order], keys[order])
+    for place, c in enumerate(order.tolist()):
+        alone = schedule(plan, rows[c : c + 1, : counts[c]], n[c : c + 1], keys[c : c + 1])
+        steps = int(alone.active.sum())
+        assert visits(found, c) == visits(shuffled, place) == visits(alone, 0)
+        for field in ("epoch", "epoch_end", "key"):
+            expected = getattr(alone, field)[0, :steps]
+            assert torch.equal(getattr(found, field)[c, :steps], expected)
+            assert torch.equal(getattr(shuffled, field)[place, :steps], expected)
+
+
+def test_epochs_are_reshuffled_and_clients_and_keys_differ():
+    found = walk(BatchPlan(size=8, epochs=3), [8, 8])
+    orders = [tuple(r - START * (c + 1) for r in batch) for c in range(2) for batch in visits(found, c)]
+    assert len(set(orders)) == 6
+    rows, counts = block([8, 8])
+    other = schedule(BatchPlan(size=8, epochs=1), rows, counts, rng.fold(keys_of(2), "stage", 1))
+    assert not torch.equal(other.rows, found.rows[:, :1])
+
+
+def test_all_orders_of_an_epoch_are_alike(p_value):
+    clients = 3000
+    rows, counts = torch.arange(3).expand(clients, 3), torch.full((clients,), 3)
+    found = schedule(BatchPlan(size=1, epochs=1), rows, counts, keys_of(clients))
+    assert p_value(list(Counter(map(tuple, found.rows[..., 0].tolist())).values())) > 1e-3
+
+
+def test_unequal_clients_are_padded_to_the_longest():
+    found = walk(BatchPlan(size=2, epochs=1), [5, 1, 4])
+    assert found.rows.shape == found.weight.shape == (3, 3, 2)
+    assert found.active.tolist() == [[True] * 3, [True, False, False], [True, True, False]]
+    assert found.weight[0].tolist() == [[1, 1], [1, 1], [1, 0]]
+    assert found.weight[1, 0].tolist() == [1, 0]
+    assert found.epoch_end[0].tolist() == [False, False, True]
+    assert found.epoch_end[2, :2].tolist() == [False, True]
+    assert found.weight.dtype == torch.float32
+
+
+def test_more_steps_than_an_epoch_go_on_into_the_next():
+    found = walk(BatchPlan(size=2, steps=7), [5, 2])
+    assert found.active.all()
+    assert found.epoch.tolist() == [[0, 0, 0, 1, 1, 1, 2], list(range(7))]
+    assert found.epoch_end.tolist() == [[False, False, True, False, False, True, False], [True] * 7]
+    assert sorted(flatten(visits(found, 0)[3:6])) == own_rows(0, 5)
+    assert [len(b) for b in visits(found, 0)] == [2, 2, 1, 2, 2, 1, 2]
+
+
+def test_steps_of_a_round_replace_those_of_the_plan():
+    for plan in (BatchPlan(size=2, steps=3), BatchPlan(size=2, epochs=4)):
+        found = walk(plan, [5, 2], steps=5)
+        assert found.active.shape == (2, 5)
+        assert found.active.all()
+    short = walk(BatchPlan(size=2, steps=3), [5, 2], steps=2)
+    assert torch.equal(short.rows, walk(BatchPlan(size=2, steps=3), [5, 2]).rows[:, :2])
+
+
+def test_two_batches_a_step_are_the_single_ones_in_pairs():
+    pairs = walk(BatchPlan(size=2, steps=3, per_step=2), [5, 2])
+    single = walk(BatchPlan(size=2, steps=6), [5, 2])
+    assert pairs.rows.shape == (2, 3, 4)
+    assert torch.equal(pairs.rows.reshape(2, 6, 2), single.rows)
+    assert torch.equal(pairs.weight.reshape(2, 6, 2), single.weight)
+    assert pairs.epoch[0].tolist() == [0, 0, 1]  # of the first batch
+    assert pairs.epoch_end[0].tolist() == [False, True, True]  # of either
+    one, two = Batch({"row": pairs.rows[0, 0]}, pairs.weight[0, 0]).split(2)
+    assert torch.equal(one.data["row"], single.rows[0, 0])
+    assert torch.equal(two.data["row"], single.rows[0, 1])
+    assert torch.equal(two.weight, single.weight[0, 1])
+
+
+def test_an_odd_number_of_batches_makes_the_last_pair_borrow_from_the_next_epoch():
+    pairs = walk(BatchPlan(size=2, epochs=1, per_step=2), [5])
+    assert int(pairs.active.sum()) == 2
+    assert sorted(flatten(visits(pairs, 0))[:5]) == own_rows(0, 5)
+
+
+@pytest.mark.parametrize("size", [None, 5, 100])
+def test_a_batch_of_the_whole_set(size):
+    found = walk(BatchPlan(size=size, steps=2), [5, 3])
+    assert found.rows.shape == (2, 2, 5)
+    assert found.weight.sum(-1).tolist() == [[5, 5], [3, 3]]
+    assert found.epoch.tolist() == [[0, 1], [0, 1]]
+    assert found.epoch_end.all()
+
+
+def test_each_step_and_client_has_a_key_of_its_own():
+    found = walk(BatchPlan(size=2, steps=9), [5, 2, 3])
+    assert len(found.key.unique()) == 27
+
+
+def test_a_small_client_beside_a_large_one_does_not_blow_up_memory():
+    counts = [
+        1,
+        200_000,
+    ]  # if the small one were shuffled for all of the large one's steps: 20,000 epochs of 200,000 rows
+    found = walk(BatchPlan(size=10, epochs=1), counts)
+    assert found.active.sum(1).tolist() == [1, 20_000]
+
+
+@pytest.mark.parametrize("length", [{}, {"steps": 1, "epochs": 1}])
+def test_a_plan_has_steps_or_epochs(length):
+    with pytest.raises(ValueError, match="exactly one"):
+        BatchPlan(size=1, **length)
+
+
+def test_the_least_values_are_found_in_the_order_of_a_stable_sort():
+    many = torch.randint(0, 2**60, (3, 2, 5000), generator=torch.Generator().manual_seed(0))
+    for values in (many, many % 50):
+        whole = values.argsort(dim=-1, stable=True)
+        for wanted in (1, 7, 600, 5000):
+            found = least_first(values, wanted)
+            torch.testing.assert_close(found[..., :wanted], whole[..., :wanted], rtol=0, atol=0)
+    assert least_first(many, 600).shape[-1] == 600

@@ -1,0 +1,186 @@
+"""Client code that misbehaves, run as one phase of a made-up federation."""
+
+import math
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.reduction import Mean
+from fedfleet.simulator.block.capture import Captures
+from fedfleet.simulator.errors import ClientError
+from fedfleet.simulator.work import BatchPlan, Message, Objective
+
+CLIENTS = [4, 1, 5]
+"""Of 4, 2 and 7 examples."""
+
+
+def points(result):
+    return T.concat(result.partials["z"].blocks)["x"]["w"]
+
+
+def test_serial_and_batched_agree_when_nothing_is_wrong(federation):
+    serial, batched = (federation.run(inner, CLIENTS) for inner in ("serial", "batched"))
+    torch.testing.assert_close(points(serial), points(batched))
+    assert serial.loss == pytest.approx(batched.loss)
+    assert len({tuple(w) for w in points(serial).tolist()}) == 3
+    assert serial.steps == batched.steps == 9
+
+
+def raise_at(k):
+    def step(ops, shared, z, batch, at, key):
+        if at.k == k:
+            raise ZeroDivisionError("what the author did")
+        return z
+
+    return step
+
+
+@pytest.mark.parametrize("k", [0, 2])
+def test_an_exception_names_client_phase_and_step(federation, inner, k):
+    with pytest.raises(ClientError, match=rf"client 4, phase 'train', stage 0, step {k}: ZeroDivisionError: what") as e:
+        federation.run(inner, CLIENTS, step=raise_at(k))
+    assert isinstance(e.value.__cause__, ZeroDivisionError)
+
+
+def test_an_exception_of_one_client_names_that_client(federation):
+    def step(ops, shared, z, batch, at, key):
+        if int(at.num_examples) == 2:
+            raise KeyError("only where there are two examples")
+        return z
+
+    for inner in ("serial", "batched"):
+        with pytest.raises(ClientError, match=r"client 1, phase 'train', stage 0, step 0: KeyError"):
+            federation.run(inner, CLIENTS, step=step)
+
+
+def test_where_a_replay_fails_the_client_is_named(federation):
+    def step(ops, shared, z, batch, at, key):
+        return T.scale(torch.linspace(0, 1, 28).gather(0, batch.data["id"]).mean(), z)
+
+    captures = Captures(after=0)
+    for _ in range(3):
+        federation.run("batched", CLIENTS, step=step, captures=captures)
+    assert captures.ready == 1
+    clients = federation.population
+    wrong = clients.data["id"].clone()
+    wrong[clients.indices[clients.offsets[1] : clients.offsets[2]]] = 99
+    broken = federation.with_(population=replace(clients, data={**clients.data, "id": wrong}))
+    with pytest.raises(ClientError, match=r"client 1, phase 'train', stage 0, step 0: .*index"):
+        broken.run("batched", CLIENTS, step=step, captures=captures)
+
+
+def test_an_exception_at_the_end_or_in_the_objective_is_named_too(federation, inner):
+    def finish(shared, own, inbox, z):
+        raise RuntimeError("no message")
+
+    with pytest.raises(ClientError, match="client 4, phase 'train', finish: RuntimeError: no message"):
+        federation.run(inner, CLIENTS, finish=finish)
+
+    def loss(z, batch, ctx, key):
+        raise ValueError("no loss")
+
+    broken = federation.with_(objective=Objective(loss=loss, sign={"x": 1}))
+    with pytest.raises(ClientError, match="client 4, phase 'train', stage 0, step 0: ValueError: no loss"):
+        broken.run(inner, CLIENTS)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_names_its_client_and_slot(federation, inner, poison):
+    def step(ops, shared, z, batch, at, key):
+        return {"x": {"w": torch.where(at.num_examples == 2, poison, z["x"]["w"])}}
+
+    with pytest.raises(ClientError, match=r"client 1, phase 'train'.*not finite in 'z'.*learning rates"):
+        federation.run(inner, CLIENTS, step=step)
+
+
+def test_a_weight_that_is_not_finite_names_its_client(federation, inner):
+    def finish(shared, own, inbox, z):
+        return Message(send={"z": z}, config={"trust": z["x"]["w"].sum()}), own
+
+    def step(ops, shared, z, batch, at, key):
+        return {"x": {"w": z["x"]["w"] + at.num_examples}}
+
+    fine = federation.run(inner, CLIENTS, step=step, finish=finish, weight="trust", reduce={"z": Mean()})
+    assert fine.config["trust"].tolist() == [3 * 3 * n for n in (4, 2, 7)]
+
+    def poisoned(shared, own, inbox, z):
+        message, own = finish(shared, own, inbox, z)
+        trust = message.config["trust"]
+        return Message(send=message.send, config={"trust": torch.where(trust == 3 * 3 * 2, math.nan, trust)}), own
+
+    with pytest.raises(ClientError, match=r"client 1, phase 'train'.*not finite in 'trust'"):
+        federation.run(inner, CLIENTS, step=step, finish=poisoned, weight="trust", reduce={"z": Mean()})
+
+
+def test_draws_from_torch_are_refused_and_the_replacement_is_named(federation, inner):
+    def step(ops, shared, z, batch, at, key):
+        return T.map(lambda w: w + torch.rand(w.shape), z)
+
+    with pytest.raises(ClientError, match=r"phase 'train'.*global generator.*fedfleet\.simulator\.author") as e:
+        federation.run(inner, CLIENTS, step=step)
+    assert "executor.inner=serial" not in str(e.value)  # which would not help
+
+
+def test_draws_from_torch_inside_an_objective_are_refused_too(federation, inner):
+    def loss(z, batch, ctx, key):
+        return batch.mean(torch.nn.functional.dropout(batch.x @ z["x"]["w"], 0.5) - batch.y), {}
+
+    broken = federation.with_(objective=Objective(loss=loss, sign={"x": 1}))
+    with pytest.raises(ClientError, match=r"fedfleet\.simulator\.author"):
+        broken.run(inner, CLIENTS)
+
+
+def test_draws_from_the_key_are_welcome_and_equal_in_both(federation):
+    def step(ops, shared, z, batch, at, key):
+        return T.map(lambda w: w + rng.normal(key, w.shape), z)
+
+    serial, batched = (points(federation.run(inner, CLIENTS, step=step)) for inner in ("serial", "batched"))
+    torch.testing.assert_close(serial, batched)
+    assert len(serial.unique()) == serial.numel()
+
+
+def test_writing_into_what_the_server_sent_is_refused(federation, inner):
+    def step(ops, shared, z, batch, at, key):
+        shared["z"]["x"]["w"].add_(1.0)  # seen by the clients that come later
+        return T.map(torch.clone, z)
+
+    with pytest.raises(ClientError, match=r"phase 'train'.*wrote in place into 'z\.x\.w'"):
+        federation.run(inner, CLIENTS, step=step)
+
+
+BRANCH = r"phase 'train', stage 0, step 1: client code runs alone but not under vmap.*executor\.inner=serial"
+
+
+def test_code_that_cannot_be_mapped_runs_serially_and_gets_a_hint_in_batches(federation):
+    def step(ops, shared, z, batch, at, key):
+        if at.k == 1 and batch.x.sum() > 0:
+            return T.scale(5.0, z)
+        return T.map(lambda w: w + 1.0, z)
+
+    assert points(federation.run("serial", CLIENTS, step=step))[:, 0].tolist() == [6.0, 6.0, 3.0]
+    with pytest.raises(ClientError, match=BRANCH) as e:
+        federation.run("batched", CLIENTS, step=step)
+    assert e.value.__cause__ is not None
+
+
+def test_a_client_with_fewer_steps_keeps_its_last_point(federation):
+    def count(ops, shared, z, batch, at, key):
+        return T.map(lambda w: w + 1.0, z)
+
+    by_epoch = federation.with_(plan=BatchPlan(size=2, epochs=1))
+    for inner in ("serial", "batched"):
+        found = by_epoch.run(inner, CLIENTS, step=count)
+        assert found.steps == 7
+        assert points(found)[:, 0].tolist() == [2, 1, 4]
+        assert found.measured == 0  # no step took a gradient
+
+
+def test_an_error_travels_between_processes_as_its_message():
+    error = ClientError.at(3, "train", "stage 0, step 1", ValueError("bad"))
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is ClientError
+    assert str(copy) == str(error) == "client 3, phase 'train', stage 0, step 1: ValueError: bad"

@@ -1,0 +1,148 @@
+"""Actors and nodes are killed; the run goes on, and its bytes are those of an undisturbed one."""
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+import fedfleet
+from fedfleet.simulator.block.block import BlockTask
+from fedfleet.simulator.executors.ray import RayExecutor
+from tests.simulator.executors.killing import KILLED, die, once
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
+
+CASES = {
+    "stateless": {"task": "classification", "algorithm": {"name": "fedavg", "epochs": 1}},
+    "stateful": {"task": "classification", "algorithm": {"name": "scaffold", "epochs": 1}},
+    "two phases": {"task": "auc", "algorithm": {"name": "cdma_ada", "steps": 3, "alpha": 0.5}},
+}
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """A job whose worker is killed once a phase, and once in evaluation, with its work done but not yet sent."""
+
+    job: Any
+    folder: Path
+    slow_s: float = 0.0
+
+    def __call__(self, setup, shared, task):
+        result = self.job(setup, shared, task)
+        time.sleep(self.slow_s)
+        if once(self.folder / (task.phase if isinstance(task, BlockTask) else "evaluation")):
+            die()
+        return result
+
+
+class Killing(RayExecutor):
+    """Actors that are killed in every phase."""
+
+    folder: Path
+
+    def map(self, job, shared, tasks, **how):
+        return super().map(Deadly(job, self.folder), shared, tasks, **how)
+
+
+class LosingNode(RayExecutor):
+    """Actors, some of whose node goes down while they run a block each."""
+
+    def __init__(self, *given, node, lose, **named):
+        super().__init__(*given, **named)
+        self.calls, self.node, self.lose = 0, node, lose
+
+    def map(self, job, shared, tasks, **how):
+        self.calls += 1
+        results = super().map(Stuck(job, self.node) if self.calls >= 4 else job, shared, tasks, **how)
+        if self.calls == 4:
+            self.lose()
+        return results
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """A job that does not end on one node, whose workers outlive it for a while."""
+
+    job: Any
+    node: str
+
+    def __call__(self, setup, shared, task):
+        if ray.get_runtime_context().get_node_id() == self.node:
+            time.sleep(1000)
+        return self.job(setup, shared, task)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    ray.init(address=found.address, log_to_driver=False, configure_logging=False)
+    yield found
+    ray.shutdown()
+    found.shutdown()
+
+
+def experiment(case, **given):
+    config = {
+        "rounds": 3,
+        "population": {"clients": 24},
+        "cohort": {"invite": 8},
+        "executor": {"kind": "local", "block_size": 2, "inner": "batched"},
+        "evaluation": {"every": 1, "per_client": True},
+        **CASES[case],
+    }
+    return fedfleet.Experiment(fedfleet.load(config))
+
+
+def outcome(x, out):
+    done = x.run(out)
+    tables = [done.table(t).drop(columns="seconds", errors="ignore") for t in ("rounds", "phases", "fates", "clients")]
+    log = out / "events.jsonl"
+    events = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    return (out / "model.safetensors").read_bytes(), tables, events, done.summary
+
+
+def check_equal(found, expected):
+    assert found[0] == expected[0]
+    for a, b in zip(found[1], expected[1], strict=True):
+        pd.testing.assert_frame_equal(a, b, check_exact=True)
+    assert found[3]["bit_exact"] is True
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("case", CASES)
+def test_an_actor_killed_in_every_phase_changes_no_byte(tmp_path, cluster, monkeypatch, case):
+    x = experiment(case)
+    expected = outcome(x, tmp_path / "local")
+    executor = Killing(2, cpus_per_actor=0.5)
+    executor.folder = tmp_path / "killed"
+    executor.folder.mkdir()
+    monkeypatch.setattr(x, "executor", lambda: executor)
+    found = outcome(x, tmp_path / "ray")
+    check_equal(found, expected)
+    phases = {p.name for p in x.algorithm.phases} | {"client_metrics", "evaluation"}
+    assert {p.name for p in executor.folder.iterdir()} == phases
+    died = [e for e in found[2] if e["event"] == "worker_died"]
+    assert len(died) == len(found[2]) == len(phases)
+    assert all(e["why"] == KILLED and e["slot"] in (0, 1) and e["blocks"] in (1, 2) for e in died)
+    assert expected[2] == []
+
+
+@pytest.mark.ray
+def test_a_node_that_goes_down_in_a_round_changes_no_byte(tmp_path, cluster, monkeypatch):
+    x = experiment("two phases")
+    expected = outcome(x, tmp_path / "local")
+    node = cluster.add_node(num_cpus=1)
+    lose = partial(cluster.remove_node, node, allow_graceful=False)
+    executor = LosingNode(4, cpus_per_actor=0.5, node=node.node_id, lose=lose)
+    monkeypatch.setattr(x, "executor", lambda: executor)
+    found = outcome(x, tmp_path / "ray")
+    check_equal(found, expected)
+    assert [e["event"] for e in found[2]] == ["worker_died"] * 2  # there is no room for others, and none is waited for

@@ -1,0 +1,128 @@
+"""Ray actors, however many, give the bits of this process."""
+
+import json
+import sys
+
+import pandas as pd
+import pytest
+import ray
+
+import fedfleet
+from fedfleet.algorithms.local import Local, local_training
+from fedfleet.simulator.algorithm import Algorithm, View
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.reduction import Mean, Store
+from fedfleet.simulator.executors import ray as executor
+from fedfleet.simulator.executors import slab
+from fedfleet.simulator.work import BatchPlan, LocalWork, Message, Phase
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
+
+CASES = {
+    "stateless": {"task": "classification", "algorithm": {"name": "fedavg", "epochs": 1}},
+    "stateful": {"task": "classification", "algorithm": {"name": "scaffold", "epochs": 1}},
+    "two phases": {"task": "auc", "algorithm": {"name": "cdma_ada", "steps": 3, "alpha": 0.5}},
+    "asynchronous": {
+        "task": "classification",
+        "algorithm": {"name": "fedbuff", "steps": 3, "buffer": 7, "concurrency": 15},
+    },
+    "anchored": {"task": "auc", "algorithm": {"name": "coda_plus", "steps": 3, "theta": 0.5}},  # sends one tensor twice
+    "personalised": {"task": "classification"},
+    "stored": {"task": "classification"},
+}
+TRAINING = local_training(BatchPlan(size=4, steps=3))
+
+
+def one_phase(phase, server):
+    def round_(z, rnd):
+        message = Message(send={"z": z}, config={"lr": dict.fromkeys(z, 0.1)})
+        return server(rnd.map_reduce(phase, shared=message, cohort=rnd.invite(12))["z"]), {}
+
+    return Algorithm(lambda z, key, problem: z, round_, (phase,), {"global": View(lambda z: z)})
+
+
+def personalised():
+    """Clients start half way between the server's model and their own last one."""
+
+    def begin(shared, own, inbox, key):
+        return Local(T.axpy(0.5, T.sub(own, shared["z"]), shared["z"]), None, own)
+
+    def finish(shared, own, inbox, local):
+        return Message(send={"z": local.z}), local.z
+
+    work = LocalWork(begin=begin, stages=TRAINING.stages, finish=finish)
+    return one_phase(Phase(name="train", work=work, reduce={"z": Mean()}, own=lambda shared: shared["z"]), lambda z: z)
+
+
+def stored():
+    """The server takes the median of the uploads."""
+    return one_phase(Phase(name="train", work=TRAINING, reduce={"z": Store()}), lambda uploads: uploads.median())
+
+
+OWN = {"personalised": personalised, "stored": stored}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init(
+        num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False, _node_ip_address="127.0.0.1"
+    )
+    yield
+    ray.shutdown()
+
+
+def run(out, name, **executor):
+    config = {
+        "rounds": 4,
+        "population": {"clients": 40, "partition": {"kind": "dirichlet", "alpha": 0.3, "min_size": 10}},
+        "cohort": {"invite": 12, "respond": "siwer"},
+        "availability": {"kind": "bernoulli", "rate": 0.8},
+        "executor": {"block_size": 3, **executor},
+        "evaluation": {"every": 2, "per_client": True},
+        **CASES[name],
+    }
+    if name == "asynchronous":
+        del config["cohort"]
+    done = fedfleet.run(config, out=out, algorithm=OWN[name]() if name in OWN else None)
+    tables = {
+        t: done.table(t).drop(columns="seconds", errors="ignore") for t in ("rounds", "phases", "fates", "clients")
+    }
+    return (out / "model.safetensors").read_bytes(), tables
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("inner", ["batched", "factored"])
+@pytest.mark.parametrize("name", CASES)
+def test_any_number_of_actors_gives_equal_bytes(tmp_path, cluster, name, inner, monkeypatch):
+    model, tables = run(tmp_path / "local", name, kind="local", inner=inner)
+    for actors in (1, 2, 3, 4) if name == "two phases" and inner == "batched" else (3,):
+        if actors == 2:  # as to other machines: a small model with the blocks,
+            monkeypatch.setattr(slab, "own", lambda count: [])
+        if actors == 3 and name == "two phases":  # and a larger one through the object store
+            monkeypatch.setattr(executor, "INLINE_BYTES", 0)
+            monkeypatch.setattr(executor, "TOGETHER_BYTES", 0)
+        on = {"kind": "ray", "actors": actors, "cpus_per_actor": 0.25, "inner": inner}
+        found, same = run(tmp_path / f"ray{actors}", name, **on)
+        assert found == model
+        for table, frame in tables.items():
+            pd.testing.assert_frame_equal(frame, same[table], check_exact=True)
+
+
+@pytest.mark.ray
+def test_client_errors_travel_with_their_traceback(tmp_path, cluster):
+    from fedfleet.algorithms.fedavg import fedavg
+    from fedfleet.algorithms.options import CohortOptions
+
+    x = fedfleet.Experiment(fedfleet.load({"executor": {"kind": "ray", "actors": 1}, "population": {"clients": 40}}))
+
+    def broken(z, batch, ctx, key):
+        raise RuntimeError("no such luck")
+
+    x.task.objectives["train"] = type(x.task.objectives["train"])(loss=broken, sign={"x": 1})
+    algorithm = fedavg(fedfleet.config.options(x.config, "algorithm"), x.task, CohortOptions())
+    with pytest.raises(
+        fedfleet.ClientError, match=r"round 0: client \d+, phase 'train', stage 0, step 0: RuntimeError: no such luck"
+    ) as e:
+        fedfleet.Experiment(x.config, task=x.task, algorithm=algorithm).run(tmp_path / "run")
+    assert "in broken" in str(e.value)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"

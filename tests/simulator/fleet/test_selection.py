@@ -1,0 +1,120 @@
+"""Whom the server invites."""
+
+import math
+
+import pytest
+import torch
+
+from fedfleet.simulator.algorithm import Problem
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.fleet.selection import ByExamples, Heard, Known, Oort, PowerOfChoice, RoundRobin, Uniform
+
+SIZES = torch.tensor([1, 1, 2, 4, 8, 16])
+PROBLEM = Problem(6, 5.0, lambda clients: SIZES[clients])
+MANY = Problem(1000, 5.0, lambda clients: 1 + clients % 7)
+ALL = [Uniform(), ByExamples(), RoundRobin(), PowerOfChoice(), Oort()]
+
+
+def heard(t, clients, loss, seconds=None):
+    clients = torch.tensor(clients)
+    seconds = torch.ones(len(clients)) if seconds is None else torch.tensor(seconds)
+    return Heard(t, clients, torch.tensor(loss), seconds, SIZES[clients])
+
+
+@pytest.mark.parametrize("selection", ALL, ids=lambda s: type(s).__name__)
+def test_cohorts_hold_so_many_different_clients_and_depend_on_the_key_alone(selection):
+    state = selection.init()
+    for t in range(8):
+        key = rng.fold(rng.key(3), t)
+        clients, new = selection.invite(state, key, 30, MANY, replace=False)
+        again, _ = selection.invite(state, key, 30, MANY, replace=False)
+        assert clients.dtype == torch.int64
+        assert clients.tolist() == again.tolist()
+        assert len(clients.unique()) == 30
+        assert 0 <= int(clients.min()) <= int(clients.max()) < 1000
+        loss = rng.uniform(key, 20)
+        state = selection.observe(new, Heard(t, clients[:20], loss, 1.0 + clients[:20] % 3, torch.ones(20)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "selection"), [("round_robin", RoundRobin()), ("power_of_choice", PowerOfChoice()), ("oort", Oort())]
+)
+def test_a_selection_that_cannot_draw_with_replacement_says_so(kind, selection):
+    text = (
+        f"selection.kind='{kind}': the algorithm invites with replacement, and this selection never invites a client twice: use "
+        f"uniform or examples"
+    )
+    with pytest.raises(ConfigError, match=f"^{text}$"):
+        selection.invite(selection.init(), rng.key(1), 3, PROBLEM, replace=True)
+
+
+def test_by_examples_draws_the_first_client_in_proportion(p_value):
+    first = torch.stack(
+        [ByExamples().invite(None, rng.fold(rng.key(1), i), 2, PROBLEM, replace=False)[0] for i in range(3000)]
+    )
+    expected = 3000 * SIZES / SIZES.sum()
+    assert p_value(first[:, 0].bincount(minlength=6).numpy(), expected.numpy()) > 1e-3
+    second = first[:, 1][first[:, 0] == 5]  # the others in proportion again
+    rest = SIZES[:5] / SIZES[:5].sum() * len(second)
+    assert p_value(second.bincount(minlength=5).numpy(), rest.numpy()) > 1e-3
+
+
+def test_by_examples_with_replacement_draws_independently(p_value):
+    clients, _ = ByExamples().invite(None, rng.key(2), 6000, PROBLEM, replace=True)
+    assert p_value(clients.bincount(minlength=6).numpy(), (6000 * SIZES / SIZES.sum()).numpy()) > 1e-3
+
+
+def test_round_robin_invites_all_before_any_twice():
+    selection, state, seen = RoundRobin(), RoundRobin().init(), []
+    for t in range(5):
+        clients, state = selection.invite(state, rng.key(t), 12, Problem(20, 1.0), replace=False)
+        seen += clients.tolist()
+    assert [sorted(seen[i : i + 20]) for i in (0, 20, 40)] == [list(range(20))] * 3
+
+
+def test_power_of_choice_prefers_the_unheard_then_the_largest_loss():
+    selection = PowerOfChoice(factor=3.0)
+    state = selection.observe(selection.init(), heard(0, [0, 1, 2, 3, 4], [0.1, 0.9, 0.5, 0.7, 0.2]))
+    clients, state = selection.invite(state, rng.key(1), 2, PROBLEM, replace=False)
+    assert clients.tolist() == [5, 1]  # all six are candidates; 5 was never heard
+    state = selection.observe(state, heard(1, [5, 1], [0.3, 0.05]))
+    assert selection.invite(state, rng.key(1), 3, PROBLEM, replace=False)[0].tolist() == [3, 2, 5]
+
+
+def test_power_of_choice_chooses_among_its_candidates_only(p_value):
+    selection = PowerOfChoice(factor=1.0)  # as many candidates as places: by examples, whatever the losses
+    state = selection.observe(selection.init(), heard(0, [0, 1, 2, 3, 4, 5], [9.0, 0, 0, 0, 0, 0]))
+    drawn = [int(selection.invite(state, rng.fold(rng.key(2), i), 1, PROBLEM, replace=False)[0]) for i in range(2000)]
+    expected = 2000 * SIZES / SIZES.sum()
+    assert p_value(torch.tensor(drawn).bincount(minlength=6).numpy(), expected.numpy()) > 1e-3
+
+
+def test_oort_explores_less_and_less():
+    selection, state = Oort(), Oort().init()
+    shares = []
+    for t in range(120):
+        known = set(state[0].clients.tolist())
+        clients, state = selection.invite(state, rng.fold(rng.key(4), t), 20, Problem(10_000, 1.0), replace=False)
+        shares.append(sum(c not in known for c in clients.tolist()) / 20)
+        ones = torch.ones(len(clients))
+        state = selection.observe(state, Heard(t, clients, ones, ones, ones))
+    assert shares[0] == 1.0  # nobody is known yet
+    assert shares[1] == math.floor(0.9 * 0.98 * 20) / 20
+    assert shares[-1] == 0.2
+
+
+def test_oort_exploits_utility_and_punishes_slowness():
+    selection = Oort(explore=0.0, explore_least=0.0, cutoff=1.0)
+    loss = [1.0] * 6  # utility is examples * loss, so client 5 has most to offer
+    state = selection.observe(selection.init(), heard(0, range(6), loss))
+    assert selection.invite(state, rng.key(1), 1, PROBLEM, replace=False)[0].tolist() == [5]
+    slow = selection.observe(selection.init(), heard(0, range(6), loss, [1.0, 1, 1, 1, 1, 10]))
+    assert selection.invite(slow, rng.key(1), 1, PROBLEM, replace=False)[0].tolist() == [4]
+
+
+def test_what_is_known_is_the_latest():
+    known = Known.nothing("loss").updated(torch.tensor([7, 3]), {"loss": torch.tensor([1.0, 2.0])})
+    known = known.updated(torch.tensor([3, 9, 3]), {"loss": torch.tensor([4.0, 5.0, 6.0])})
+    assert known.clients.tolist() == [3, 7, 9]
+    assert known.get("loss", torch.tensor([9, 8, 3, 7]), -1.0).tolist() == [5.0, -1.0, 6.0, 1.0]
