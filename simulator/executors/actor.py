@@ -20,8 +20,14 @@ class ClientActor:
     def __init__(self, setup: list[Any], threads: int):
         share_tensors()
         prepare(threads)
+        self._line: Line | None = None
+        self.renew(setup)
+
+    def renew(self, setup: list[Any]) -> bool:
+        """Take what another run needs; return as ``ready`` does."""
         found: Setup = ray.get(setup[0])
         self._setup = found.placed()
+        return self._line is not None
 
     def ready(self, offer: Offer | None) -> bool:
         """Return, once the actor is up, whether it has what the driver offers to those of its machine."""

@@ -13,7 +13,7 @@ Job = Callable[[Setup, Message, Any], Any]
 
 
 class Executor(Protocol):
-    """Start once, map many times, close."""
+    """Start, map many times, perhaps start again for another run, close."""
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -26,7 +26,7 @@ class Executor(Protocol):
         ...
 
     def start(self, setup: Setup) -> None:
-        """Give the workers what they need for the whole run."""
+        """Give the workers what they need for a run, the first or another."""
         ...
 
     def map(

@@ -14,7 +14,7 @@ from fedfleet.simulator.block.block import BlockTask, Chunk
 from fedfleet.simulator.errors import FedfleetError, one_line
 from fedfleet.simulator.executors.bell import Bell
 from fedfleet.simulator.executors.cluster import R, ray
-from fedfleet.simulator.executors.near import Near, offered
+from fedfleet.simulator.executors.near import STOP, Near, offered
 
 DIED = (R.RayActorError, R.OutOfMemoryError, R.NodeDiedError, R.WorkerCrashedError)
 NO_ROOM = (R.ObjectStoreFullError, R.OutOfDiskError)
@@ -56,6 +56,12 @@ class Slot:
         """Whether the actor takes blocks."""
         return self.actor is not None and not self.starting
 
+    def pause(self) -> None:
+        """Let the actor come back from its line, so that it hears what comes by way of Ray."""
+        if self.near is not None and self.near.serving:
+            self.near.send(STOP)
+            self.near.serving = False
+
     def hang_up(self) -> None:
         """Share nothing any more."""
         if self.near is not None:
@@ -79,6 +85,26 @@ class Pool:
         slot.near = offered(IN_FLIGHT)  # not the last actor's slabs, to which it may yet be writing
         reference = slot.actor.ready.remote(None if slot.near is None else slot.near.offer)
         self.bell.when(reference, partial(self._settle, slot, slot.actor))
+
+    def renew(self, give: Callable[[Any], Any]) -> None:
+        """Give actors what another run needs, by ``give(actor)``; put fresh ones for those still at work and those given up."""
+        for slot in self.slots:
+            slot.deaths = 0
+            if slot.actor is None:
+                self._fill(slot)
+            elif slot.load or slot.starting:
+                self.replace(slot)
+            else:
+                slot.pause()
+                slot.starting = True
+                self.bell.when(give(slot.actor), partial(self._renewed, slot, slot.actor))
+
+    def _renewed(self, slot: Slot, actor: Any, future: Future[bool]) -> None:
+        """Take note that an actor has what another run needs; a fresh one tells why it could not have it."""
+        if slot.actor is actor and isinstance(future.exception(), Exception):
+            self.replace(slot)
+        else:
+            self._settle(slot, actor, future)
 
     def start(self) -> None:
         """Wait until all actors are up; go on with those there are where others have found no room after a while."""

@@ -21,7 +21,6 @@ from fedfleet.simulator.executors.actor import ClientActor
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.batch import Batch, Run
 from fedfleet.simulator.executors.cluster import DIRECT_BYTES, dumps, ray, share_tensors, start_ray
-from fedfleet.simulator.executors.near import STOP
 from fedfleet.simulator.executors.pool import DIED, LOST, MEND, NO_ROOM, TRIES, Pool, Slot, describe, why
 from fedfleet.simulator.executors.slab import SLAB_BYTES, Slab, own
 from fedfleet.simulator.signals import put_off
@@ -69,6 +68,7 @@ class RayExecutor:
         self.put_s = 0.0
         self._address, self._node_cpus = address, cpus
         self._pool: Pool | None = None
+        self._setup: Any = None  # in the object store
         self._batches: list[Batch] = []
         self._running: dict[int, Run] = {}  # by the order of dispatch
         self._slabs: list[Slab] = []
@@ -76,15 +76,19 @@ class RayExecutor:
         self._started_ray = False
 
     def start(self, setup: Setup) -> None:
-        """Start Ray (on loopback, unless an address is given), put the setup once, and bring the actors up."""
+        """Put the setup once, and bring the actors up; those of an earlier run go on. Ray is started on loopback, or joined."""
         torch.set_num_threads(1)
-        self._started_ray = start_ray(self._address, self._node_cpus)
-        share_tensors()
-        # Ray's own account of every task would grow with the rounds.
-        options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus, "enable_task_events": False}
-        remote = ray.remote(ClientActor).options(**options)  # pyright: ignore
-        reference = _put(setup)
-        self._pool = Pool(self.actors, lambda: remote.remote([reference], self.threads), self.events)
+        if self._pool is None:
+            self._started_ray = start_ray(self._address, self._node_cpus)
+            share_tensors()
+        self._setup, self._batches = _put(setup), []
+        if self._pool is None:
+            # Ray's own account of every task would grow with the rounds.
+            options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus, "enable_task_events": False}
+            remote = ray.remote(ClientActor).options(**options)  # pyright: ignore
+            self._pool = Pool(self.actors, lambda: remote.remote([self._setup], self.threads), self.events)
+        else:
+            self._pool.renew(lambda actor: actor.renew.remote([self._setup]))
         self._pool.start()
 
     def map(
@@ -158,9 +162,7 @@ class RayExecutor:
                 near.serving = True
                 near.send(call)
             else:
-                if near is not None and near.serving:
-                    near.send(STOP)
-                    near.serving = False
+                slot.pause()
                 try:
                     reference = slot.actor.run.remote(batch.job, far, task)
                 except NO_ROOM as e:
@@ -345,7 +347,7 @@ class RayExecutor:
         """Stop the actors, and Ray if this executor started it."""
         if self._pool is not None:
             self._pool.close()
-        self._pool, self._batches, self._running, self._slabs = None, [], {}, []
+        self._pool, self._setup, self._batches, self._running, self._slabs = None, None, [], {}, []
         if self._started_ray:
             ray.shutdown()
             self._started_ray = False

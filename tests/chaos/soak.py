@@ -19,6 +19,7 @@ import pandas as pd
 import yaml
 
 import fedfleet
+from fedfleet.config.schema import complete, with_overrides
 from fedfleet.experiments.checkpoint import newest
 from tests.algorithms.cases import CASES as ROWS
 
@@ -72,11 +73,9 @@ def soak(
     """
     started = time.monotonic()
     config = fedfleet.load(BASE, CASES[case] | {"rounds": rounds})
-    peace = fedfleet.Experiment(fedfleet.config.with_overrides(config, {"executor.kind": "local"})).run(
-        folder / "peace"
-    )
+    peace = fedfleet.Experiment(with_overrides(config, {"executor.kind": "local"})).run(folder / "peace")
     path, out, done = folder / "config.yaml", folder / "run", Counter[str]()
-    path.write_text(yaml.safe_dump(fedfleet.config.complete(config)), encoding="utf-8")
+    path.write_text(yaml.safe_dump(complete(config)), encoding="utf-8")
     plan = _plan(draw, faults)
     pause = 0.0
     while True:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.resume import WHERE, run_or_go_on, without
 from fedfleet.experiments.runfolder import check_free, claim, summary_of
+from fedfleet.experiments.workers import Workers
 from fedfleet.report.study_page import write_study_report
 from fedfleet.report.study_tables import DONE, MARK, Entry, Tables, Target, collect
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
@@ -243,17 +245,18 @@ def _run_all(prepared: Prepared, waiting: Sequence[Trial], out: Path, jobs: int)
     if min(jobs, len(waiting)) > 1:
         yield from _in_tasks(prepared, waiting, out, jobs)
         return
-    for trial in waiting:
-        yield trial, run_trial(trial.config, folder(out, trial), prepared.data[data_key(trial.config)])
+    with closing(Workers()) as workers:
+        for trial in waiting:
+            yield trial, run_trial(trial.config, folder(out, trial), prepared.data[data_key(trial.config)], workers)
 
 
-def run_trial(config: Config, out: Path, data: Data) -> str | None:
+def run_trial(config: Config, out: Path, data: Data, workers: Workers | None = None) -> str | None:
     """Run a trial, from its last checkpoint if there is one, and return its error, None if it ended well.
 
     An interruption is raised.
     """
     try:
-        run_or_go_on(Experiment(config, data=data), out, replace=True)
+        run_or_go_on(Experiment(config, data=data), out, workers=workers, replace=True)
     except FedfleetError as e:
         return one_line(e)
     except Exception as e:

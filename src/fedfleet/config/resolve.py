@@ -46,7 +46,7 @@ def check_early(config: Config) -> None:
         if (value := getattr(config, key)) is not None:
             raise ConfigError(
                 f"{key}={show(value)}: it asks for several runs, and an Experiment is one: use `fedfleet run`, or "
-                f"fedfleet.campaign.run"
+                f"fedfleet.experiments.campaign.run"
             )
     _check_cohort(config.cohort)
     _check_executor(config)

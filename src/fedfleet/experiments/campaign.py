@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.resume import at_its_end, changed, run_or_go_on
 from fedfleet.experiments.resume import resume as go_on
 from fedfleet.experiments.runfolder import check_free, claim, summary_of
+from fedfleet.experiments.workers import Workers
 from fedfleet.report import write_report
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 
@@ -172,13 +173,14 @@ def _reported(
 
 def _in_turn(plan: list[Trial], out: Path, progress: Progress, loaded: dict[str, Data]) -> list[Run | FedfleetError]:
     done: list[Run | FedfleetError] = []
-    for i, trial in enumerate(plan):
-        progress.say(f"run {i + 1}/{len(plan)}: {trial.place}")
-        try:
-            done.append(run_or_go_on(prepare(trial, loaded), out / trial.place, progress))
-        except FedfleetError as e:
-            done.append(FedfleetError(f"{trial.place}: {e}"))
-            progress.say(f"failed: {done[-1]}")
+    with closing(Workers()) as workers:
+        for i, trial in enumerate(plan):
+            progress.say(f"run {i + 1}/{len(plan)}: {trial.place}")
+            try:
+                done.append(run_or_go_on(prepare(trial, loaded), out / trial.place, progress, workers))
+            except FedfleetError as e:
+                done.append(FedfleetError(f"{trial.place}: {e}"))
+                progress.say(f"failed: {done[-1]}")
     return done
 
 

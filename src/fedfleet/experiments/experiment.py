@@ -14,29 +14,30 @@ from fedfleet.experiments.prepared import Prepared
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.runfolder import CHECKPOINTS, RunFolder, check_free, claim, locked
 from fedfleet.experiments.runner import Run, Runner
+from fedfleet.experiments.workers import Workers
 from fedfleet.simulator.errors import ConfigError
 
 
 class Experiment(Prepared):
     """A configuration made ready to run, as ``Prepared``, and its runs."""
 
-    def run(self, out: Path, progress: Progress | None = None) -> Run:
+    def run(self, out: Path, progress: Progress | None = None, workers: Workers | None = None) -> Run:
         """Run to the end and write the run folder ``out``, which must be new.
 
         An interruption (KeyboardInterrupt, SystemExit) or an error still leaves the tables, the model, a summary with the
-        status, and a checkpoint to go on from.
+        status, and a checkpoint to go on from. ``workers`` are kept for the next run.
         """
         check_free(out)
-        return self._run(claim(out), None, progress)
+        return self._run(claim(out), None, progress, workers)
 
-    def resume(self, folder: Path, progress: Progress | None = None) -> Run:
+    def resume(self, folder: Path, progress: Progress | None = None, workers: Workers | None = None) -> Run:
         """Go on with the run in a folder from its last checkpoint; the result is that of a run that was never interrupted.
 
         Raises ConfigError where there is no checkpoint to go on from, or where it is of another run.
         """
         progress = progress or Progress.silent()
         with closing(locked(folder)) as lock:
-            return self._run(folder, self._last(folder, progress), progress, lock)
+            return self._run(folder, self._last(folder, progress), progress, workers, lock)
 
     def _last(self, folder: Path, progress: Progress) -> Checkpoint:
         """Return the checkpoint to go on from. Raises ConfigError."""
@@ -57,10 +58,18 @@ class Experiment(Prepared):
             )
         return found
 
-    def _run(self, out: Path, found: Checkpoint | None, progress: Progress | None, lock: IO[str] | None = None) -> Run:
+    def _run(
+        self,
+        out: Path,
+        found: Checkpoint | None,
+        progress: Progress | None,
+        workers: Workers | None,
+        lock: IO[str] | None = None,
+    ) -> Run:
         with (
             torch.random.fork_rng(devices=[]),
-            closing(self.executor()) as executor,
+            closing(Workers()) as own,
+            (workers or own).of(self) as executor,
             closing(RunFolder(out, C.complete(self.config), lock)) as folder,
         ):
             runner = Runner(self, folder, progress or Progress.silent())

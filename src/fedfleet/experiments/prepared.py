@@ -231,21 +231,23 @@ class Prepared:
             flop=self.costs.flop,
         )
 
-    def executor(self) -> Executor:
-        """Return the configured executor, not yet started."""
+    @property
+    def asked_of_executor(self) -> tuple[Any, ...]:
+        """Return the kind of the configured executor, and what one is made of."""
         e = self.config.executor
         if e.kind == "local":
-            return LocalExecutor(e.threads_per_actor)
+            return e.kind, e.threads_per_actor
+        one = (e.cpus_per_actor, e.gpus_per_actor, e.threads_per_actor)
+        return e.kind, resolve.actors(self.config), *one, e.address, resolve.cpus()
+
+    def executor(self) -> Executor:
+        """Return the configured executor, not yet started."""
+        kind, *asked = self.asked_of_executor
+        if kind == "local":
+            return LocalExecutor(*asked)
         from fedfleet.simulator.executors.ray import RayExecutor  # importing Ray takes a second
 
-        return RayExecutor(
-            resolve.actors(self.config),
-            e.cpus_per_actor,
-            e.gpus_per_actor,
-            e.threads_per_actor,
-            e.address,
-            resolve.cpus(),
-        )
+        return RayExecutor(*asked)
 
     @cached_property
     def fingerprint(self) -> str:

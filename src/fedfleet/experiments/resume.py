@@ -17,6 +17,7 @@ from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.runfolder import CHECKPOINTS, locked, summary_of
 from fedfleet.experiments.runner import Run
+from fedfleet.experiments.workers import Workers
 from fedfleet.simulator.errors import ConfigError
 
 WHERE = (
@@ -63,7 +64,9 @@ def resume(
     return experiment.resume(folder, progress)
 
 
-def run_or_go_on(x: Experiment, out: Path, progress: Progress | None = None, *, replace: bool = False) -> Run:
+def run_or_go_on(
+    x: Experiment, out: Path, progress: Progress | None = None, workers: Workers | None = None, *, replace: bool = False
+) -> Run:
     """Go on from the last checkpoint of the same run in ``out``; where there is none, run it.
 
     Raises ConfigError where ``out`` has a checkpoint of another run, unless that is to be replaced, and where a process is at
@@ -75,13 +78,13 @@ def run_or_go_on(x: Experiment, out: Path, progress: Progress | None = None, *, 
         before = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
         same = without(before, MAY_CHANGE) == without(complete(x.config), MAY_CHANGE)
         if same and found.rounds <= x.config.rounds:
-            return x.resume(out, progress)
+            return x.resume(out, progress, workers)
         if not replace:
             raise ConfigError(f"{out}: a run of another configuration is there: choose another folder, or remove it")
     if out.exists():
         with closing(locked(out)):
             shutil.rmtree(out)
-    return x.run(out, progress)
+    return x.run(out, progress, workers)
 
 
 def without(config: Mapping[str, Any], keys: Iterable[str], at: str = "") -> dict[str, Any]:

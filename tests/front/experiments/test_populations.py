@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,20 +96,9 @@ def test_clients_of_parquet(folder, command, tmp_path):
     assert command("plan", run.folder / "config.yaml")[1].count("24 with 1 to 3 examples each") == 1
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    import ray
-
-    ray.init(
-        num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False, _node_ip_address="127.0.0.1"
-    )
-    yield
-    ray.shutdown()
-
-
 @pytest.mark.ray
 @pytest.mark.parametrize("kind", ["synthetic", "disk"])
-def test_actors_see_the_same_clients(cluster, folder, command, tmp_path, kind):
+def test_actors_see_the_same_clients(folder, command, tmp_path, kind):
     overrides: dict[str, Any] = {"executor.block_size": 3, "algorithm.batch_size": 1}
     if kind == "disk":
         assert command("convert", folder / "in.parquet", folder / "clients")[0] == 0

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 import fedfleet
+from fedfleet.config.schema import complete
 from fedfleet.experiments.checkpoint import newest
 from fedfleet.experiments.runner import Runner
 from fedfleet.simulator.errors import ConfigError, FedfleetError
@@ -64,7 +65,7 @@ def test_signals_at_any_moment(tmp_path, undisturbed, case):
     kinds = itertools.cycle([signal.SIGINT, signal.SIGTERM])
     before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(next(kinds)))
     on_term = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    fedfleet.run(fedfleet.config.complete(config(case)), {"rounds": 0}, out=out)
+    fedfleet.run(complete(config(case)), {"rounds": 0}, out=out)
     try:
         for _ in range(40):
             signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.001, 0.15))
@@ -88,7 +89,7 @@ def test_killed_anywhere(tmp_path, undisturbed, case):
     """Kill -9 of the driver at random moments, until it has come to its end."""
     out, draw = tmp_path / "run", random.Random(2)
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(fedfleet.config.complete(config(case))))
+    path.write_text(yaml.safe_dump(complete(config(case))))
     slow = "import time, fedfleet.simulator.simulate as s; add = s.Position.accept\n"
     slow += "s.Position.accept = lambda self, r: (time.sleep(0.05), add(self, r))[1]\n"
     slow += "from fedfleet.cli import main; main()"

@@ -11,7 +11,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import ray
-from ray.cluster_utils import Cluster
 
 import fedfleet
 from fedfleet.simulator.block.block import BlockTask
@@ -80,15 +79,6 @@ class Stuck:
         return self.job(setup, shared, task)
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    ray.init(address=found.address, log_to_driver=False, configure_logging=False)
-    yield found
-    ray.shutdown()
-    found.shutdown()
-
-
 def experiment(case, **given):
     config = {
         "rounds": 3,
@@ -121,7 +111,7 @@ def check_equal(found, expected):
 def test_an_actor_killed_in_every_phase_changes_no_byte(tmp_path, cluster, monkeypatch, case):
     x = experiment(case)
     expected = outcome(x, tmp_path / "local")
-    executor = Killing(2, cpus_per_actor=0.5)
+    executor = Killing(2, cpus_per_actor=0.25)
     executor.folder = tmp_path / "killed"
     executor.folder.mkdir()
     monkeypatch.setattr(x, "executor", lambda: executor)
@@ -139,9 +129,9 @@ def test_an_actor_killed_in_every_phase_changes_no_byte(tmp_path, cluster, monke
 def test_a_node_that_goes_down_in_a_round_changes_no_byte(tmp_path, cluster, monkeypatch):
     x = experiment("two phases")
     expected = outcome(x, tmp_path / "local")
-    node = cluster.add_node(num_cpus=1)
+    node = cluster.add_node(num_cpus=1, num_gpus=1)
     lose = partial(cluster.remove_node, node, allow_graceful=False)
-    executor = LosingNode(4, cpus_per_actor=0.5, node=node.node_id, lose=lose)
+    executor = LosingNode(4, cpus_per_actor=0.01, gpus_per_actor=0.5, node=node.node_id, lose=lose)
     monkeypatch.setattr(x, "executor", lambda: executor)
     found = outcome(x, tmp_path / "ray")
     check_equal(found, expected)

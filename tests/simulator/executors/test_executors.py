@@ -9,6 +9,7 @@ import ray
 
 import fedfleet
 from fedfleet.algorithms.local import Local, local_training
+from fedfleet.config.schema import options
 from fedfleet.simulator.algorithm import Algorithm, View
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Mean, Store
@@ -62,15 +63,6 @@ def stored():
 OWN = {"personalised": personalised, "stored": stored}
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    ray.init(
-        num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False, _node_ip_address="127.0.0.1"
-    )
-    yield
-    ray.shutdown()
-
-
 def run(out, name, **executor):
     config = {
         "rounds": 4,
@@ -90,26 +82,36 @@ def run(out, name, **executor):
     return (out / "model.safetensors").read_bytes(), tables
 
 
+def check_equal(found, expected):
+    assert found[0] == expected[0]
+    for table, frame in expected[1].items():
+        pd.testing.assert_frame_equal(found[1][table], frame, check_exact=True)
+
+
 @pytest.mark.ray
 @pytest.mark.parametrize("inner", ["batched", "factored"])
 @pytest.mark.parametrize("name", CASES)
-def test_any_number_of_actors_gives_equal_bytes(tmp_path, cluster, name, inner, monkeypatch):
-    model, tables = run(tmp_path / "local", name, kind="local", inner=inner)
-    for actors in (1, 2, 3, 4) if name == "two phases" and inner == "batched" else (3,):
-        if actors == 2:  # as to other machines: a small model with the blocks,
-            monkeypatch.setattr(slab, "own", lambda count: [])
-        if actors == 3 and name == "two phases":  # and a larger one through the object store
-            monkeypatch.setattr(executor, "INLINE_BYTES", 0)
-            monkeypatch.setattr(executor, "TOGETHER_BYTES", 0)
-        on = {"kind": "ray", "actors": actors, "cpus_per_actor": 0.25, "inner": inner}
-        found, same = run(tmp_path / f"ray{actors}", name, **on)
-        assert found == model
-        for table, frame in tables.items():
-            pd.testing.assert_frame_equal(frame, same[table], check_exact=True)
+def test_three_actors_give_the_bytes_of_this_process(tmp_path, name, inner):
+    expected = run(tmp_path / "local", name, kind="local", inner=inner)
+    on = {"kind": "ray", "actors": 3, "cpus_per_actor": 0.25, "inner": inner}
+    check_equal(run(tmp_path / "ray", name, **on), expected)
 
 
 @pytest.mark.ray
-def test_client_errors_travel_with_their_traceback(tmp_path, cluster):
+@pytest.mark.parametrize("actors", [1, 2, 4])
+def test_any_number_of_actors_gives_equal_bytes_and_so_does_any_way_to_them(tmp_path, actors, monkeypatch):
+    expected = run(tmp_path / "local", "two phases", kind="local", inner="batched")
+    on = {"kind": "ray", "actors": actors, "cpus_per_actor": 0.1 + 0.01 * actors, "inner": "batched"}
+    if actors > 1:  # as to other machines: a small model with the blocks,
+        monkeypatch.setattr(slab, "own", lambda count: [])
+    if actors == 4:  # and a larger one through the object store
+        monkeypatch.setattr(executor, "INLINE_BYTES", 0)
+        monkeypatch.setattr(executor, "TOGETHER_BYTES", 0)
+    check_equal(run(tmp_path / "ray", "two phases", **on), expected)
+
+
+@pytest.mark.ray
+def test_client_errors_travel_with_their_traceback(tmp_path):
     from fedfleet.algorithms.fedavg import fedavg
     from fedfleet.algorithms.options import CohortOptions
 
@@ -119,7 +121,7 @@ def test_client_errors_travel_with_their_traceback(tmp_path, cluster):
         raise RuntimeError("no such luck")
 
     x.task.objectives["train"] = type(x.task.objectives["train"])(loss=broken, sign={"x": 1})
-    algorithm = fedavg(fedfleet.config.options(x.config, "algorithm"), x.task, CohortOptions())
+    algorithm = fedavg(options(x.config, "algorithm"), x.task, CohortOptions())
     with pytest.raises(
         fedfleet.ClientError, match=r"round 0: client \d+, phase 'train', stage 0, step 0: RuntimeError: no such luck"
     ) as e:

@@ -19,7 +19,6 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.block.block import BlockTask, Chunk, Setup
 from fedfleet.simulator.errors import ClientTimeout, FedfleetError
 from fedfleet.simulator.executors import pool
-from fedfleet.simulator.executors.cluster import start_ray
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.executors.pool import Pool, describe, why
 from fedfleet.simulator.executors.ray import RayExecutor
@@ -27,14 +26,6 @@ from fedfleet.simulator.work import Message
 from tests.simulator.executors.killing import KILLED, die, once
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    started = start_ray(None, 1)
-    yield
-    if started:
-        ray.shutdown()
 
 
 def blocks(count):
@@ -267,10 +258,10 @@ def test_actors_that_die_as_they_start_end_the_run(cluster):
 @pytest.mark.ray
 def test_actors_without_room_are_not_waited_for_for_ever(cluster, monkeypatch):
     monkeypatch.setattr(pool, "PATIENCE_S", 0.5)
-    executor = RayExecutor(2, cpus_per_actor=50)
+    executor = RayExecutor(2, cpus_per_actor=500)
     with pytest.raises(
         FedfleetError,
-        match=r"^executor: no Ray actor could start within 0.5 s \(free: [\d.]+ CPUs, 0 GPUs\): lower executor.cpus_per_actor",
+        match=r"^executor: no Ray actor could start within 0.5 s \(free: [\d.]+ CPUs, [\d.]+ GPUs\): lower executor.cpus",
     ):
         executor.start(SETUP)
     executor.close()

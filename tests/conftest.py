@@ -1,0 +1,61 @@
+"""One Ray, and workers that are kept from test to test: starting them takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fedfleet.experiments.prepared import Prepared
+from fedfleet.simulator.executors.base import Executor
+
+
+class Kept:
+    """A started executor that outlives the run: the next one renews it."""
+
+    def __init__(self, executor: Executor):
+        self._executor = executor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """A head node, which this process has joined; a test may add others, and takes them away."""
+    from ray.cluster_utils import Cluster
+
+    from fedfleet.simulator.executors.cluster import ray
+
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 1, "include_dashboard": False})
+    ray.init(address=found.address, log_to_driver=False, configure_logging=False)
+    yield found
+    ray.shutdown()
+    found.shutdown()
+
+
+@pytest.fixture(scope="session")
+def kept(cluster: Any) -> Iterator[Callable[[Prepared], Executor]]:
+    """Return the workers a run asks for, those of an earlier test that asked for the same."""
+    made: dict[Any, Executor] = {}
+    fresh = Prepared.executor
+
+    def executor(x: Prepared) -> Any:
+        if x.asked_of_executor[0] == "local":
+            return fresh(x)
+        return Kept(made.setdefault(x.asked_of_executor, fresh(x)))
+
+    yield executor
+    for one in made.values():
+        one.close()
+
+
+@pytest.fixture(autouse=True)
+def _runs_share_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tests on Ray share it, but for those that start a process with a Ray of its own."""
+    if request.node.get_closest_marker("ray") and not request.node.get_closest_marker("own_ray"):
+        monkeypatch.setattr(Prepared, "executor", request.getfixturevalue("kept"))
