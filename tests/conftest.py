@@ -1,4 +1,4 @@
-"""One Ray, and workers that are kept from test to test: starting them takes seconds."""
+"""How the suite is run: tests on Ray share one, and its workers, for starting them takes seconds; the others run beside them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from fedfleet.experiments.prepared import Prepared
 from fedfleet.simulator.executors.base import Executor
+
+settings.register_profile("suite", deadline=None, max_examples=25)
+settings.register_profile("thorough", deadline=None, max_examples=400)  # pytest --hypothesis-profile=thorough
+settings.load_profile("suite")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests on Ray come one after the other in one process, and those of a file in one, for what they share."""
+    for item in items:
+        on_ray = item.get_closest_marker("ray") and not item.get_closest_marker("own_ray")
+        item.add_marker(pytest.mark.xdist_group("ray" if on_ray else item.path.name + str(item.path.parent.name)))
 
 
 class Kept:

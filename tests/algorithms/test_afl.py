@@ -202,7 +202,6 @@ def test_regularisers_in_the_loop():
     assert plus.mixture.tolist() == pytest.approx([0, 0, 1])
 
 
-@pytest.mark.slow
 def test_the_gap_shrinks_as_one_over_the_root_of_the_steps():
     """Theorem 2 on the toy with noise in its gradients: below the bound, and with a slope of about -1/2."""
     noisy = world([(1, -1), (1, 1)], [(4, 2), (4, 4)])

@@ -25,9 +25,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     draw, started, reports = random.Random(args.seed), time.monotonic(), []
+    faults = [*FAULTS, *FAULTS, *draw.sample([*FAULTS], 2)]
     for case in cycle(CASES):
         with tempfile.TemporaryDirectory() as folder:
-            found = soak(case, Path(folder), draw, rounds=args.rounds, faults=12, every_s=tuple(args.every))
+            found = soak(case, Path(folder), draw, rounds=args.rounds, faults=faults, every_s=tuple(args.every))
         reports.append(found)
         what = ", ".join(f"{n} x {fault}" for fault, n in sorted(found.faults.items()))
         verdict = f"LOST: {', '.join(found.lost)}" if found.lost else "equal to the undisturbed run"

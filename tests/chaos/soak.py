@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,9 +65,9 @@ class Report(NamedTuple):
 
 
 def soak(
-    case: str, folder: Path, draw: random.Random, *, rounds: int, faults: int, every_s: tuple[float, float]
+    case: str, folder: Path, draw: random.Random, *, rounds: int, faults: Sequence[str], every_s: tuple[float, float]
 ) -> Report:
-    """Disturb a run so many times, at moments ``every_s`` apart (least, most), and compare it with one in peace.
+    """Disturb a run by these faults, in random order, at moments ``every_s`` apart (least, most), and compare it with one in peace.
 
     Each time it goes on, it is with another number of actors.
     """
@@ -76,7 +76,7 @@ def soak(
     peace = fedfleet.Experiment(with_overrides(config, {"executor.kind": "local"})).run(folder / "peace")
     path, out, done = folder / "config.yaml", folder / "run", Counter[str]()
     path.write_text(yaml.safe_dump(complete(config)), encoding="utf-8")
-    plan = _plan(draw, faults)
+    plan = iter(draw.sample(faults, len(faults)))
     pause = 0.0
     while True:
         before = newest(out / "checkpoints")[0]
@@ -108,14 +108,6 @@ def soak(
             raise AssertionError(f"status {process.returncode}: {(folder / 'log.txt').read_text()[-2000:]}")
     lost = [name for name in (*MODELS, *TABLES) if not _equal(peace.folder, out, name)]
     return Report(case, rounds, dict(done), time.monotonic() - started, lost)
-
-
-def _plan(draw: random.Random, faults: int) -> Iterator[str]:
-    """Yield faults, every kind as often as the others, in random order."""
-    kinds: list[str] = []
-    for _ in range(faults):
-        kinds = kinds or draw.sample(list(FAULTS), len(FAULTS))
-        yield kinds.pop()
 
 
 def _start(command: list[Any], log: Path) -> subprocess.Popen[bytes]:

@@ -1,16 +1,20 @@
-"""The soak in short: one run, every kind of fault once. The long form is ``python -m tests.chaos --minutes 5``."""
+"""The soak in short, one run: a worker killed; the driver killed and its checkpoint damaged.
+
+The long form is ``python -m tests.chaos``; what else befalls a driver, test_resume.py has without Ray.
+"""
 
 import random
 
 import pytest
 
-from tests.chaos.soak import FAULTS, events, soak
+from tests.chaos.soak import events, soak
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.own_ray
 def test_nothing_is_lost(tmp_path):
-    found = soak("scaffold", tmp_path, random.Random(0), rounds=100, faults=len(FAULTS), every_s=(0.2, 0.8))
+    faults = ["worker killed", "driver killed, newest checkpoint cut short"]
+    found = soak("scaffold", tmp_path, random.Random(0), rounds=80, faults=faults, every_s=(0.2, 0.8))
     assert found.lost == []
-    assert sum(found.faults.values()) >= 3
-    assert events(tmp_path / "run")["resumed"] >= 2
+    assert sum(found.faults.values()) >= 1
+    assert events(tmp_path / "run")["resumed"] + found.faults.get("worker killed", 0) >= 1

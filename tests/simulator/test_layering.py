@@ -163,6 +163,7 @@ def test_hugging_face_datasets_is_not_hidden_in_the_repository_root():
 
 @needs_hugging_face
 @pytest.mark.ray
+@pytest.mark.own_ray
 def test_hugging_face_datasets_is_not_hidden_from_ray_workers():
     theirs, ours = run(RAY_SCRIPT)
     assert theirs.name == "__init__.py"

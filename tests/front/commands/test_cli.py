@@ -141,7 +141,7 @@ def test_diverged_training_is_a_failed_run(command: Command, tiny: Path) -> None
     assert summary(run)["error"] in error
 
 
-@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("jobs", [1, 2])
 def test_one_failed_run_does_not_stop_the_others(command: Command, tiny: Path, jobs: int) -> None:
     out = tiny.parent / "all"
     status, _, error = command("run", tiny, "vary.algorithm.lr=[0.1, 1e39]", "--jobs", jobs, "--out", out)

@@ -185,35 +185,31 @@ def test_an_interruption_leaves_what_is_finished(tmp_path, monkeypatch):
 
 
 @pytest.mark.ray
-def test_an_interruption_on_a_cluster_of_others_ends_the_trials(tmp_path, monkeypatch):
-    from fedfleet.simulator.executors.ray import ray, start_ray
+def test_an_interruption_on_a_cluster_of_others_ends_the_trials(tmp_path, monkeypatch, cluster):
+    from fedfleet.simulator.executors.ray import ray
 
-    assert start_ray(None, 2)
-    try:
-        address = ray.get_runtime_context().gcs_address
-        wait = ray.wait
+    before = ray.available_resources()["CPU"]
+    wait = ray.wait
 
-        def interrupted(references, **given):
-            folders = tmp_path / "study" / "trials"
-            until = time.monotonic() + 120
-            while len({p.parent for p in folders.glob("*/*/checkpoints/round-*.safetensors")}) < 2:
-                assert time.monotonic() < until, "no trial has begun"
-                time.sleep(0.1)
-            monkeypatch.setattr(ray, "wait", wait)
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(ray, "wait", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "study", jobs=2, overrides={"rounds": 1_000_000, "executor.address": address})
-        assert ray.is_initialized(), "it is not the study's to stop"
-        summaries = [json.loads(p.read_text()) for p in (tmp_path / "study" / "trials").glob("*/*/summary.json")]
-        assert [s["status"] for s in summaries] == ["interrupted"] * 2
-        until = time.monotonic() + 20
-        while (free := ray.available_resources().get("CPU", 0)) < 2 and time.monotonic() < until:
+    def interrupted(references, **given):
+        folders = tmp_path / "study" / "trials"
+        until = time.monotonic() + 120
+        while len({p.parent for p in folders.glob("*/*/checkpoints/round-*.safetensors")}) < 2:
+            assert time.monotonic() < until, "no trial has begun"
             time.sleep(0.1)
-        assert free == 2
-    finally:
-        ray.shutdown()
+        monkeypatch.setattr(ray, "wait", wait)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ray, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "study", jobs=2, overrides={"rounds": 1_000_000, "executor.address": cluster.address})
+    assert ray.is_initialized(), "it is not the study's to stop"
+    summaries = [json.loads(p.read_text()) for p in (tmp_path / "study" / "trials").glob("*/*/summary.json")]
+    assert [s["status"] for s in summaries] == ["interrupted"] * 2
+    until = time.monotonic() + 20
+    while (free := ray.available_resources().get("CPU", 0)) < before and time.monotonic() < until:
+        time.sleep(0.1)
+    assert free == before
 
 
 def test_a_trial_cut_by_max_seconds_is_finished_for_that_time_alone(done, tmp_path):

@@ -83,7 +83,6 @@ def test_signals_at_any_moment(tmp_path, undisturbed, case):
     check_equal(out, undisturbed(case))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", ["client state"])
 def test_killed_anywhere(tmp_path, undisturbed, case):
     """Kill -9 of the driver at random moments, until it has come to its end."""

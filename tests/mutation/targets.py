@@ -1,0 +1,55 @@
+"""Which tests hold which file: those that fail soonest come first."""
+
+A, F, T = "tests/algorithms/test_", "tests/simulator/fleet/test_", "tests/tasks/test_"
+AGNOSTIC = [f"{A}drfa.py", f"{A}qffl.py", f"{A}afl.py", f"{A}afl_estimators.py"]
+AVERAGING = [f"{A}averaging.py", f"{A}equivalence.py"]
+MINIMAX = [f"{A}minimax_baselines.py", f"{A}cdma.py"]
+ONLINE = [f"{F}online_models.py", f"{F}online_correlated.py", f"{F}online_trace.py", f"{F}availability.py"]
+RESPONSES = [f"{F}partial_work.py", f"{F}devices.py", f"{A}unreliable.py", f"{A}late.py", f"{A}events.py"]
+BUFFER = [f"{F}buffer.py", f"{A}fedbuff.py", f"{A}events.py"]
+
+TARGETS: dict[str, list[str]] = {
+    "algorithms/afl.py": [f"{A}afl.py", f"{A}afl_estimators.py"],
+    "algorithms/catalyst.py": MINIMAX,
+    "algorithms/cdma.py": [f"{A}cdma.py"],
+    "algorithms/coda.py": MINIMAX,
+    "algorithms/control.py": [*AVERAGING, *MINIMAX],
+    "algorithms/drfa.py": AGNOSTIC[:1],
+    "algorithms/extra_step.py": MINIMAX[:1],
+    "algorithms/fedavg.py": AVERAGING,
+    "algorithms/fedbuff.py": BUFFER[1:],
+    "algorithms/fedprox.py": AVERAGING,
+    "algorithms/lambda_sets.py": [f"{A}lambda_sets.py", *AGNOSTIC[2:3]],
+    "algorithms/local.py": [*AVERAGING, *MINIMAX],
+    "algorithms/local_sgda_plus.py": MINIMAX,
+    "algorithms/mixture.py": AGNOSTIC,
+    "algorithms/parallel_sgda.py": MINIMAX,
+    "algorithms/qffl.py": AGNOSTIC[1:2],
+    "algorithms/scaffold.py": AVERAGING,
+    "algorithms/theory.py": MINIMAX[1:],
+    "tasks/auc.py": [f"{T}auc.py"],
+    "tasks/classification.py": [f"{T}classification.py"],
+    "tasks/gan.py": [f"{T}gan.py"],
+    "tasks/gan_nets.py": [f"{T}gan.py"],
+    "tasks/language.py": [f"{T}language.py"],
+    "tasks/pooling.py": [f"{T}pooling.py"],
+    "tasks/robust.py": [f"{T}robust.py"],
+    "tasks/scores.py": [f"{T}gan.py"],
+    "simulator/arithmetic/reduction.py": ["tests/simulator/arithmetic/test_reduction.py"],
+    "simulator/arithmetic/stored.py": ["tests/simulator/arithmetic/test_reduction.py"],
+    "simulator/fleet/availability.py": ONLINE[3:],
+    "simulator/fleet/buffer.py": BUFFER,
+    "simulator/fleet/devices.py": RESPONSES,
+    "simulator/fleet/flights.py": BUFFER,
+    "simulator/fleet/hardware.py": [f"{F}devices.py"],
+    "simulator/fleet/idle.py": BUFFER,
+    "simulator/fleet/late.py": [f"{A}late.py", f"{A}events.py"],
+    "simulator/fleet/online/correlated.py": ONLINE[1:2],
+    "simulator/fleet/online/diurnal.py": ONLINE[:1],
+    "simulator/fleet/online/markov.py": ONLINE[:1],
+    "simulator/fleet/online/random_rate.py": [*ONLINE[:1], *ONLINE[3:]],
+    "simulator/fleet/online/trace.py": ONLINE[2:3],
+    "simulator/fleet/policies.py": [*ONLINE[3:], *RESPONSES],
+    "simulator/fleet/responses.py": [*ONLINE[3:], *RESPONSES],
+    "simulator/fleet/selection.py": [f"{F}selection.py"],
+}
