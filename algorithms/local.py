@@ -17,7 +17,6 @@ from fedfleet.simulator.author import (
     Stage,
     T,
     Tree,
-    rng,
     sgd,
 )
 
@@ -71,9 +70,7 @@ def full_local(evaluate: Evaluate, slot: str, chunk: int) -> LocalWork:
         return T.zeros_like(shared["z"])
 
     def step(ops: Ops, shared: Mapping[str, Any], total: Tree, batch: Batch, at: At, key: Key) -> Tree:
-        # A key of its own: local steps of another phase of the round draw from theirs.
-        found = evaluate(ops, shared, batch, rng.fold(key, "full"))
-        return T.axpy(batch.count() / at.num_examples, found, total)
+        return T.axpy(batch.count() / at.num_examples, evaluate(ops, shared, batch, key), total)
 
     def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, total: Tree) -> tuple[Message, Tree]:
         return Message(send={slot: total}), own

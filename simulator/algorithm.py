@@ -96,7 +96,10 @@ class Round(Protocol):
     def map_reduce(
         self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
     ) -> Reduced:
-        """Send ``shared`` to the cohort, let those heard work, reduce what they send."""
+        """Send ``shared`` to the cohort, let those heard work, reduce what they send.
+
+        What clients draw, minibatches and noise, is other in each exchange of a round, and the same in the n-th of any algorithm's.
+        """
         ...
 
     def buffered(

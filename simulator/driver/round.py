@@ -94,7 +94,7 @@ class EngineRound:
         self.clock_s, self.sampling_s = started_s, 0.0
         self._conditions, self._executor, self._memory = conditions, executor, memory
         self._root = rng.key(conditions.seed)
-        self._invitations = 0
+        self._invitations, self._draws = 0, self._key("client")
 
     @property
     def key(self) -> Key:
@@ -132,8 +132,12 @@ class EngineRound:
     def map_reduce(
         self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
     ) -> Reduced:
-        """Run one phase. ``inbox`` leaves are (S, ...), a row a cohort member. Raises TooFewResponses, ClientError."""
+        """Run one phase. ``inbox`` leaves are (S, ...), a row a cohort member. Raises TooFewResponses, ClientError.
+
+        Each exchange of a round has draws of its own, whatever its phase: a client asked twice takes other minibatches and noise.
+        """
         c, number = self._conditions, len(self.records)
+        draws, self._draws = self._draws, rng.fold(self._draws, "next")
         key = rng.fold(self._key("phase"), number)
         count_key = self._key("responses") if c.shared_response_count else key
         num_examples = self._examples(cohort.clients)
@@ -148,7 +152,7 @@ class EngineRound:
             shared=shared,
             clients=cohort.clients,
             copies=cohort.copies,
-            key=self._key("client"),
+            key=draws,
             steps=steps,
             limit=responses.steps if federation.partial_work else None,
             inbox=inbox,
