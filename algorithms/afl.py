@@ -11,10 +11,11 @@ The optimistic and the strongly convex variants are reconstructions of what the 
     m_k, m_bar                problem.domains.examples, and their shares
     PerDomain, Weighted       gradient: per_domain, weighted
     w^A, lambda^A             state.z_mean, state.mixture_mean
+    W, Phi_W                  radius, mirror; see mirror.py
 
 A round, both gradients at (w_{t-1}, lambda_{t-1}):
 
-    w_t      = w_{t-1} - gamma_w g_w                         g_w      estimates sum_k lambda_k grad L_k
+    w_t      = Proj_W(w_{t-1} - gamma_w g_w)                 g_w      estimates sum_k lambda_k grad L_k
     lambda_t = Proj(lambda_{t-1} + gamma_lambda g_lambda)    g_lambda estimates (L_1, ..., L_p)
 
     per_domain  a uniform cohort; client i of domain k sends its gradient times lambda_k n_i / m_k, and its loss
@@ -23,39 +24,43 @@ A round, both gradients at (w_{t-1}, lambda_{t-1}):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from fedfleet.algorithms import lambda_sets
+from fedfleet.algorithms.afl_theory import AflTheory
+from fedfleet.algorithms.agnostic import (
+    by_shares,
+    estimated,
+    learnt,
+    loss_at_z,
+    of_problem,
+    share_of,
+    weighted_gradient,
+)
+from fedfleet.algorithms.mirror import Ball
 from fedfleet.algorithms.mixture import Dual, DualOptions
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, Options, Schedule
 from fedfleet.simulator.author import (
     Algorithm,
-    At,
-    Batch,
     BatchPlan,
     ByDomainMean,
-    Cohort,
-    Domains,
+    ConfigError,
     Key,
-    LocalWork,
     Message,
-    Ops,
     Phase,
     Problem,
     Reduced,
     Round,
     Saddle,
-    Stage,
     T,
     Task,
     Total,
     Tree,
     View,
-    rng,
 )
 
 
@@ -82,11 +87,19 @@ class AflOptions(Options):
     """What answers of some clients say of all: unbiased; or as shares of those heard, biased with less variance."""
     method: Literal["plain", "optimistic", "two_sequence", "best_response"] = "plain"
     """optimistic: steps along twice the gradient minus the last one; two_sequence: the same with the points that were played
-    beside; best_response: lambda is the worst mixture for the last losses, and lr is 1 / (strong_convexity t) if that is given."""
+    beside, which is the same where nothing is projected; best_response: lambda is the worst mixture for the losses of all domains
+    on all their examples, so every client is asked, and lr is 1 / (strong_convexity t) if that is given."""
     strong_convexity: float | None = Field(default=None, gt=0)
     """Constant alpha of the losses; best_response only."""
     norm_penalty: float = Field(default=0.0, ge=0)
     """gamma_h in Eq. (6), weight of the Euclidean norm of the model; a proximal step."""
+    radius: float | None = Field(default=None, gt=0)
+    """R_W: W is the ball of that radius around 0, and every step is projected onto it; null: all models. The duality gap is to the
+    least value over all of them nevertheless, a bound from above."""
+    mirror: float = Field(default=2.0, gt=1, le=2)
+    """q of the mirror map Phi_W = |w|_q^2 / 2, whose norm the ball is in too; 2: plain steps. Near 1 it favours sparse models."""
+    theory: AflTheory | None = None
+    """Constants of the problem: take the steps of Theorem 2 instead of lr and dual.lr."""
     average: bool = True
     """Evaluate w^A, the mean of w_1, ..., w_T, as the paper returns; otherwise the last."""
 
@@ -94,16 +107,39 @@ class AflOptions(Options):
     def _fits(self) -> AflOptions:
         if self.strong_convexity is not None and self.method != "best_response":
             raise ValueError("strong_convexity is for method: best_response")
-        if self.method == "two_sequence" and (self.optimizer != ClientOptimizer() or self.dual.kind != "euclidean"):
+        if self.method == "best_response" and self.dual_gradient == "single":
+            raise ValueError("method: best_response needs the losses of all domains: leave dual_gradient out")
+        sgd = self.optimizer == ClientOptimizer()
+        if self.method == "two_sequence" and not (sgd and self.dual.kind == "euclidean"):
             raise ValueError(
                 "method: two_sequence steps by plain SGD and projection: leave optimizer and dual.kind out"
             )
-        plain = self.optimizer == ClientOptimizer() and self.steps == 1 and self.method != "two_sequence"
-        if self.norm_penalty and not plain:
+        if self.norm_penalty and not (sgd and self.steps == 1 and self.mirror == 2 and self.method != "two_sequence"):
             raise ValueError(
-                "norm_penalty is a proximal step after one of plain SGD: leave optimizer, steps and two_sequence out"
+                "norm_penalty is a proximal step after one of plain SGD: leave optimizer, steps, mirror and two_sequence out"
             )
+        bound = {"radius": self.radius is not None, "mirror": self.mirror != 2}
+        if (given := [name for name, is_ in bound.items() if is_]) and not (sgd and self.steps == 1):
+            raise ValueError(f"{given[0]} is of a step of plain SGD: leave optimizer and steps out")
+        if self.theory is not None:
+            self._proves()
         return self
+
+    def _proves(self) -> None:
+        """Refuse what Theorem 2 is not about. Raises ValueError."""
+        if self.radius is None:
+            raise ValueError("theory is about a bounded set of models: set radius, R_W")
+        for name in ("method", "optimizer", "steps", "mirror", "estimator", "norm_penalty", "average"):
+            if (value := getattr(self, name)) != AflOptions.model_fields[name].default:
+                raise ValueError(f"theory: Theorem 2 is not about {name}={value}: leave it out")
+        for name in ("kind", "chi2"):
+            if (value := getattr(self.dual, name)) != DualOptions.model_fields[name].default:
+                raise ValueError(f"theory: Theorem 2 is not about dual.{name}={value}: leave it out")
+        theirs = {"lr": self.lr, "lr_schedule": self.lr_schedule}
+        given = [n for n, value in theirs.items() if value != AflOptions.model_fields[n].default]
+        given += ["dual.lr"] * (self.dual.lr != DualOptions.model_fields["lr"].default)
+        if given:
+            raise ValueError(f"theory sets the steps: leave {given[0]} out")
 
     @property
     def asks_losses(self) -> bool:
@@ -130,117 +166,35 @@ class State(NamedTuple):
     before: Before | None
 
 
-class _Path(NamedTuple):
-    """The sum of the gradients along a client's local steps, and the loss at the first."""
-
-    total: Tree
-    loss: Tensor
-
-
-def weighted_gradient(plan: BatchPlan) -> LocalWork:
-    """Return the sum of minibatch gradients along local steps from ``shared["z"]``, times ``inbox``, and the loss there."""
-
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Path:
-        return _Path(T.zeros_like(shared["z"]), torch.zeros_like(inbox))
-
-    def step(ops: Ops, shared: Mapping[str, Any], path: _Path, batch: Batch, at: At, key: Key) -> _Path:
-        here = shared["z"] if at.k == 0 else T.axpy(-shared["local_lr"], path.total, shared["z"])
-        d, aux = ops.grad("train", here, batch, key)
-        if at.k == 0:
-            return _Path(d, aux["loss"])
-        return _Path(T.add(path.total, d), path.loss)
-
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, path: _Path) -> tuple[Message, Tree]:
-        return Message({"g": T.scale(inbox, path.total), "loss": path.loss}, {"scale": inbox}), own
-
-    return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish)
-
-
-def loss_at_z(size: int | None) -> LocalWork:
-    """Return the loss at ``shared["z"]`` on one batch of so many examples, or on all."""
-
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Tree:
-        return torch.zeros((), dtype=T.leaves(shared["z"])[0].dtype)
-
-    def step(ops: Ops, shared: Mapping[str, Any], carry: Tree, batch: Batch, at: At, key: Key) -> Tree:
-        return ops.value("train", shared["z"], batch, key)
-
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, carry: Tree) -> tuple[Message, Tree]:
-        return Message({"loss": carry}), own
-
-    plan = BatchPlan(size=size, steps=1)
-    return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish, divisible=False)
-
-
-def by_shares(rnd: Round, size: int, mixture: Tensor) -> Cohort:
-    """Invite clients of domains drawn from a mixture with replacement, in each by the number of examples."""
-    domains = of_problem(rnd.problem)
-
-    def clients(number: int, key: Key) -> Tensor:
-        u = rng.uniform(rng.fold(key, "domain"), (number,), torch.float64)
-        upto = mixture.cumsum(0)
-        drawn = torch.searchsorted(upto, u * upto[-1], right=True)
-        return domains.draw(drawn, rng.fold(key, "client"))
-
-    return rnd.draw(size, clients)
-
-
-def share_of(problem: Problem, cohort: Cohort, mixture: Tensor) -> Tensor:
-    """Return lambda_k n_i / m_k of each client i of a cohort, k its domain: its part in the mixture of all examples."""
-    domains = of_problem(problem)
-    mine = domains.of(cohort.clients)
-    assert problem.num_examples is not None
-    return mixture[mine] * problem.num_examples(cohort.clients) / domains.examples[mine]
-
-
-def of_problem(problem: Problem) -> Domains:
-    """Return the domains of a federation. Raises ValueError where it has none."""
-    if problem.domains is None:
-        raise ValueError("the problem has no domains")
-    return problem.domains
-
-
-def learnt(found: Reduced, known: Tensor) -> Tensor:
-    """Return the last known losses (p,), NaN for domains that nobody has answered for yet, with those just heard."""
-    heard = found["loss"]
-    return known.index_copy(0, heard.domain, heard.value.double())
-
-
-def estimated(found: Reduced, problem: Problem, known_losses: Tensor, estimator: str) -> Tensor:
-    """Return the losses (p,) of all domains from those of the clients heard.
-
-    "horvitz_thompson": (N/S) sum n_i L_i / m_k, 0 for a domain nobody answered for; "ratio": ``known_losses``, their mean where
-    there is none yet; "single": p times the mean over all answers, of clients drawn from domains drawn uniformly.
-    """
-    heard, examples = found["loss"], of_problem(problem).examples
-    value, weight, answers = heard.value.double(), heard.weight.double(), float(found.unit.sum())
-    if estimator == "ratio":
-        return known_losses.where(known_losses.isfinite(), known_losses.nanmean().nan_to_num())
-    drawn = len(examples) if estimator == "single" else problem.clients / examples[heard.domain].double()
-    return torch.zeros_like(known_losses).index_copy(0, heard.domain, value * weight * drawn / answers)
-
-
 def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build Stochastic-AFL."""
-    optimizer = options.optimizer.build()
-    single = options.dual_gradient == "single"
+    optimizer, ball = options.optimizer.build(), Ball(options.mirror, options.radius)
+    single, responds = options.dual_gradient == "single", options.method == "best_response"
+    plan, losses_too = BatchPlan(size=options.batch_size, steps=options.steps), not options.asks_losses
     train = Phase(
         name="gradient",
-        work=weighted_gradient(BatchPlan(size=options.batch_size, steps=options.steps)),
-        reduce={"g": Total(), "loss": ByDomainMean()},
+        work=weighted_gradient(plan, losses=losses_too),
+        reduce={"g": Total(), **({"loss": ByDomainMean()} if losses_too else {})},
         weight="num_examples",
     )
     measure = Phase(
         name="loss",
-        work=loss_at_z(options.batch_size),
+        work=loss_at_z(None if responds else options.batch_size),
         reduce={"loss": ByDomainMean()},
         weight="uniform" if single else "num_examples",
     )
 
+    def step(z: Tree, lr: float, d: Tree) -> Tree:
+        return ball.step(task.objectives["train"], z, lr, d, options.norm_penalty)
+
     def init(z: Tree, key: Key, problem: Problem) -> State:
         dual = Dual.of(options.dual, of_problem(problem).examples)
-        if options.method == "best_response":
+        if responds:
             dual.best(dual.sizes)  # that there is one is seen before the work
+            if cohort.invite < problem.clients:
+                raise ConfigError(
+                    f"algorithm.method='best_response': it needs the losses of all clients: set cohort.invite={problem.clients}"
+                )
         start = dual.start()
         return State(z, start, torch.full_like(start, torch.nan), z, start, optimizer.init(z), None)
 
@@ -252,7 +206,7 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
             rnd.map_reduce(measure, shared=shared, cohort=invited),
             state,
             rnd,
-            "single" if single else options.estimator,
+            "single" if single else "ratio" if responds else options.estimator,
         )
 
     def told(found: Reduced, state: State, rnd: Round, how: str) -> tuple[Tensor, Tensor]:
@@ -262,45 +216,51 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
 
     def gradients(state: State, mixture: Tensor, rnd: Round, shared: Message) -> tuple[Tree, Reduced]:
         if options.gradient == "weighted":
-            invited = by_shares(rnd, cohort.invite, mixture)
-            scale = torch.ones(len(invited))
-        else:
-            invited = rnd.invite(cohort.invite)
-            scale = share_of(rnd.problem, invited, mixture)
-        kind = T.leaves(state.z)[0].dtype
-        found = rnd.map_reduce(train, shared=shared, cohort=invited, inbox=scale.to(kind))
-        if options.gradient == "weighted" or options.estimator == "ratio":
+            found = rnd.map_reduce(train, shared=shared, cohort=by_shares(rnd, cohort.invite, mixture))
+            return T.scale(1 / float(found.unit.sum()), found["g"]), found
+        invited = rnd.invite(cohort.invite)
+        scale = share_of(rnd.problem, invited, mixture).to(T.leaves(state.z)[0].dtype)
+        found = rnd.map_reduce(train, shared=shared, cohort=invited, inbox=scale)
+        if options.estimator == "ratio":
             heard = float(found.unit @ found.config["scale"])
             # It is 0 where lambda gives those heard no weight, and then g is 0 too.
             return T.scale(1 / heard if heard else 0.0, found["g"]), found
         return T.scale(rnd.problem.clients / float(found.unit.sum()), found["g"]), found
 
+    def rates(dual: Dual, t: int) -> tuple[float, float]:
+        """Return gamma_w and gamma_lambda of round t."""
+        if options.theory is not None and options.radius is not None:
+            return options.theory.steps(options.radius, lambda_sets.radius(dual.set))
+        if options.strong_convexity is not None:
+            return 1 / (options.strong_convexity * (t + 1)), options.dual.lr
+        return options.lr * options.lr_schedule.at(t), options.dual.lr
+
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         dual = Dual.of(options.dual, of_problem(rnd.problem).examples)
-        now = options.lr * options.lr_schedule.at(rnd.index)
-        if options.strong_convexity is not None:
-            now = 1 / (options.strong_convexity * (rnd.index + 1))
+        now, dual_now = rates(dual, rnd.index)
         shared = Message({"z": state.z}, {"local_lr": options.local_lr or now})
         asked = losses(state, rnd, shared) if options.asks_losses else None
-        answer = dual.best(asked[0]) if options.method == "best_response" and asked is not None else None
+        answer = dual.best(asked[0]) if responds and asked is not None else None
         g, heard = gradients(state, state.mixture if answer is None else answer, rnd, shared)
         found, known_losses = told(heard, state, rnd, options.estimator) if asked is None else asked
         g_mixture = dual.gradient(found, state.mixture)
-        step = task.objectives["train"].step
         before, moments = Before(g, g_mixture), state.optimizer
         if options.method == "two_sequence":
-            behind = state.before or Before(state.z, state.mixture)
-            behind = Before(step(behind.g, now, g), dual.step(behind.g_mixture, g_mixture))
-            z, mixture, before = step(behind.g, now, g), dual.step(behind.g_mixture, g_mixture), behind
+            last = state.before  # there is none in round 0, whose gradient is taken to be the one before it too
+            z, mixture = (
+                (state.z, state.mixture)
+                if last is None
+                else (step(last.g, now, g), dual.step(last.g_mixture, g_mixture))
+            )
+            before = Before(z, mixture)
+            z, mixture = step(z, now, g), dual.step(mixture, g_mixture)
         else:
             d, d_mixture = g, g_mixture
             if options.method == "optimistic" and state.before is not None:
                 d, d_mixture = T.sub(T.scale(2.0, g), state.before.g), 2 * g_mixture - state.before.g_mixture
             d, moments = optimizer.update(state.optimizer, d, state.z)
             z = step(state.z, now, d)
-            mixture = dual.step(state.mixture, d_mixture) if answer is None else answer
-        if options.norm_penalty:
-            z = T.scale((1 - now * options.norm_penalty / T.norm(z)).clamp(min=0), z)
+            mixture = dual.step(state.mixture, d_mixture, dual_now) if answer is None else answer
         t = rnd.index + 1
         remembers = options.method in ("optimistic", "two_sequence")
         new = State(
@@ -328,4 +288,8 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         mixture = state.mixture_mean if options.average else state.mixture
         return Saddle(view.params(state), mixture, dual.at, dual.value, lambda z: options.norm_penalty * T.norm(z))
 
-    return Algorithm(init, round, phases, {"global": view}, requires=("x",), domains=by_domain, saddle=saddle)
+    proven = options.theory is not None or options.strong_convexity is not None
+    rounds = None if options.theory is None else options.theory.rounds
+    return Algorithm(
+        init, round, phases, {"global": view}, domains=by_domain, saddle=saddle, convex=proven, rounds=rounds
+    )

@@ -118,4 +118,5 @@ def catalyst_scaffold_s(options: CatalystOptions, task: Task, cohort: CohortOpti
             z = T.axpy(options.global_lr, T.sub(z, state.z), state.z)
         return State(z, state.anchor, state.gaps[1:]), {"local_steps": steps}
 
-    return Algorithm(init, round, (collect, update), {"global": View(lambda state: state.z)}, requires=("x", "y"))
+    view = View(lambda state: state.z)
+    return Algorithm(init, round, (collect, update), {"global": view}, requires=("x", "y"), same_cohort=True)

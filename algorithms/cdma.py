@@ -164,4 +164,5 @@ def _cdma(variant: str, options: CdmaOptions, task: Task, cohort: CohortOptions,
         return State(z, state.z, u), {"alpha": alpha} if variant == "ada" else {}
 
     phases = (collect, update) if correct else (update,)
-    return Algorithm(init, round, phases, {"global": View(lambda state: state.z)}, requires=("x", "y"))
+    view = View(lambda state: state.z)
+    return Algorithm(init, round, phases, {"global": view}, requires=("x", "y"), same_cohort=True)

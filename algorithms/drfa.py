@@ -22,8 +22,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedfleet.algorithms.afl import by_shares, estimated, learnt, loss_at_z, of_problem, share_of
+from fedfleet.algorithms.agnostic import by_shares, estimated, learnt, loss_at_z, of_problem, share_of
 from fedfleet.algorithms.lambda_sets import Simplex
+from fedfleet.algorithms.mirror import Ball
 from fedfleet.algorithms.mixture import Dual, DualOptions
 from fedfleet.algorithms.options import CohortOptions, Options, Schedule
 from fedfleet.simulator.author import (
@@ -68,6 +69,8 @@ class DrfaOptions(Options):
     """Factor of dual.lr a round."""
     lambda_floor: float = Field(default=0.0, ge=0, lt=1)
     """Least weight of a domain, on the whole simplex: lambda is mixed with the uniform one."""
+    radius: float | None = Field(default=None, gt=0)
+    """W is the ball of that radius around 0, and every step, of clients and server, is projected onto it; null: all models."""
     average: bool = True
     """Evaluate the mean of the models after each round, as the paper returns; otherwise the last."""
 
@@ -88,7 +91,7 @@ class _Path(NamedTuple):
     snapshot: Tree
 
 
-def _local(plan: BatchPlan) -> LocalWork:
+def _local(plan: BatchPlan, ball: Ball) -> LocalWork:
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Path:
         zeros = T.zeros_like(shared["z"])
         return _Path(zeros, zeros)
@@ -97,18 +100,22 @@ def _local(plan: BatchPlan) -> LocalWork:
         here = shared["z"] if at.k == 0 else T.axpy(-shared["lr"], path.total, shared["z"])
         d = ops.grad("train", here, batch, key)[0]
         total = d if at.k == 0 else T.add(path.total, d)
+        if ball.radius is not None:
+            there = ball.project(T.axpy(-shared["lr"], total, shared["z"]))
+            total = T.scale(1 / shared["lr"], T.sub(shared["z"], there))
         return _Path(total, total if at.k < shared["snapshot_at"] else path.snapshot)
 
     def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, path: _Path) -> tuple[Message, Tree]:
-        return Message({slot: T.scale(inbox, sent) for slot, sent in path._asdict().items()}), own
+        return Message(path._asdict() if inbox is None else T.scale(inbox, path._asdict())), own
 
     return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish, divisible=False)
 
 
 def drfa(options: DrfaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build DRFA."""
-    plan = BatchPlan(size=options.batch_size, steps=options.steps)
-    train = Phase(name="train", work=_local(plan), reduce={"total": Total(), "snapshot": Total()})
+    plan, ball = BatchPlan(size=options.batch_size, steps=options.steps), Ball(radius=options.radius)
+    # A late snapshot is of another step t'.
+    train = Phase(name="train", work=_local(plan, ball), reduce={"total": Total(), "snapshot": Total()}, dated=True)
     measure = Phase(
         name="loss", work=loss_at_z(options.batch_size), reduce={"loss": ByDomainMean()}, weight="num_examples"
     )
@@ -129,17 +136,17 @@ def drfa(options: DrfaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         dual = Dual.of(options.dual, of_problem(rnd.problem).examples)
         lr = options.lr * options.lr_schedule.at(rnd.index)
         at = 1 + int(rng.uniform(rng.fold(rnd.key, "snapshot"), (), torch.float64) * options.steps)
+        inbox, of = None, 1.0
         if options.weighting == "sampling":
             invited = by_shares(rnd, cohort.invite, state.mixture)
-            scale, of = torch.ones(len(invited)), 1.0
         else:
             invited = rnd.invite(cohort.invite)
-            scale, of = share_of(rnd.problem, invited, state.mixture), float(rnd.problem.clients)
+            inbox = share_of(rnd.problem, invited, state.mixture).to(T.leaves(state.z)[0].dtype)
+            of = float(rnd.problem.clients)
         shared = Message({"z": state.z}, {"lr": lr, "snapshot_at": at})
-        kind = T.leaves(state.z)[0].dtype
-        found = rnd.map_reduce(train, shared=shared, cohort=invited, inbox=scale.to(kind))
-        step, share = task.objectives["train"].step, of / float(found.unit.sum())
-        z, snapshot = (step(state.z, lr * share, found[slot]) for slot in ("total", "snapshot"))
+        found = rnd.map_reduce(train, shared=shared, cohort=invited, inbox=inbox)
+        objective, share = task.objectives["train"], of / float(found.unit.sum())
+        z, snapshot = (ball.step(objective, state.z, lr * share, found[slot]) for slot in ("total", "snapshot"))
         heard = rnd.map_reduce(measure, shared=Message({"z": snapshot}), cohort=rnd.invite(cohort.invite))
         known_losses = learnt(heard, state.losses)
         losses = estimated(heard, rnd.problem, known_losses, "horvitz_thompson")
@@ -154,4 +161,4 @@ def drfa(options: DrfaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     def by_domain(state: State) -> dict[str, Tensor]:
         return {"lambda": state.mixture, "train_loss": state.losses}
 
-    return Algorithm(init, round, (train, measure), {"global": view}, requires=("x",), domains=by_domain)
+    return Algorithm(init, round, (train, measure), {"global": view}, domains=by_domain)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 TOLERANCE = 1e-9
+LEAST = 1e-300
 
 
 class LambdaSet(Protocol):
@@ -115,7 +116,9 @@ class Capped:
         """Return the mixture nearest to exp(``logs``) by relative entropy: clip(exp(logs - theta), low, high)."""
         spread = logs - logs.max()
         least = float(spread[spread.isfinite()].min()) - 1 - math.log(len(logs))
-        return _falling_to_one(lambda theta: self._clipped((spread - theta).exp()), least, math.log(len(logs)) + 1)
+        room = max(1 - float(self.low.sum()), LEAST)  # no more than this is above low where the exponentials sum to it
+        most = float(spread.logsumexp(0)) - math.log(room)
+        return _falling_to_one(lambda theta: self._clipped((spread - theta).exp()), least, most)
 
     def _clipped(self, v: Tensor) -> Tensor:
         return v.maximum(self.low).minimum(self.high)
@@ -211,6 +214,14 @@ def skewness(of: LambdaSet, sizes: Tensor) -> float:
     if isinstance(of, Hull):
         return max(chi2(vertex, sizes) for vertex in of.vertices) + 1
     raise ValueError("the skewness of a capped simplex is not known in closed form")
+
+
+def radius(of: LambdaSet) -> float:
+    """Return the largest Euclidean norm in a set, R_Lambda; for a capped simplex a bound, reached where a corner is at its caps."""
+    if isinstance(of, Capped):  # lambda^2 <= (low + high) lambda - low high between the two
+        ends = of.low + of.high
+        return math.sqrt(support_max(of, ends) - float(of.low @ of.high))
+    return float(of.vertices.norm(dim=1).max()) if isinstance(of, Hull) else 1.0
 
 
 def soft_best(losses: Tensor, sizes: Tensor, mu: float) -> Tensor:

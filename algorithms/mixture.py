@@ -19,11 +19,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedfleet.algorithms import lambda_sets
-from fedfleet.algorithms.lambda_sets import Capped, Hull, LambdaSet, Simplex
+from fedfleet.algorithms.lambda_sets import LEAST, Capped, Hull, LambdaSet, Simplex
 from fedfleet.algorithms.options import Options
 from fedfleet.simulator.author import ConfigError
-
-LEAST = 1e-300  # under the logarithm: a weight of 0 could not come back
 
 
 class SetOptions(Options):
@@ -112,7 +110,8 @@ class Dual(NamedTuple):
         if self.options.kind == "euclidean":
             return self.set.project(mixture + lr * gradient)
         assert isinstance(self.set, Simplex | Capped)
-        return self.set.project_entropy(mixture.clamp(min=LEAST).log() + lr * gradient)
+        logs = mixture.clamp(min=LEAST).log()  # a weight of 0 could not come back
+        return self.set.project_entropy(logs + lr * gradient)
 
     def best(self, losses: Tensor) -> Tensor:
         """Return the mixture under which the regularised objective is largest. Raises ConfigError where that is not known."""

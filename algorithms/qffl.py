@@ -95,4 +95,4 @@ def qffl(options: QfflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         heard = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))
         return T.axpy(-1.0 / float(heard["h"]), heard["delta"], z), {}
 
-    return Algorithm(init, round, (train,), {"global": View(lambda z: z)})
+    return Algorithm(init, round, (train,), {"global": View(lambda z: z)}, minimises=True)

@@ -161,6 +161,10 @@ class Algorithm(NamedTuple):
         domains: ``state -> values`` (p,) by name for ``domains.parquet``, an entry a domain.
         saddle: ``(state, problem) -> saddle`` that a run over domains has come to, for the duality gap.
         asynchronous: whether it draws clients from ``buffered`` alone, so that nothing about cohorts applies to it.
+        minimises: whether it is for tasks without a dual part alone.
+        same_cohort: whether it asks the same clients in all phases where ``cohort.resample`` is false.
+        convex: whether its steps are those of a theorem about convex losses.
+        rounds: those that its steps are made for, if they are.
 
     """
 
@@ -172,6 +176,10 @@ class Algorithm(NamedTuple):
     asynchronous: bool = False
     domains: Callable[[Any], Mapping[str, Tensor]] | None = None
     saddle: Callable[[Any, Problem], Saddle] | None = None
+    minimises: bool = False
+    same_cohort: bool = False
+    convex: bool = False
+    rounds: int | None = None
 
 
 class Task(Protocol):

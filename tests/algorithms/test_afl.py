@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pydantic import ValidationError
 
-from fedfleet.algorithms.afl import State
+from fedfleet.algorithms.afl import AflOptions, State
+from fedfleet.algorithms.afl_theory import AflTheory
+from fedfleet.algorithms.mirror import Ball
 from fedfleet.algorithms.mixture import Dual, DualOptions
 from fedfleet.simulator.errors import ConfigError
 from tests.algorithms.agnostic import MANY, TWO, losses, run, w, world
@@ -78,13 +81,110 @@ def test_optimism():
         assert last[-1].mixture.tolist() == pytest.approx([0.5, 0.5], abs=1e-3)
 
 
-def test_the_two_offers_of_optimism_are_one_without_constraints():
-    """Inside the simplex nothing is projected away: there the played points are the same."""
-    offers = [run(LINES, 5, w=0.1, dual={"lr": 0.01}, method=m) for m in ("optimistic", "two_sequence")]
-    one, two = ([(x, y) for x, y in trace(states)] for states in offers)
-    # The one-line form begins with a plain step, the other with a double one.
-    assert one[0] == pytest.approx((0.1, 0.501))
-    assert two[0] == pytest.approx((0.1, 0.502))
+@pytest.mark.parametrize("given", [{}, {"batch_size": 1, "invite": 3}])
+def test_the_two_offers_of_optimism_are_one_without_constraints(given):
+    """Inside the simplex nothing is projected away: there the played points are the same (4.3), minibatches or not."""
+    offers = [
+        run(MANY, 6, w=0.7, lr=0.05, dual={"lr": 1e-3}, method=m, **given) for m in ("optimistic", "two_sequence")
+    ]
+    near(*map(trace, offers), rel=1e-9)
+    plain = run(MANY, 6, w=0.7, lr=0.05, dual={"lr": 1e-3}, **given)
+    assert trace(offers[0])[0] == pytest.approx(
+        trace(plain)[0], rel=1e-12
+    )  # g_{-1} is g_0: the first step is a plain one
+    assert abs(w(offers[0][-1]) - w(plain[-1])) > 1e-3
+
+
+def test_the_best_response_is_to_all_examples_though_gradients_are_of_minibatches():
+    """lambda_t = argmax L(w_{t-1}, lambda) (4.2): not of the minibatch that the step is taken along."""
+    uneven = world([(1, 0), (1, 0), (1, 9)], [(4, 3), (4, 1)])
+    steps = set()
+    for seed in range(12):
+        (state,) = run(uneven, 1, method="best_response", batch_size=1, seed=seed)
+        assert torch.equal(state.losses, losses(uneven, 0.0))
+        assert state.mixture.tolist() == [1.0, 0.0]
+        steps.add(round(w(state), 9))
+    assert steps == {0.0, 0.9}
+    with pytest.raises(ConfigError, match="best_response': it needs the losses of all clients"):
+        run(uneven, 1, method="best_response", invite=1)
+
+
+# Constraints and Theorem 2, 3 and 3.2
+
+
+def test_models_stay_in_their_ball():
+    """On |w| <= 1 the toy's saddle is (1, (0, 1)): the farther domain's loss alone, 8."""
+    for options in ({}, {"norm_penalty": 0.1}, {"method": "optimistic"}, {"method": "two_sequence"}, {"mirror": 1.5}):
+        states = run(TWO, 60, radius=1.0, dual={"lr": 0.1}, **options)
+        assert max(abs(w(s)) for s in states) <= 1 + 1e-12
+        assert (w(states[-1]), *states[-1].mixture.tolist()) == pytest.approx((1.0, 0.0, 1.0))
+    free, far = (run(TWO, 5, dual={"lr": 0.1}, **options) for options in ({}, {"radius": 100.0}))
+    assert trace(free) == trace(far)
+
+
+PLANE = {"a": torch.tensor([3.0, -1.0], dtype=torch.float64), "b": torch.tensor([[0.5]], dtype=torch.float64)}
+PULL = {"a": torch.tensor([1.0, 0.2], dtype=torch.float64), "b": torch.tensor([[-4.0]], dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("radius", [None, 2.0])
+@pytest.mark.parametrize("q", [1.2, 1.5, 2.0])
+def test_the_mirror_step_is_the_least_of_its_definition(q, radius):
+    """argmin over the ball of lr <d, w> + Phi(w) - <grad Phi(z), w> (4.1), found here by its conditions of optimality."""
+
+    def phi(z):
+        return torch.cat([leaf.flatten() for leaf in z.values()]).norm(q).square() / 2
+
+    def slope(z):
+        at = {k: v.clone().requires_grad_() for k, v in z.items()}
+        return dict(zip(at, torch.autograd.grad(phi(at), list(at.values())), strict=True))
+
+    found = Ball(q, radius).step(TWO.task.objectives["train"], PLANE, 0.3, PULL)
+    before, after = slope(PLANE), slope(found)
+    rest = torch.cat([(before[k] - 0.3 * PULL[k] - after[k]).flatten() for k in PLANE])
+    normal = torch.cat([after[k].flatten() for k in PLANE])  # of the ball, at its edge
+    if radius is None:
+        torch.testing.assert_close(rest, torch.zeros(3, dtype=torch.float64), atol=1e-9, rtol=0)
+    else:
+        assert float((2 * phi(found)).sqrt()) == pytest.approx(radius)
+        multiplier = float(rest @ normal / (normal @ normal))
+        assert multiplier > 0
+        torch.testing.assert_close(rest, multiplier * normal)
+
+
+THEORY = {"rounds": 100, "gradient": 20.0, "gradient_noise": 15.0, "losses": 40.0, "losses_noise": 9.0}
+
+
+def test_theorem_2s_steps():
+    """gamma = 2 R / sqrt(T (sigma^2 + G^2)), of the model with R_W = radius, of lambda with that of the set."""
+    half = {"kind": "capped", "high": 1.0}  # a point: (1/2, 1/2), of radius 1 / sqrt 2
+    for dual, radius in (({}, 1.0), ({"lambda_set": half}, math.sqrt(0.5))):
+        theory = AflTheory.model_validate(THEORY)
+        assert theory.steps(2.5, radius) == pytest.approx((2 * 2.5 / (25 * 10), 2 * radius / (41 * 10)))
+        steps = theory.steps(2.5, radius)
+        given = [{"lr": steps[0], "dual": {**dual, "lr": steps[1]}}, {"theory": THEORY, "dual": dual}]
+        wanted, found = (trace(run(TWO, 4, radius=2.5, average=True, **o)) for o in given)
+        assert found == wanted
+        assert abs(wanted[0][0]) > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"radius": None}, "set radius"),
+        ({"lr": 0.5}, "leave lr out"),
+        ({"dual": {"lr": 0.5}}, "leave dual.lr out"),
+        ({"lr_schedule": {"kind": "power"}}, "leave lr_schedule out"),
+        ({"average": False}, "not about average=False"),
+        ({"estimator": "ratio"}, "not about estimator=ratio"),
+        ({"method": "optimistic"}, "not about method=optimistic"),
+        ({"dual": {"kind": "entropy"}}, "not about dual.kind=entropy"),
+        ({"dual": {"chi2": 1.0}}, "not about dual.chi2=1.0"),
+        ({"optimizer": {"name": "adam"}}, "radius is of a step of plain SGD"),
+    ],
+)
+def test_theorem_2_is_refused_where_it_does_not_hold(options, says):
+    with pytest.raises(ValidationError, match=says):
+        AflOptions.model_validate({"theory": THEORY, "radius": 1.0, **options})
 
 
 # Identities, 9.2

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from fedfleet.algorithms.afl import estimated, learnt
+from fedfleet.algorithms.agnostic import estimated, learnt
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.algorithm import Problem, Reduced
+from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import DomainMeans
 from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.fleet.policies import First
 from fedfleet.simulator.fleet.responses import Federation
 from tests.algorithms.agnostic import EXACT, MANY, at, losses, mean_of, run, w, world
-from tests.algorithms.harness import Fixed, World, build, play, records, script
+from tests.algorithms.harness import Fixed, World, build, digits, play, records, script
 
 
 def heard(where: World, clients: Sequence[int], point: float) -> Reduced:
@@ -157,3 +158,34 @@ def test_variances_of_the_losses():
         logs = [run(where, 1, w=0.7, seed=s, **options)[0].mixture.log() for s in range(800)]
         found = torch.stack([(log - start) / 1e-3 for log in logs]) @ away
         assert float(found.var(0).sum()) == pytest.approx(float((away @ matrix @ away).trace()), rel=0.25)
+
+
+# The account, 5.1 to 5.3
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "wanted"),
+    [
+        # phase: what goes down to a client, and up from one
+        ("afl", {}, {"gradient": ((1, 1), (1, 1))}),  # lambda_k n_i / m_k, and a loss
+        ("afl", {"estimator": "ratio"}, {"gradient": ((1, 1), (1, 1))}),
+        ("afl", {"gradient": "weighted"}, {"loss": ((1, 0), (0, 1)), "gradient": ((1, 0), (1, 0))}),
+        ("afl", {"dual_gradient": "single"}, {"loss": ((1, 0), (0, 1)), "gradient": ((1, 1), (1, 0))}),
+        ("afl", {"method": "best_response"}, {"loss": ((1, 0), (0, 1)), "gradient": ((1, 1), (1, 0))}),
+        ("drfa", {}, {"train": ((1, 0), (2, 0)), "loss": ((1, 0), (0, 1))}),  # the last point and the snapshot
+        ("drfa", {"weighting": "importance"}, {"train": ((1, 1), (2, 0)), "loss": ((1, 0), (0, 1))}),
+        ("qffl", {}, {"train": ((1, 0), (1, 1))}),  # Delta_k and h_k
+    ],
+)
+def test_floats_follow_the_message_formulas(name, options, wanted):
+    """In models and single numbers, for each client asked and each heard."""
+    where = digits("classification", clients=9)
+    everybody = CohortOptions(invite=9)
+    algorithm = build(name, where.task, everybody, batch_size=4, **options)
+    d = T.count(where.task.init(0))
+    for record in records(algorithm, where, 2, policy=First(4)):
+        assert [p.phase for p in record.phases] == list(wanted)
+        for phase in record.phases:
+            down, up = (models * d + numbers for models, numbers in wanted[phase.phase])
+            assert phase.counts["floats_down"] == 9 * down
+            assert phase.counts["floats_up"] == 4 * up

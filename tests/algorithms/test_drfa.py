@@ -78,3 +78,18 @@ def test_drfas_lambda_moves_by_tau_gamma_times_the_losses_heard():
             state.mixture, rule.step(torch.tensor([0.5, 0.5], dtype=torch.float64), 3 * 0.001 * v)
         )
     assert seen == {0, 1}
+
+
+@pytest.mark.parametrize("weighting", ["sampling", "importance"])
+def test_models_of_clients_and_server_stay_in_their_ball(weighting):
+    """Every local step is projected (5.3): from 0.7 towards 3, stopped at 0.8, where the snapshot's loss is taken."""
+    one = world([(4, 3)])
+    (state,) = drfa(one, 1, w=0.7, steps=4, radius=0.8, weighting=weighting)
+    assert w(state) == pytest.approx(0.8, abs=1e-12)
+    assert float(state.losses) == pytest.approx(2 * 2.2**2)
+    back = world(
+        [(4, 3), (4, 3), (4, -3)]
+    )  # a minibatch may lead out of the ball and the next from its edge, not from beyond
+    for seed in range(20):
+        (state,) = drfa(back, 1, w=0.7, steps=2, batch_size=1, radius=0.8, weighting=weighting, seed=seed)
+        assert min(abs(w(state) - x) for x in (0.8, 0.8 - 0.4 * 3.8, -0.78 + 0.4 * 3.78)) < 1e-9

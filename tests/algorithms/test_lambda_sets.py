@@ -113,6 +113,39 @@ def test_entropy():
     assert found[0] == 0.5
 
 
+@given(
+    shares=st.lists(st.floats(0.01, 1), min_size=1, max_size=5),
+    low=st.one_of(st.floats(0, 1), st.sampled_from([0.95, 1.0])),
+    high=st.floats(1, 5),
+    data=st.data(),
+)
+def test_the_capped_entropic_projection_is_the_nearest_mixture(shares, low, high, data):
+    """Also where ``low`` leaves hardly anything to give away: its logs differ from the nearest's by a constant between the caps."""
+    shares = vector(*shares) / sum(shares)
+    of = Capped(low * shares, (high * shares).clamp(max=1.0))
+    logs = vector(*data.draw(st.lists(st.floats(-30, 30), min_size=len(shares), max_size=len(shares))))
+    found = of.project_entropy(logs)
+    assert of.contains(found, 1e-9)
+    up, down = found > of.low * (1 + 1e-9), found < of.high * (1 - 1e-9)
+    price = found.log() - logs  # the gradient of the relative entropy, but for a constant
+    if up.any() and down.any():  # no weight can go from where it may fall to where it may rise, and come nearer
+        assert float(price[up].max()) <= float(price[down].min()) + 1e-6
+
+
+def test_the_capped_entropic_projection_sums_to_one_near_its_lower_caps():
+    shares = vector(0.9, 0.1)
+    found = Capped(0.95 * shares, (2 * shares).clamp(max=1.0)).project_entropy(vector(0.0, 0.0))
+    assert found.tolist() == pytest.approx([0.855, 0.145])
+
+
+def test_radii():
+    assert S.radius(S.simplex(3)) == 1.0
+    assert S.radius(HULL) == pytest.approx(max(0.7**2 + 0.3**2, 0.1**2 + 0.2**2 + 0.7**2) ** 0.5)
+    half = Capped(torch.zeros(3, dtype=torch.float64), torch.full((3,), 0.5, dtype=torch.float64))
+    assert S.radius(half) == pytest.approx(0.5**0.5)  # at (1/2, 1/2, 0)
+    assert S.radius(THREE["capped"]) >= (0.1**2 + 0.9**2) ** 0.5
+
+
 def test_chi_squared_and_skewness():
     for k in range(3):
         vertex = torch.zeros(3, dtype=torch.float64).index_fill(0, torch.tensor(k), 1.0)

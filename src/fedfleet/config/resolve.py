@@ -167,6 +167,15 @@ def check_pairing(config: Config, algorithm: Algorithm, task: Task) -> None:
             f"algorithm.name={named(config, 'algorithm')!r}: it needs a task with a {what.get(missing[0], missing[0])} part, and "
             f"task.name={named(config, 'task')!r} has none: choose a minimax task (auc), or a minimisation algorithm (fedavg)"
         )
+    if algorithm.minimises and "y" in task.parts:
+        raise ConfigError(
+            f"algorithm.name={named(config, 'algorithm')!r}: it minimises, and task.name={named(config, 'task')!r} has a dual "
+            f"part: choose a minimisation task (classification), or a minimax algorithm (local_sgda)"
+        )
+    if not (config.cohort.resample or algorithm.same_cohort or len(algorithm.phases) == 1):
+        raise ConfigError(
+            f"cohort.resample=false: {named(config, 'algorithm')} draws the cohort of each of its phases by itself: leave it out"
+        )
     if config.cohort.late == "keep" and (stateful := [p.name for p in algorithm.phases if p.own is not None]):
         raise ConfigError(
             f"cohort.late='keep': clients of {named(config, 'algorithm')} keep a state in phase {stateful[0]!r}, which has moved "
@@ -213,6 +222,21 @@ def check_domains(config: Config, test: Examples, domains: int) -> None:
         raise ConfigError(
             f"population.partition={named(config, 'population.partition')!r}: clients hold examples of several domains: use "
             f"by_domain, or domains.kind=label"
+        )
+
+
+def check_proven(config: Config, algorithm: Algorithm) -> None:
+    """Refuse the steps of a theorem where it does not hold. Raises ConfigError."""
+    name = named(config, "algorithm")
+    if algorithm.rounds not in (None, config.rounds):
+        raise ConfigError(
+            f"algorithm.theory.rounds={algorithm.rounds}: the run has rounds={config.rounds}: make them the same"
+        )
+    model = getattr(options(config, "task"), "model", None)
+    if algorithm.convex and model != "logistic":
+        raise ConfigError(
+            f"task.model={model!r}: the steps of {name} are those of a theorem about convex losses: set task.model=logistic, or "
+            f"leave algorithm.theory and algorithm.strong_convexity out"
         )
 
 

@@ -90,6 +90,7 @@ class Prepared:
         if config.warm_start is not None:
             self.z = load_model(Path(config.warm_start), self.z)
         resolve.check_gap(config, self.algorithm)
+        resolve.check_proven(config, self.algorithm)
         if self.algorithm.domains is not None:
             check_grouped(f"algorithm={C.named(config, 'algorithm')!r}", size)
             resolve.check_domains(config, data.test, summary.domains)

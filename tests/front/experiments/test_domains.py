@@ -263,6 +263,28 @@ def test_the_report_draws_many_domains_as_a_heat_map(tmp_path):
             "algorithm.lambda_floor=0.5: 3 domains would weigh more than 1",
         ),
         (
+            {"algorithm": {"name": "drfa"}, "cohort.resample": False},
+            "cohort.resample=false: drfa draws the cohort of each of its phases by itself",
+        ),
+        ({"algorithm": {"gradient": "weighted"}, "cohort.resample": False}, "cohort.resample=false: afl draws"),
+        ({"algorithm": {"name": "drfa"}, "cohort.late": "keep"}, "what clients of drfa send in phase 'train'"),
+        ({"algorithm": {"name": "qffl"}, "task": "auc"}, "algorithm.name='qffl': it minimises, and task.name='auc'"),
+        (
+            {
+                "algorithm": {"theory": {"rounds": 7, "gradient": 1.0, "losses": 1.0}, "radius": 1.0, "lr": 0.1},
+                "algorithm.dual.lr": 0.01,
+            },
+            "algorithm.theory.rounds=7: the run has rounds=",
+        ),
+        (
+            {
+                "algorithm": {"method": "best_response", "strong_convexity": 1.0},
+                "cohort.invite": 9,
+                "task.model": "mlp",
+            },
+            "task.model='mlp': the steps of afl are those of a theorem about convex losses",
+        ),
+        (
             {"population": {"dataset": {"name": "synthetic", "classes": 4}, "clients": 10**9, "partition": "iid"}},
             "algorithm='afl': it looks at every client once, 1,000,000,000 of them",
         ),
