@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from scipy.optimize import linprog
 from torch import Tensor
 
 TOLERANCE = 1e-9
 LEAST = 1e-300
+LISTED = 10
 
 
 class LambdaSet(Protocol):
@@ -120,6 +121,21 @@ class Capped:
         most = float(spread.logsumexp(0)) - math.log(room)
         return _falling_to_one(lambda theta: self._clipped((spread - theta).exp()), least, most)
 
+    def corners(self) -> Tensor:
+        """Return the extreme points (r, p): all weights but one at an end. Raises ValueError where they are too many to list."""
+        count = len(self.low)
+        if count > LISTED:
+            raise ValueError(
+                f"chi2_sign: plus lists the corners of a capped set, and can for {LISTED} domains, not {count}: use simplex"
+            )
+        at_high = (torch.arange(1 << count)[:, None] >> torch.arange(count)) & 1 > 0
+        ends = torch.where(at_high, self.high, self.low)
+        rest = 1 - (
+            ends.sum(1, keepdim=True) - ends
+        )  # (2^p, p): what is left for each domain, the others at their ends
+        row, free = ((rest >= self.low - TOLERANCE) & (rest <= self.high + TOLERANCE)).nonzero().T
+        return ends[row].scatter(1, free[:, None], rest[row, free][:, None]).round(decimals=12).unique(dim=0)
+
     def _clipped(self, v: Tensor) -> Tensor:
         return v.maximum(self.low).minimum(self.high)
 
@@ -159,11 +175,6 @@ class Hull:
     def contains(self, mixture: Tensor, tolerance: float = TOLERANCE) -> bool:
         """Say whether a mixture is in the set."""
         return float((self.project(mixture) - mixture).norm()) <= tolerance
-
-    @cached_property
-    def independent(self) -> bool:
-        """Whether the vertices are linearly independent."""
-        return int(torch.linalg.matrix_rank(self.vertices)) == len(self.vertices)
 
 
 def nearest(points: Tensor, gap: float = 1e-12) -> Tensor:
@@ -233,18 +244,77 @@ def soft_best(losses: Tensor, sizes: Tensor, mu: float) -> Tensor:
     return found / found.sum()
 
 
-def offsets(of: LambdaSet, sizes: Tensor, mu: float) -> Tensor:
-    """Return c (p,) such that max <lambda, L> + mu chi2(lambda || m) over the set is max <lambda, L + c>.
+class Bonus(Protocol):
+    """The least concave function over a set that is mu chi2(lambda || m) at its extreme points.
 
-    The maximum of a convex function is at an extreme point, where chi2 is <lambda, c>. Raises ValueError where there is no such c.
+    The maximum of a convex function is at an extreme point, so that max <lambda, L> + mu chi2 is max <lambda, L> + this.
     """
-    shares = sizes / sizes.sum()
+
+    def value(self, mixture: Tensor) -> float:
+        """Return it at a mixture (p,)."""
+        ...
+
+    def gradient(self, mixture: Tensor) -> Tensor:
+        """Return a supergradient (p,)."""
+        ...
+
+    def best(self, losses: Tensor) -> Tensor:
+        """Return the extreme point with the largest expected loss, this included."""
+        ...
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """On a simplex it is linear: ``each`` (p,)."""
+
+    of: Simplex
+    each: Tensor
+
+    def value(self, mixture: Tensor) -> float:
+        """Return <mixture, each>."""
+        return float(mixture @ self.each)
+
+    def gradient(self, mixture: Tensor) -> Tensor:
+        """Return what each domain's loss is raised by."""
+        return self.each
+
+    def best(self, losses: Tensor) -> Tensor:
+        """Return the vertex with the largest sum."""
+        return self.of.best(losses + self.each)
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """On the hull of ``vertices`` (r, p) with the values ``at`` (r,) there: the best way to mix a mixture, a linear programme."""
+
+    vertices: Tensor
+    at: Tensor
+
+    def _solved(self, mixture: Tensor) -> Any:
+        ways = torch.cat([self.vertices.T, torch.ones(1, len(self.at), dtype=self.at.dtype)])
+        wanted = torch.cat([mixture, mixture.sum()[None]])
+        return linprog(-self.at.numpy(), A_eq=ways.numpy(), b_eq=wanted.numpy())
+
+    def value(self, mixture: Tensor) -> float:
+        """Return max <a, at> over the weights a of the vertices that make up the mixture."""
+        return -float(self._solved(mixture).fun)
+
+    def gradient(self, mixture: Tensor) -> Tensor:
+        """Return the prices of the programme."""
+        return torch.from_numpy(-self._solved(mixture).eqlin.marginals[:-1])
+
+    def best(self, losses: Tensor) -> Tensor:
+        """Return the vertex with the largest sum."""
+        return self.vertices[int((self.vertices @ losses + self.at).argmax())]
+
+
+def bonus(of: LambdaSet, sizes: Tensor, mu: float) -> Bonus:
+    """Return what chi2 with the sign plus comes to on a set. Raises ValueError where its extreme points are too many."""
     if isinstance(of, Simplex):
-        return mu * (1 / shares - 1)
-    if isinstance(of, Hull) and of.independent:
-        at = torch.tensor([chi2(vertex, sizes) for vertex in of.vertices], dtype=of.vertices.dtype)
-        return mu * torch.linalg.pinv(of.vertices) @ at
-    raise ValueError("chi2_sign: plus needs the simplex, a face of it, or the hull of linearly independent mixtures")
+        return Offsets(of, mu * (sizes.sum() / sizes - 1))
+    vertices = of.corners() if isinstance(of, Capped) else of.vertices if isinstance(of, Hull) else None
+    assert vertices is not None
+    return Envelope(vertices, mu * torch.tensor([chi2(v, sizes) for v in vertices], dtype=vertices.dtype))
 
 
 def face(members: Sequence[int], domains: int) -> Simplex:

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedfleet.algorithms import lambda_sets
-from fedfleet.algorithms.lambda_sets import LEAST, Capped, Hull, LambdaSet, Simplex
+from fedfleet.algorithms.lambda_sets import LEAST, Bonus, Capped, Hull, LambdaSet, Simplex
 from fedfleet.algorithms.options import Options
 from fedfleet.simulator.author import ConfigError
 
@@ -71,7 +71,7 @@ class Dual(NamedTuple):
     options: DualOptions
     set: LambdaSet
     sizes: Tensor
-    offsets: Tensor
+    bonus: Bonus | None
 
     @staticmethod
     def of(options: DualOptions, examples: Tensor) -> Dual:
@@ -81,16 +81,16 @@ class Dual(NamedTuple):
             raise ConfigError(
                 f"domain {int(sizes.argmin())} has no client: use population.partition=by_domain, or more population.clients"
             )
-        offsets = torch.zeros_like(sizes)
+        bonus = None
         try:
             found = _set(options, sizes)
             if options.chi2 and options.chi2_sign == "plus":
-                offsets = lambda_sets.offsets(found, sizes, options.chi2)
+                bonus = lambda_sets.bonus(found, sizes, options.chi2)
         except ValueError as e:
             raise ConfigError(f"algorithm.dual: {e}") from None
         if options.kind == "entropy" and not isinstance(found, Simplex | Capped):
             raise ConfigError("algorithm.dual.kind='entropy': needs a simplex or a capped one: set it to euclidean")
-        return Dual(options, found, sizes, offsets)
+        return Dual(options, found, sizes, bonus)
 
     def start(self) -> Tensor:
         """Return lambda_0 (p,)."""
@@ -102,7 +102,7 @@ class Dual(NamedTuple):
         """Return the gradient of the regularised objective by lambda (p,), constants left out."""
         if self.options.chi2 and self.options.chi2_sign == "minus":
             return losses - 2 * self.options.chi2 * mixture * self.sizes.sum() / self.sizes
-        return losses + self.offsets
+        return losses if self.bonus is None else losses + self.bonus.gradient(mixture)
 
     def step(self, mixture: Tensor, gradient: Tensor, lr: float | None = None) -> Tensor:
         """Return the mixture after one step of ascent."""
@@ -116,7 +116,7 @@ class Dual(NamedTuple):
     def best(self, losses: Tensor) -> Tensor:
         """Return the mixture under which the regularised objective is largest. Raises ConfigError where that is not known."""
         if not (self.options.chi2 and self.options.chi2_sign == "minus"):
-            return self.set.best(losses + self.offsets)
+            return (self.bonus or self.set).best(losses)
         if not (isinstance(self.set, Simplex) and self.set.members.all()):
             raise ConfigError(
                 "algorithm.dual.chi2_sign='minus': the best response to it is known on the whole simplex only"
@@ -130,7 +130,8 @@ class Dual(NamedTuple):
     def at(self, mixture: Tensor, losses: Tensor) -> Tensor:
         """Return the loss under a mixture, the regulariser included."""
         minus = self.options.chi2 if self.options.chi2_sign == "minus" else 0.0
-        return mixture @ (losses + self.offsets) - minus * lambda_sets.chi2(mixture, self.sizes)
+        plus = 0.0 if self.bonus is None else self.bonus.value(mixture)
+        return mixture @ losses + plus - minus * lambda_sets.chi2(mixture, self.sizes)
 
 
 def _set(options: DualOptions, sizes: Tensor) -> LambdaSet:

@@ -170,15 +170,43 @@ def test_minus_regulariser():
     assert S.soft_best(LOSSES, SIZES, 1e-6).tolist() == pytest.approx([0, 0, 1], abs=1e-4)
 
 
-def test_plus_regulariser():
-    """max <lambda, L> + mu chi2 is at a vertex: <lambda, L + c> has the same maximum, on the simplex and on a hull."""
-    offsets = S.offsets(S.simplex(3), SIZES, 4.0)
-    assert S.support_max(S.simplex(3), LOSSES + offsets) == pytest.approx(39.0)
-    offsets = S.offsets(HULL, SIZES, 2.0)
-    wanted = max(float(v @ LOSSES) + 2 * S.chi2(v, SIZES) for v in HULL.vertices)
-    assert S.support_max(HULL, LOSSES + offsets) == pytest.approx(wanted)
-    with pytest.raises(ValueError, match="linearly independent"):
-        S.offsets(Hull(torch.stack([SIZES / 10] * 2)), SIZES, 1.0)
+FLAT = Hull(
+    torch.stack([vector(0.7, 0.3, 0), vector(0.1, 0.9, 0), vector(0.2, 0, 0.8), vector(0.8, 0, 0.2), vector(0, 0, 1)])
+)
+"""Five mixtures of three domains, more than are independent."""
+
+
+@pytest.mark.parametrize("kind", ["simplex", "face", "capped", "hull", "point", "dependent"])
+@given(losses=triples, a=st.lists(st.floats(0.01, 1), min_size=12, max_size=12), mu=st.floats(0.1, 4))
+@settings(max_examples=30)
+def test_plus_regulariser(kind, losses, a, mu):
+    """Where max <lambda, L> + mu chi2 is, and a concave function above it, equal at extreme points, for ascent (1.1)."""
+    of = FLAT if kind == "dependent" else THREE[kind]
+    rule = S.bonus(of, SIZES, mu)
+    value = lambda m: float(m @ losses) + mu * S.chi2(m, SIZES)  # noqa: E731
+    best = rule.best(losses)
+    assert of.contains(best)
+    assert float(best @ losses) + rule.value(best) == pytest.approx(value(best), abs=1e-6)
+    one, two = (of.project(vector(*a[k : k + 3]) * 3 - 1) for k in (0, 3))
+    for mixture in (one, two):
+        assert rule.value(mixture) >= mu * S.chi2(mixture, SIZES) - 1e-6
+        assert value(mixture) <= value(best) + 1e-6
+    slope = rule.gradient(one)
+    assert rule.value(two) <= rule.value(one) + float(slope @ (two - one)) + 1e-6  # a supergradient
+
+
+def test_plus_regulariser_by_hand():
+    """The specification's 9.2, item 11: 39 at the third vertex; and the corners of a capped set."""
+    simplex = S.bonus(S.simplex(3), SIZES, 4.0)
+    best = simplex.best(LOSSES)
+    assert float(best @ LOSSES) + simplex.value(best) == pytest.approx(39.0)
+    half = Capped(vector(0, 0, 0), vector(0.5, 0.5, 0.5))
+    assert half.corners().tolist() == [[0, 0.5, 0.5], [0.5, 0, 0.5], [0.5, 0.5, 0]]
+    assert Capped(vector(0.2, 0.1), vector(1, 0.4)).corners().tolist() == [
+        pytest.approx(c) for c in ([0.6, 0.4], [0.9, 0.1])
+    ]
+    with pytest.raises(ValueError, match="can for 10 domains, not 11"):
+        Capped(torch.zeros(11, dtype=torch.float64), torch.ones(11, dtype=torch.float64)).corners()
 
 
 def test_sets_that_are_none():
