@@ -37,25 +37,25 @@ def test_exponentiated_gradient():
 
 
 def test_the_mean_of_the_points_comes_to_the_saddle():
-    *_, last = run(TWO, 1500, lr=0.02, dual={"lr": 0.02}, average=True)
+    *_, last = run(TWO, 400, lr=0.05, dual={"lr": 0.05}, average=True)
     assert float(last.z_mean["x"]["w"]) == pytest.approx(2.0, abs=0.02)
     assert last.mixture_mean.tolist() == pytest.approx([2 / 3, 1 / 3], abs=0.02)
 
 
 def test_the_best_response():
-    states = run(TWO, 1000, method="best_response", strong_convexity=1.0)
+    states = run(TWO, 400, method="best_response", strong_convexity=1.0)
     mean = float(states[-1].z_mean["x"]["w"])
-    assert mean == pytest.approx(2.0, abs=0.03)
-    assert max(mean**2 / 2, 2 * (mean - 3) ** 2) < 2.05
+    assert mean == pytest.approx(2.0, abs=0.05)
+    assert max(mean**2 / 2, 2 * (mean - 3) ** 2) < 2.1
     assert all(set(s.mixture.tolist()) == {0.0, 1.0} for s in states)
 
 
 def test_the_centre_of_the_smallest_ball():
     """Equal curvatures: the agnostic point is the centre of the smallest ball around the domains' own."""
-    *_, last = run(world([(1, -1)], [(1, 0)], [(1, 3)]), 1500, lr=0.02, dual={"lr": 0.02})
+    *_, last = run(world([(1, -1)], [(1, 0)], [(1, 3)]), 500, lr=0.05, dual={"lr": 0.05})
     assert float(last.z_mean["x"]["w"]) == pytest.approx(1.0, abs=0.02)
     assert last.mixture_mean.tolist() == pytest.approx([0.5, 0, 0.5], abs=0.03)
-    *_, plain = run(world([(1, -1)], [(1, 0)], [(1, 3)]), 200, dual={"lambda_set": {"kind": "sizes"}})
+    *_, plain = run(world([(1, -1)], [(1, 0)], [(1, 3)]), 140, dual={"lambda_set": {"kind": "sizes"}})
     assert w(plain) == pytest.approx(2 / 3, abs=1e-6)
 
 
@@ -73,11 +73,12 @@ def test_optimism():
     near(trace(run(LINES, 3, w=1.0, dual={"lr": 0.1})), [(1, 0.6), (0.98, 0.7), (0.94, 0.798)])
     wanted = [(1, 0.6), (0.96, 0.7), (0.90, 0.792)]
     near(trace(run(LINES, 3, w=1.0, dual={"lr": 0.1}, method="optimistic")), wanted)
-    plain = run(LINES, 1200, w=1.0, dual={"lr": 0.1})
-    assert max(abs(w(s)) for s in plain[-100:]) > 0.1
+    fast = {"lr": 0.3, "dual": {"lr": 0.3}}
+    plain = run(LINES, 200, w=1.0, **fast)
+    assert max(abs(w(s)) for s in plain[-50:]) > 0.1
     for method in ("optimistic", "two_sequence"):
-        last = run(LINES, 1200, w=1.0, dual={"lr": 0.1}, method=method)
-        assert max(abs(w(s)) for s in last[-100:]) < 1e-3
+        last = run(LINES, 200, w=1.0, **fast, method=method)
+        assert max(abs(w(s)) for s in last[-50:]) < 1e-3
         assert last[-1].mixture.tolist() == pytest.approx([0.5, 0.5], abs=1e-3)
 
 
@@ -285,9 +286,9 @@ def test_the_gap_that_shows_the_propositions_constant():
     """9.2, item 12: empirical risk gives label 1 three quarters, agnostic loss log(4 / sqrt 3); the agnostic optimum is log 2."""
     where = World(Coin(), world([(1, 0), (1, 0)], [(1, 0), (0, 0)]).population)
     agnostic = lambda w: max(math.log1p(math.exp(w)) - w, math.log1p(math.exp(w)) - w / 2)  # noqa: E731
-    *_, plain = run(where, 300, lr=2.0, dual={"lambda_set": {"kind": "sizes"}})
+    *_, plain = run(where, 60, lr=8.0, dual={"lambda_set": {"kind": "sizes"}})
     assert agnostic(w(plain)) == pytest.approx(math.log(4 / math.sqrt(3)), abs=1e-4)
-    *_, last = run(where, 600, lr=0.5, dual={"lr": 0.5}, average=True)
+    *_, last = run(where, 200, lr=1.0, dual={"lr": 1.0}, average=True)
     assert agnostic(float(last.z_mean["x"]["w"])) == pytest.approx(math.log(2), abs=2e-3)
 
 
@@ -320,7 +321,7 @@ def test_the_gap_shrinks_as_one_over_the_root_of_the_steps():
     # On |w - 1.5| <= 2.5: gradients at most 4 (2.5 + 1.5 + 1) = 20, losses at most 4 (16 + 1) / 2 = 34.
     radius, bound_w, bound_mixture = 2.5, 20.0, 34.0 * math.sqrt(2)
     means = []
-    for steps, seeds in ((8, 100), (32, 100), (128, 25)):
+    for steps, seeds in ((8, 60), (128, 12)):
         rates = {"lr": 0.4 / math.sqrt(steps), "dual": {"lr": 0.1 / math.sqrt(steps)}}
         found = [gap(run(noisy, steps, batch_size=1, seed=s, average=True, **rates)[-1]) for s in range(seeds)]
         means.append(sum(found) / len(found))

@@ -111,9 +111,9 @@ def test_variances_of_the_gradients():
     }
     for kind, expected in wanted.items():
         options = {"gradient": kind, "batch_size": 1, "invite": 3 if kind == "per_domain" else 1}
-        found = torch.tensor([(0.7 - w(run(where, 1, w=0.7, seed=s, **options)[0])) / 0.1 for s in range(1500)])
-        assert float(found.mean()) == pytest.approx(float(whole), abs=4.5 * math.sqrt(float(expected) / 1500))
-        assert float(found.var()) == pytest.approx(float(expected), rel=0.2)
+        found = torch.tensor([(0.7 - w(run(where, 1, w=0.7, seed=s, **options)[0])) / 0.1 for s in range(500)])
+        assert float(found.mean()) == pytest.approx(float(whole), abs=4.5 * math.sqrt(float(expected) / 500))
+        assert float(found.var()) == pytest.approx(float(expected), rel=0.25)
 
 
 def test_local_steps_are_fedavg_with_the_weights_lambda():
@@ -155,9 +155,9 @@ def test_variances_of_the_losses():
         assert float(matrix.trace()) == pytest.approx(float(wanted[kind]))
         options = {"dual_gradient": kind, "batch_size": 1, "invite": 3 if kind == "per_domain" else 1}
         options |= {"dual": {"kind": "entropy", "lr": 1e-3}}  # from which the gradient can be read, but for a constant
-        logs = [run(where, 1, w=0.7, seed=s, **options)[0].mixture.log() for s in range(800)]
+        logs = [run(where, 1, w=0.7, seed=s, **options)[0].mixture.log() for s in range(300)]
         found = torch.stack([(log - start) / 1e-3 for log in logs]) @ away
-        assert float(found.var(0).sum()) == pytest.approx(float((away @ matrix @ away).trace()), rel=0.25)
+        assert float(found.var(0).sum()) == pytest.approx(float((away @ matrix @ away).trace()), rel=0.3)
 
 
 # The account, 5.1 to 5.3

@@ -23,7 +23,7 @@ def test_drfa_samples_by_lambda_and_steps_tau_times():
         for _ in range(3):
             point -= 0.1 * a * (point - m)
         ends.append(point)
-    found = [drfa(TWO, 1, w=0.7, steps=3, invite=1, seed=s, dual={"lr": 0.0})[0] for s in range(600)]
+    found = [drfa(TWO, 1, w=0.7, steps=3, invite=1, seed=s, dual={"lr": 0.0})[0] for s in range(200)]
     mean, error = mean_of([torch.tensor(w(s)) for s in found])
     assert {round(w(s), 9) for s in found} == {round(e, 9) for e in ends}
     assert abs(float(mean) - sum(ends) / 2) < 4.5 * float(error)

@@ -41,6 +41,6 @@ def test_more_fairness_evens_out_the_losses():
     gaps = []
     for q in (0.0, 1.0, 5.0):
         algorithm = build("qffl", TWO.task, EVERYBODY, q=q, steps=1, batch_size=3, lr=0.1)
-        w = float(play(algorithm, TWO, 400, z=at(1.0))[-1]["x"]["w"])
+        w = float(play(algorithm, TWO, 120, z=at(1.0))[-1]["x"]["w"])
         gaps.append(abs((w + 2) ** 2 / 2 - 3 * (w - 4) ** 2 / 2))
     assert gaps[0] > gaps[1] > gaps[2]
