@@ -4,7 +4,8 @@ B. Becker and R. Kohavi, "Adult", UCI Machine Learning Repository, 1996, https:/
 
 Prepared as for agnostic federated learning (Mohri, Sivek & Suresh, ICML 2019; the columns are those of the code of T. Li et
 al., "Fair resource allocation in federated learning", ICLR 2020): the eight categorical columns, one-hot, 99 numbers; a
-missing value is zeros. The domains are people with a doctorate and the others.
+missing value is zeros. The domains are people with a doctorate and the others, or the values of one of these columns, of which
+a missing one is "?".
 """
 
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fedfleet.datasets.examples import Dataset, Examples
+from fedfleet.datasets.examples import Column, Dataset, Examples
 from fedfleet.datasets.files import broken, fetch
 
 SITE = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
@@ -38,6 +39,7 @@ CATEGORIES = {
     "El-Salvador, Trinadad&Tobago, Peru, Hong, Holand-Netherlands",
 }
 DOMAINS = ("doctorate", "others")
+MISSING = "?"
 INCOMES = ("<=50K", ">50K")
 
 
@@ -47,10 +49,16 @@ def load(folder: Path) -> Dataset:
     Raises DataError.
     """
     paths = [fetch(folder, f"adult/{name}", [SITE + name], md5) for name, md5 in FILES.items()]
-    return Dataset("adult", *map(_read, paths), domains=DOMAINS)
+    (train, known), (test, known_of_test) = map(_read, paths)
+    columns = {
+        name: Column((*text.split(", "), MISSING), known[name], known_of_test[name])
+        for name, text in CATEGORIES.items()
+    }
+    return Dataset("adult", train, test, DOMAINS, columns)
 
 
-def _read(path: Path) -> Examples:
+def _read(path: Path) -> tuple[Examples, dict[str, torch.Tensor]]:
+    """Return the examples of a file, and each of their columns as numbers of its categories, the last of them missing values."""
     try:
         table = pd.read_csv(path, names=COLUMNS, skipinitialspace=True, dtype=str, comment="|", keep_default_na=False)
     except (OSError, ValueError) as error:
@@ -62,18 +70,19 @@ def _read(path: Path) -> Examples:
         raise broken(
             path, f"has the income {table['income'][strange.idxmax()]!r}, expected {' or '.join(INCOMES)}", SITE
         )
-    hot = []
+    hot, columns = [], {}
     for column, text in CATEGORIES.items():
         names = np.array(text.split(", "))
         found = table[column].to_numpy(str)[:, None] == names
-        if (strange := ~found.any(1) & (table[column] != "?").to_numpy()).any():
+        if (strange := ~found.any(1) & (table[column] != MISSING).to_numpy()).any():
             raise broken(
                 path,
                 f"has the {column} {table[column][int(strange.argmax())]!r}, which is none of those published",
                 SITE,
             )
         hot.append(found)
+        columns[column] = torch.from_numpy(np.where(found.any(1), found.argmax(1), len(names)))
     x = torch.from_numpy(np.concatenate(hot, 1).astype(np.float32))
     y = torch.from_numpy((income == INCOMES[1]).to_numpy().astype(np.int64))
     domain = torch.from_numpy((table["education"] != "Doctorate").to_numpy().astype(np.int64))
-    return Examples(x, y, 2, domain)
+    return Examples(x, y, 2, domain), columns

@@ -3,8 +3,9 @@
 Pixels stay uint8 until the engine gathers a batch, so that a data set takes a quarter of the memory and is shared unchanged.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +25,8 @@ def fixed_draw(total: int, size: int) -> Tensor:
 class Examples:
     """Labelled examples.
 
-    `x` is (n, ...), uint8 pixels 0..255 (images: n, channels, height, width), float32, or int64 words; `y` is int64 (n,), labels
-    0..`classes`-1; `domain` is int64 (n,), the domain every example comes from, or None where there is only one.
+    `x` is (n, ...), uint8 pixels 0..255 (images: n, channels, height, width), float32, or int64 words and other integers; `y` is
+    int64 (n,), labels 0..`classes`-1; `domain` is int64 (n,), the domain every example comes from, or None where there is only one.
     Raises ValueError where dtypes or lengths disagree.
     """
 
@@ -51,17 +52,26 @@ class Examples:
         return Examples(self.x[rows], self.y[rows], self.classes, None if self.domain is None else self.domain[rows])
 
 
+class Column(NamedTuple):
+    """What else is known of each example: int64 numbers (n,) of `names`, of the training and of the test examples."""
+
+    names: tuple[str, ...]
+    train: Tensor
+    test: Tensor
+
+
 @dataclass(frozen=True)
 class Dataset:
     """A data set under its own name, split in training and test examples as published; a partition deals it to clients.
 
-    `domains` names the domains that its examples come from, if there are any.
+    `domains` names the domains that its examples come from, if there are any; each of `columns` may make others.
     """
 
     name: str
     train: Examples
     test: Examples
     domains: tuple[str, ...] = ()
+    columns: Mapping[str, Column] = field(default_factory=dict)
 
     def sample(self, size: int) -> Examples:
         """Return a fixed draw of at most `size` training examples."""
@@ -73,10 +83,12 @@ class FederatedDataset:
     """A data set that comes in clients.
 
     `test` are examples that no client holds. `sample(size)` is a fixed draw of about `size` of the clients' examples,
-    never of more, at a cost that does not grow with the number of clients.
+    never of more, at a cost that does not grow with the number of clients. `domains` names the clients' domains, if
+    there are any.
     """
 
     name: str
     population: Population
     test: Examples
     sample: Callable[[int], Examples]
+    domains: tuple[str, ...] = ()

@@ -20,6 +20,9 @@ class Published(BaseModel):
     """Keep the examples of these labels, which become 0, 1, ... in this order."""
     label_domains: bool = False
     """Let the label be the domain an example comes from."""
+    domain: str | None = None
+    """Let the value in this column be the domain an example comes from; of ``adult``: workclass, education, marital-status,
+    occupation, relationship, race, sex, native-country."""
     hold_out: float = Field(default=0.0, ge=0, lt=1)
     """Test on this share of the training examples, drawn in each domain and left out of training, rather than on the test
     examples: to choose hyper-parameters by."""
@@ -30,7 +33,13 @@ class Published(BaseModel):
 
 def chosen(data: Dataset, options: Published) -> Dataset:
     """Return what the options leave of a data set. Raises DataError."""
-    train, test = data.train, data.test
+    if options.label_domains and options.domain is not None:
+        raise DataError(
+            f"population.dataset.domain={options.domain!r}: label_domains says the domains too: leave one of them out"
+        )
+    train, test, names = data.train, data.test, data.domains
+    if options.domain is not None:
+        train, test, names = _by_column(data, options.domain)
     if options.standardise:
         if train.x.dtype == torch.int64:
             raise DataError("population.dataset.standardise=True: words are no numbers: leave it out")
@@ -42,13 +51,39 @@ def chosen(data: Dataset, options: Published) -> Dataset:
                 f"population.dataset.classes={options.classes}: give different labels from 0 to {train.classes - 1}"
             )
         train, test = _of_classes(train, options.classes), _of_classes(test, options.classes)
-    names = data.domains
     if options.label_domains:
         train, test = replace(train, domain=train.y), replace(test, domain=test.y)
         names = tuple(map(str, options.classes or range(train.classes)))
+    train, test, names = _without_gaps(train, test, names)
     if options.hold_out:
         train, test = _held_out(train, options.hold_out)
     return Dataset(data.name, train, test, names)
+
+
+def _by_column(data: Dataset, name: str) -> tuple[Examples, Examples, tuple[str, ...]]:
+    """Return training and test examples with the values of a column as domains, and these values."""
+    if name not in data.columns:
+        known = f"choose one of {', '.join(data.columns)}" if data.columns else f"{data.name} has none: leave it out"
+        raise DataError(f"population.dataset.domain={name!r}: no such column: {known}")
+    names, train, test = data.columns[name]
+    return replace(data.train, domain=train), replace(data.test, domain=test), names
+
+
+def _without_gaps(
+    train: Examples, test: Examples, names: tuple[str, ...]
+) -> tuple[Examples, Examples, tuple[str, ...]]:
+    """Number the domains of the training examples from 0 without a gap, in their order; refuse others in the test examples."""
+    if train.domain is None or test.domain is None:
+        return train, test, names
+    there = train.domain.unique()
+    if len(strange := test.domain[~torch.isin(test.domain, there)]):
+        raise DataError(
+            f"population.dataset: there are test examples of the domain {names[int(strange[0])]!r}, and none to train on: choose "
+            f"other domains, or population.dataset.hold_out"
+        )
+    train = replace(train, domain=torch.searchsorted(there, train.domain))
+    test = replace(test, domain=torch.searchsorted(there, test.domain))
+    return train, test, tuple(names[i] for i in there) if names else ()
 
 
 def _held_out(examples: Examples, share: float) -> tuple[Examples, Examples]:

@@ -1,12 +1,13 @@
 """What may be chosen of a data set, and Adult, from files of its layout made here."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedfleet.datasets import adult, registry
-from fedfleet.datasets.examples import Dataset, Examples
+from fedfleet.datasets.examples import Column, Dataset, Examples
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.published import Published, chosen
 
@@ -49,6 +50,38 @@ def test_adult(tmp_path):
     ]
 
 
+def test_any_column_of_adult_makes_domains(tmp_path):
+    rows = [("Doctorate", "Black"), ("Masters", "White"), ("Doctorate", "Asian-Pac-Islander"), ("10th", "White")]
+    row = ROW.replace("White", "{race}")
+    train = "".join(row.format(education=e, race=r, country="?", income=">50K") for e, r in rows)
+    test = "".join(row.format(education=e, race=r, country="?", income="<=50K.") for e, r in rows[::-2])
+    folder = write(tmp_path, train, test)
+    data = registry.load("adult", folder, Published(domain="race"))
+    assert data.domains == ("White", "Asian-Pac-Islander", "Black")
+    assert (data.train.domain.tolist(), data.test.domain.tolist()) == ([2, 0, 1, 0], [0, 0])
+    data = registry.load("adult", folder, Published(domain="education"))
+    assert data.domains == ("Masters", "10th", "Doctorate")
+    assert (data.train.domain.tolist(), data.test.domain.tolist()) == ([2, 0, 2, 1], [1, 0])
+    assert registry.load("adult", folder, Published(domain="native-country")).domains == ("?",)
+    assert registry.load("adult", folder).domains == adult.DOMAINS
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"domain": "sexx"}, "population.dataset.domain='sexx': no such column: choose one of workclass, education, "),
+        ({"domain": "sex", "label_domains": True}, "label_domains says the domains too: leave one of them out"),
+        ({"domain": "native-country"}, "test examples of the domain 'Hong', and none to train on"),
+    ],
+)
+def test_columns_that_make_no_domains(tmp_path, options, says):
+    with pytest.raises(DataError) as e:
+        registry.load("adult", write(tmp_path), Published(**options))
+    assert says in str(e.value)
+    with pytest.raises(DataError, match="digits has none: leave it out"):
+        registry.load("digits", tmp_path, Published(domain="sex"))
+
+
 @pytest.mark.parametrize(
     ("train", "says"),
     [
@@ -82,6 +115,9 @@ def test_classes_are_renumbered_in_their_order():
     assert data.train.classes == 2
     assert torch.equal(data.test.domain, data.test.y)
     assert data.domains == ("2", "0")
+    columns = {"parity": Column(("even", "odd", "neither"), DATA.train.y % 2, DATA.test.y % 2)}
+    data = chosen(replace(DATA, columns=columns), Published(classes=[1, 3], domain="parity"))
+    assert (data.domains, data.train.domain.unique().tolist()) == (("odd",), [0])
     assert chosen(DATA, Published(classes=[3, 1])).train.domain.tolist() == DATA.train.domain[~rows].tolist()
     for wrong in ([0, 4], [1, 1]):
         with pytest.raises(DataError, match="give different labels from 0 to 3"):

@@ -6,6 +6,7 @@ import pytest
 
 import fedfleet
 from fedfleet.datasets import adult, text
+from fedfleet.datasets.published import Published, chosen
 
 
 def needs(folder: Path, name: str) -> Path:
@@ -23,6 +24,17 @@ def test_adult(data_folder):
         [181, 16_100],
     )
     assert float(data.train.y.double().mean()) == pytest.approx(0.2408, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("column", "sizes"), [("sex", [10_771, 21_790]), ("education", None), ("native-country", None)]
+)
+def test_adult_by_other_columns(data_folder, column, sizes):
+    data = chosen(adult.load(needs(data_folder, "adult/adult.data")), Published(domain=column))
+    found = data.train.domain.bincount().tolist()
+    assert sizes in (None, found)
+    assert min(found) > 0
+    assert len(found) == len(data.domains) > int(data.test.domain.max())
 
 
 def test_small_texts(data_folder):
