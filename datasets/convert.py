@@ -1,8 +1,8 @@
 """Parquet to a folder of clients on disk: rows in any order in, each client's rows together out.
 
-A first pass reads the column `client` alone and fixes where every row will lie; a second one reads all rows and writes
-each in its place, in a file that is mapped into memory. What is held besides is at most about 60 bytes a row, whatever
-the features, and the clients' names.
+A first pass reads the columns of clients and domains alone and fixes where every row will lie; a second one reads all rows
+and writes each in its place, in a file that is mapped into memory. What is held besides is at most about 60 bytes a row,
+whatever the features, and the names of clients and domains.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fedfleet.datasets.disk import CLIENTS, EXAMPLES, TOTALS, Totals, columns
+from fedfleet.datasets.disk import CLIENTS, EXAMPLES, TEST_DOMAINS, TOTALS, Totals, columns
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.parquet import ParquetSource, kind
 from fedfleet.simulator.arithmetic import rng
@@ -40,7 +40,9 @@ def convert(
     test: Path | None = None,
     hold_out: float = 0.1,
     classes: int | None = None,
+    domain: str = "domain",
     tell: Tell = lambda done, total: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Totals:
     """Convert Parquet to the new folder `out`, which appears once it is whole; `datasets/parquet.py` says which columns.
 
@@ -48,27 +50,38 @@ def convert(
         source: a Parquet file, or a folder of them.
         out: a folder that does not exist.
         test: Parquet of test examples; its column `client`, if any, is not read.
-        hold_out: without `test`, the share of clients, a fixed draw, whose examples become the test examples.
+        hold_out: without `test`, the share of clients, a fixed draw, whose examples become the test examples; a domain keeps
+            a client, though.
         classes: labels are below it; one more than the largest, if not given.
+        domain: the column that says the domain.
         tell: shows progress.
+        say: told, a line each, what of the input is not used, and what will be missed in it.
 
     Raises DataError, in one line, and leaves nothing behind.
 
     """
     if out.exists():
         raise DataError(f"{out}: exists: choose another folder, or remove it first")
-    train = ParquetSource(source)
-    tests = None if test is None else ParquetSource(test, clients=False)
+    train = ParquetSource(source, domain=domain)
+    tests = None if test is None else ParquetSource(test, clients=False, domain=domain, like=train)
+    for one in (train, tests) if tests else (train,):
+        for name in one.left_out:
+            say(f"{one.path}: column {name!r} is an index of pandas, and left out")
     layout = _layout(train, None if tests else hold_out)
+    test_domain = _test_domain(layout, train, tests)
+    if train.domain and test_domain is None:
+        say(f"{test}: no column {domain!r}: test examples are of no domain, and there will be no metrics by domain")
     counts, kept = layout.count[: layout.kept], layout.kept
     with _beside(out) as folder:
-        domains = _Domains(layout, train.path)
-        largest = _write_examples(folder / EXAMPLES, train, tests, layout, domains, classes, tell)
-        domain, domain_names = domains.of_kept()
-        places = {"start": counts.cumsum() - counts, "count": counts, "domain": domain}
-        clients = pa.record_batch({"client": layout.names[:kept], **places})
-        with pa.ipc.new_file(str(folder / CLIENTS), clients.schema) as writer:
-            writer.write_batch(clients)
+        largest = _write_examples(folder / EXAMPLES, train, tests, layout, classes, tell)
+        places = {"start": counts.cumsum() - counts, "count": counts, "domain": layout.domain[:kept]}
+        tables = {CLIENTS: {"client": layout.names[:kept], **places}}
+        if test_domain is not None:
+            tables[TEST_DOMAINS] = {"domain": test_domain}
+        for name, table in tables.items():
+            batch = pa.record_batch(table)
+            with pa.ipc.new_file(str(folder / name), batch.schema) as writer:
+                writer.write_batch(batch)
         totals = Totals(
             clients=kept,
             examples=int(counts.sum()),
@@ -76,8 +89,8 @@ def convert(
             min_examples=int(counts.min()),
             max_examples=int(counts.max()),
             classes=classes or largest + 1,
-            domains=domain_names,
-            file_bytes={name: (folder / name).stat().st_size for name in (CLIENTS, EXAMPLES)},
+            domains=layout.domains,
+            file_bytes={name: (folder / name).stat().st_size for name in (*tables, EXAMPLES)},
         )
         (folder / TOTALS).write_text(totals.model_dump_json(indent=2), encoding="utf-8")
     return totals
@@ -92,6 +105,8 @@ class _Layout:
         row: (rows,) its row in the output.
         count: (N,) the rows of every client.
         names: (N,) what the input calls them.
+        domain: (N,) their domains, numbered in the order of their names.
+        domains: what the input calls these; [0] where it knows of none.
         kept: how many are not held out.
 
     """
@@ -100,26 +115,76 @@ class _Layout:
     row: NDArray[np.int64]
     count: NDArray[np.int64]
     names: pa.Array
+    domain: NDArray[np.int64]
+    domains: list[Any]
     kept: int
 
 
 def _layout(source: ParquetSource, hold_out: float | None) -> _Layout:
-    codes, names = source.clients()
-    held = 0 if hold_out is None else max(1, round(hold_out * len(names)))
-    if held >= len(names):
-        raise DataError(
-            f"{source.path}: holding out {held} of {len(names)} clients for testing leaves none: hold out a smaller share, or "
-            f"give a file of test examples"
-        )
-    is_held = np.zeros(len(names), dtype=bool)
-    is_held[rng.sample(rng.fold(rng.key(0), "hold_out"), len(names), held).numpy()] = True
+    codes, names = source.coded("client")
+    domain, domains = _domains(source, codes, names)
+    is_held = np.zeros(len(names), dtype=bool) if hold_out is None else _held_out(source, hold_out, domain)
     order = np.argsort(is_held, kind="stable")
     number = np.empty(len(names), dtype=np.int32)
     number[order] = np.arange(len(names), dtype=np.int32)
     client = number[codes]
     row = np.empty(len(client), dtype=np.int64)
     row[np.argsort(client, kind="stable")] = np.arange(len(client))
-    return _Layout(client, row, np.bincount(client), names.take(pa.array(order)), len(names) - held)
+    kept = len(names) - int(is_held.sum())
+    return _Layout(client, row, np.bincount(client), names.take(pa.array(order)), domain[order], domains, kept)
+
+
+def _domains(source: ParquetSource, client: NDArray[np.int32], names: pa.Array) -> tuple[NDArray[np.int64], list[Any]]:
+    """Return the domain of every client (N,), and the domains' names in order. Raises DataError where a client has two."""
+    if source.domain is None:
+        return np.zeros(len(names), dtype=np.int64), [0]
+    codes, found = source.coded(source.domain)
+    values = found.to_pylist()
+    of = np.empty(len(names), dtype=np.int64)
+    of[client] = codes
+    if (wrong := of[client] != codes).any():
+        row = int(np.argmax(wrong))
+        two = sorted((values[codes[row]], values[of[client[row]]]))
+        raise DataError(
+            f"{source.path}: column {source.domain!r}: client {names[client[row]].as_py()!r} has examples of {two[0]!r} and "
+            f"{two[1]!r}: make a client a domain of it"
+        )
+    order = sorted(range(len(values)), key=values.__getitem__)
+    return np.argsort(order)[of], [values[i] for i in order]
+
+
+def _held_out(source: ParquetSource, share: float, domain: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which clients (N,) are held out for testing; of a domain whose every client was drawn, the first is kept."""
+    clients = len(domain)
+    held = max(1, round(share * clients))
+    mend = "hold out a smaller share, or give a file of test examples"
+    if held >= clients:
+        raise DataError(f"{source.path}: holding out {held} of {clients} clients for testing leaves none: {mend}")
+    found = np.zeros(clients, dtype=bool)
+    found[rng.sample(rng.fold(rng.key(0), "hold_out"), clients, held).numpy()] = True
+    domains, first = np.unique(domain, return_index=True)
+    found[first[np.bincount(domain[~found], minlength=len(domains)) == 0]] = False
+    if not found.any():
+        raise DataError(
+            f"{source.path}: every client that would be held out is the only one of its domain: give a file of test examples"
+        )
+    return found
+
+
+def _test_domain(layout: _Layout, train: ParquetSource, tests: ParquetSource | None) -> NDArray[np.int64] | None:
+    """Return the domain of every test example, numbered as the clients'; None where it is not said. Raises DataError."""
+    if tests is None:
+        return np.repeat(layout.domain[layout.kept :], layout.count[layout.kept :]) if train.domain else None
+    if tests.domain is None:
+        return None
+    where = f"{tests.path}: column {tests.domain!r}"
+    if train.domain is None:
+        raise DataError(f"{where}: {train.path} has no such column: leave it out, or add it there")
+    codes, found = tests.coded(tests.domain)
+    number = {name: i for i, name in enumerate(layout.domains)}
+    if strange := [name for name in found.to_pylist() if name not in number]:
+        raise DataError(f"{where}: {strange[0]!r} is the domain of no client: mend it, or leave these rows out")
+    return np.array([number[name] for name in found.to_pylist()])[codes]
 
 
 def _write_examples(
@@ -127,7 +192,6 @@ def _write_examples(
     train: ParquetSource,
     tests: ParquetSource | None,
     layout: _Layout,
-    domains: _Domains,
     classes: int | None,
     tell: Tell,
 ) -> int:
@@ -143,45 +207,9 @@ def _write_examples(
         end = done + len(rows.y)
         to = layout.row[done:end] if done < train.rows else slice(done, end)
         x[to], y[to] = rows.x, rows.y
-        if rows.domain is not None and done < train.rows:
-            domains.add(layout.client[done:end], rows.domain)
         largest, done = max(largest, int(rows.y.max())), end
         tell(done, total)
     return largest
-
-
-class _Domains:
-    """The domain of every client, gathered row by row. Without a row, every client is of domain 0."""
-
-    def __init__(self, layout: _Layout, path: Path):
-        self._layout, self._path = layout, path
-        self._of = np.full(len(layout.count), -1, dtype=np.int64)
-        self._number: dict[Any, int] = {}
-
-    def add(self, client: NDArray[np.int32], column: pa.Array) -> None:
-        """Add the domains of the rows of clients (n,). Raises DataError where a client has two."""
-        coded = column.dictionary_encode()
-        numbers = [self._number.setdefault(v, len(self._number)) for v in coded.dictionary.to_pylist()]
-        mine = np.array(numbers)[coded.indices.to_numpy()]
-        new = self._of[client] < 0
-        self._of[client[new]] = mine[new]
-        if (wrong := self._of[client] != mine).any():
-            row = int(np.argmax(wrong))
-            two = sorted((column[row].as_py(), list(self._number)[self._of[client[row]]]))
-            raise DataError(
-                f"{self._path}: column 'domain': client {self._layout.names[client[row]].as_py()!r} has examples of {two[0]!r} "
-                f"and {two[1]!r}: make a client a domain of it"
-            )
-
-    def of_kept(self) -> tuple[NDArray[np.int64], list[Any]]:
-        """Return the domains of the clients that are kept, numbered in the order of the domains' names, and these names."""
-        if not self._number:
-            return np.zeros(self._layout.kept, dtype=np.int64), [0]
-        values = list(self._number)
-        used, of = np.unique(self._of[: self._layout.kept], return_inverse=True)
-        names = [values[i] for i in used]
-        order = sorted(range(len(names)), key=names.__getitem__)
-        return np.argsort(order)[of], [names[i] for i in order]
 
 
 def _allocate(path: Path, rows: int, like: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:

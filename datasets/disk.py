@@ -1,8 +1,9 @@
 """Clients on disk: a folder of uncompressed Arrow IPC files, mapped into memory, so that only what is read is loaded.
 
-    population.json   the totals; written last
-    clients.arrow     a row a client: `client` (its own name), `start`, `count`, `domain`
-    examples.arrow    `x`, `y`: the rows of client 0, of client 1, ...; after them the test examples
+    population.json     the totals; written last
+    clients.arrow       a row a client: `client` (its own name), `start`, `count`, `domain`
+    examples.arrow      `x`, `y`: the rows of client 0, of client 1, ...; after them the test examples
+    test_domains.arrow  `domain`: a row a test example; only where domains are known
 
 Every file is one record batch. `fedfleet convert` makes the folder; nothing in it is ever unpickled.
 """
@@ -28,6 +29,7 @@ from fedfleet.simulator.errors import one_line
 from fedfleet.simulator.population import LocalData, Summary, joined_rows, padded_rows
 
 TOTALS, CLIENTS, EXAMPLES = "population.json", "clients.arrow", "examples.arrow"
+TEST_DOMAINS = "test_domains.arrow"
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -149,12 +151,17 @@ def load(options: DiskOptions, clients: int | None, seed: int) -> FederatedDatas
     population = DiskPopulation(Path(options.path).expanduser().absolute())
     totals = population.totals
 
-    def examples(first: int, total: int, size: int) -> Examples:
-        rows = first + fixed_draw(total, size)
-        return Examples(population.read("x", rows), population.read("y", rows), totals.classes)
+    rows = fixed_draw(totals.test_examples, options.test_examples)
+    domains = tuple(map(str, totals.domains)) if len(totals.domains) > 1 else ()
+    domain = None
+    if domains and TEST_DOMAINS in totals.file_bytes:
+        domain = torch.from_numpy(mapped(population.folder / TEST_DOMAINS)["domain"].take(rows.numpy()))
 
-    test = examples(totals.examples, totals.test_examples, options.test_examples)
-    return FederatedDataset("disk", population, test, lambda size: examples(0, totals.examples, size))
+    def examples(rows: Tensor, domain: Tensor | None = None) -> Examples:
+        return Examples(population.read("x", rows), population.read("y", rows), totals.classes, domain)
+
+    test = examples(totals.examples + rows, domain)
+    return FederatedDataset("disk", population, test, lambda size: examples(fixed_draw(totals.examples, size)), domains)
 
 
 def read_totals(folder: Path) -> Totals:

@@ -1,12 +1,14 @@
 """Examples in Parquet: a file, or a folder of them, read in batches; a mistake in it is named by file, column and row.
 
 A row is an example. Its columns: `client`, an integer or text; `y`, an integer label from 0; the features, which are
-`x`, lists of equally many numbers (nested for images; unsigned bytes are pixels and stay bytes), or else every other
-column, a number each; and `domain`, an integer or text, where there are domains.
+`x`, lists of equally many numbers (nested for images), or else every other column, a number each; and a domain, an integer
+or text, where there are domains. Unsigned bytes in `x` are pixels and stay bytes; features that are all integers stay
+integers; all others become floats. The index that pandas writes beside the columns is no feature.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,14 +26,14 @@ from fedfleet.simulator.errors import one_line
 BATCH_ROWS = 1 << 16
 BUFFER_BYTES = 1 << 20  # read at a time of a column; else a whole row group of it is in memory
 WRITE_AGAIN = "write the file again"
+INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls an index without a name
 
 
 class Rows(NamedTuple):
-    """Consecutive rows: x (n, ...) float32 or uint8, y (n,) int64, and `domain` (n,) where there is one."""
+    """Consecutive rows: x (n, ...) float32, int64 or uint8, and y (n,) int64."""
 
     x: NDArray[Any]
     y: NDArray[np.int64]
-    domain: pa.Array | None
 
 
 class Bad(Exception):
@@ -62,43 +64,58 @@ class _Batch(NamedTuple):
 class ParquetSource:
     """Parquet files with the same columns, one after another. Every method raises DataError.
 
+    Args:
+        path: a file, or a folder of files.
+        clients: whether there has to be a column `client`.
+        domain: the column that says the domain; where it has another name than `domain`, it has to be there.
+        like: other examples, whose features these have to have.
+
     Attributes:
-        path: the file, or the folder of files.
         rows: their number.
         features: the columns that make x.
-        has_domain: whether there is a column `domain`.
+        domain: the column that says the domain, or None.
+        left_out: columns that are an index of pandas, and no feature.
 
     """
 
-    def __init__(self, path: Path, *, clients: bool = True):
+    def __init__(self, path: Path, *, clients: bool = True, domain: str = "domain", like: ParquetSource | None = None):
         self.path = path
         self._files = [(file, _opened(file)) for file in _paths(path)]
-        first, schema = self._files[0][0], self._files[0][1].schema_arrow
+        first, schema = self._files[0][0], _without_index(self._files[0][1].schema_arrow, domain)
         for file, opened in self._files:
-            _check_schema(file, opened.schema_arrow, clients)
-            if {(field.name, field.type) for field in opened.schema_arrow} != {(f.name, f.type) for f in schema}:
+            found = _without_index(opened.schema_arrow, domain)
+            _check_schema(file, found, clients, domain)
+            if {(field.name, field.type) for field in found} != {(field.name, field.type) for field in schema}:
                 _fail(f"{file}: its columns are not those of {first}", "give all files the same names and types")
-        self.features = _features(schema)
-        self.has_domain = "domain" in schema.names
+        self.domain = domain if domain in schema.names else None
+        self.features = _features(schema, domain)
+        if like is not None:
+            if sorted(self.features) != sorted(like.features):
+                odd = min({*self.features} ^ {*like.features})
+                _fail(f"{path}: only one of it and {like.path} has the feature {odd!r}", "give both the same columns")
+            self.features = like.features
+        self._dtype = _dtype({_inner(schema.field(name).type) for name in self.features}, pixels=self.features == ["x"])
+        everything = {name for _, opened in self._files for name in opened.schema_arrow.names}
+        self.left_out = sorted(everything - {*schema.names})
         self.rows = sum(opened.metadata.num_rows for _, opened in self._files)
         if self.rows == 0:
             _fail(f"{path}: holds no rows", "give a file with examples")
 
-    def clients(self) -> tuple[NDArray[np.int32], pa.Array]:
-        """Return the client of every row as a number (rows,), and the clients' names (N,) as they first appear."""
+    def coded(self, name: str) -> tuple[NDArray[np.int32], pa.Array]:
+        """Return the value of every row of a column as a number (rows,), and the values, integers or text, as they first appear."""
         chunks = []
-        for batch in self._batches(["client"]):
-            with batch.naming("client"):
-                column = _plain(batch.columns["client"])
-                names = column.cast(pa.large_string() if _is_text(column.type) else pa.int64())
-                chunks.append(names.dictionary_encode())
+        for batch in self._batches([name]):
+            with batch.naming(name):
+                column = _plain(batch.columns[name])
+                values = column.cast(pa.large_string() if _is_text(column.type) else pa.int64())
+                chunks.append(values.dictionary_encode())
         found = pa.chunked_array(chunks).unify_dictionaries()
         return np.concatenate([chunk.indices.to_numpy() for chunk in found.chunks]), found.chunk(0).dictionary
 
     def batches(self, classes: int | None = None) -> Iterator[Rows]:
         """Yield all rows in order. Every example has one shape; labels are below `classes`, where given."""
         first = None
-        for batch in self._batches([*self.features, "y", *(["domain"] if self.has_domain else [])]):
+        for batch in self._batches([*self.features, "y"]):
             x = self._examples(batch)
             first = first or kind(x)
             if kind(x) != first:
@@ -110,20 +127,16 @@ class ParquetSource:
                 if classes is not None:
                     mend = "mend the label, or say how many classes there are"
                     _all(y < classes, lambda i, y=y: f"the label {y[i]} is none of 0 to {classes - 1}", mend)
-            domain = None
-            if self.has_domain:
-                with batch.naming("domain"):
-                    domain = _plain(batch.columns["domain"])
-            yield Rows(x, y, domain)
+            yield Rows(x, y)
 
     def _examples(self, batch: _Batch) -> NDArray[Any]:
         if self.features == ["x"]:
             with batch.naming("x"):
-                return _finite(_numbers(batch.columns["x"]))
-        x = np.empty((len(batch.columns), len(self.features)), dtype=np.float32)
+                return _numbers(batch.columns["x"], self._dtype)
+        x = np.empty((len(batch.columns), len(self.features)), dtype=self._dtype)
         for i, name in enumerate(self.features):
             with batch.naming(name):
-                x[:, i] = _finite(_numbers(batch.columns[name]).astype(np.float32))
+                x[:, i] = _numbers(batch.columns[name], self._dtype)
         return x
 
     def _batches(self, names: list[str]) -> Iterator[_Batch]:
@@ -237,36 +250,59 @@ def _check_columns(file: Path, schema: pa.Schema, names: list[str]) -> None:
             _fail(f"{file}: column {name!r} is {found}", mend)
 
 
-def _check_schema(file: Path, schema: pa.Schema, clients: bool) -> None:
+def _check_schema(file: Path, schema: pa.Schema, clients: bool, domain: str) -> None:
     if twice := [name for name in schema.names if schema.names.count(name) > 1]:
         _fail(f"{file}: two columns {twice[0]!r}", "rename one")
-    for name in ("client", "y") if clients else ("y",):
+    own = ("client", "y") if clients else ("y",)
+    for name in own if domain == "domain" or not clients else (*own, domain):
         if name not in schema.names:
-            _fail(
-                f"{file}: no column {name!r} among {', '.join(schema.names)}", "add it, or rename the one that is meant"
-            )
-    for name in {"client", "y", "domain"} & set(schema.names):
+            mend = "give the name of one of them" if name == domain else "add it, or rename the one that is meant"
+            _fail(f"{file}: no column {name!r} among {', '.join(schema.names)}", mend)
+    if domain in ("client", "x", "y"):
+        _fail(f"{file}: the column {domain!r} says no domain", "give the name of another")
+    if domain != "domain" and "domain" in schema.names:
+        _fail(f"{file}: beside {domain!r} there is a column 'domain'", "leave one of them out")
+    for name in {"client", "y", domain} & set(schema.names):
         found = schema.field(name).type
         value = found.value_type if pa.types.is_dictionary(found) else found
         if not (pa.types.is_integer(value) or (name != "y" and _is_text(value))):
             _fail(
                 f"{file}: column {name!r} is {found}", "make it integers" if name == "y" else "make it integers or text"
             )
-    features = _features(schema)
+    features = _features(schema, domain)
     if not features:
         _fail(f"{file}: no features", "add a column x of lists of numbers, or a column a feature")
-    if features == ["x"] and (others := set(schema.names) - {"client", "x", "y", "domain"}):
+    if features == ["x"] and (others := set(schema.names) - {"client", "x", "y", domain}):
         _fail(f"{file}: beside 'x' there is a column {min(others)!r}", "put it in x, or leave it out")
     for name in features:
-        inner = found = schema.field(name).type
-        while name == "x" and (_is_list(inner) or isinstance(inner, pa.FixedShapeTensorType)):
-            inner = inner.value_type
+        found = schema.field(name).type
+        inner = _inner(found) if name == "x" else found
         if not (pa.types.is_integer(inner) or pa.types.is_floating(inner) or pa.types.is_boolean(inner)):
             _fail(f"{file}: column {name!r} is {found}", "make it numbers, or leave it out")
 
 
-def _features(schema: pa.Schema) -> list[str]:
-    return ["x"] if "x" in schema.names else [n for n in schema.names if n not in ("client", "y", "domain")]
+def _without_index(schema: pa.Schema, domain: str) -> pa.Schema:
+    """Return the columns that are meant: without those that pandas says are an index, but for one that we read by its name."""
+    told = (schema.pandas_metadata or {}).get("index_columns", [])
+    index = {name for name in told if isinstance(name, str)} - {"client", "x", "y", domain}
+    return pa.schema([f for f in schema if f.name not in index and not INDEX.fullmatch(f.name)])
+
+
+def _features(schema: pa.Schema, domain: str) -> list[str]:
+    return ["x"] if "x" in schema.names else [n for n in schema.names if n not in ("client", "y", domain)]
+
+
+def _dtype(kinds: set[pa.DataType], *, pixels: bool) -> np.dtype[Any]:
+    """Return what examples of numbers of these kinds are kept as."""
+    if pixels and kinds == {pa.uint8()}:
+        return np.dtype(np.uint8)
+    numbers = kinds - {pa.bool_()}
+    return np.dtype(np.int64 if numbers and all(map(pa.types.is_integer, numbers)) else np.float32)
+
+
+def _inner(kind: pa.DataType) -> pa.DataType:
+    """Return what lists, however deep, are lists of."""
+    return _inner(kind.value_type) if _is_list(kind) or isinstance(kind, pa.FixedShapeTensorType) else kind
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -284,15 +320,23 @@ def _plain(column: Any) -> Any:
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
-def _numbers(column: Any) -> NDArray[Any]:
-    """Return (n, ...) numbers: unsigned bytes as they are, all others as float32."""
+def _numbers(column: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return (n, ...) numbers, which have to be finite in the type they are kept as."""
     if isinstance(column, pa.FixedShapeTensorArray):
         _lists(column.storage)  # sees nulls
         x = column.to_numpy_ndarray()
     else:
         x = _lists(column)
     with np.errstate(over="ignore"):
-        return x if x.dtype == np.uint8 else x.astype(np.float32, copy=False)
+        kept = x.astype(dtype, copy=False)
+    if dtype == np.float32 or x.dtype == np.uint64:
+        fine = np.isfinite(kept) if dtype == np.float32 else kept >= 0  # what is beyond int64 has become negative
+        _all(
+            np.asarray(fine).reshape(len(x), -1).min(axis=1),
+            lambda i: f"is not a finite {dtype}",
+            "mend it, or leave the row out",
+        )
+    return kept
 
 
 def _lists(column: Any) -> NDArray[Any]:
@@ -317,15 +361,6 @@ def _lists(column: Any) -> NDArray[Any]:
     except Bad as e:
         raise Bad(e.row // width, e.problem, e.mend) from None
     return inner.reshape(len(column), width, *inner.shape[1:])
-
-
-def _finite(x: NDArray[Any]) -> NDArray[Any]:
-    if x.dtype != np.uint8:
-        fine = np.isfinite(x)
-        if not fine.all():
-            row = int(np.argmin(fine.reshape(len(x), -1).all(axis=1)))
-            raise Bad(row, "is not a finite float32", "mend it, or leave the row out")
-    return x
 
 
 def _all(fine: NDArray[np.bool_], problem: Any, mend: str) -> None:

@@ -7,14 +7,22 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedfleet.tasks.pooling import MaxPool2
 
 
+class Net(nn.Sequential):
+    """Layers one after another; integers are read as floats."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the outputs (B, classes) for inputs (B, ...)."""
+        return super().forward(input if input.is_floating_point() else input.to(torch.float32))
+
+
 def logistic(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:
     """Multinomial logistic regression."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+    return Net(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
 def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:
@@ -23,13 +31,13 @@ def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Mod
     layers: list[nn.Module] = [nn.Flatten()]
     for a, b in itertools.pairwise(widths):
         layers += [nn.Linear(a, b), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+    return Net(*layers, nn.Linear(widths[-1], classes))
 
 
 def cnn(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:
     """Two 3x3 convolutions (16, 32 channels), each with ReLU and 2x2 max pooling, then one linear layer."""
     channels, height, width = shape
-    return nn.Sequential(
+    return Net(
         *(nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), MaxPool2()),
         *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), MaxPool2()),
         *(nn.Flatten(), nn.Linear(32 * (height // 4) * (width // 4), classes)),
@@ -40,7 +48,7 @@ def lenet(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.M
     """LeNet: two 5x5 convolutions (6, 16 channels) with ReLU and pooling, linear 120, 84, classes: 44,426 weights at 28x28."""
     channels, height, width = shape
     flat = 16 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
-    return nn.Sequential(
+    return Net(
         *(nn.Conv2d(channels, 6, 5), nn.ReLU(), MaxPool2()),
         *(nn.Conv2d(6, 16, 5), nn.ReLU(), MaxPool2()),
         *(nn.Flatten(), nn.Linear(flat, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes)),
@@ -49,14 +57,14 @@ def lenet(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.M
 
 def lenet_relu(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:
     """LeNet with ReLU on the logits too, as in CDMA's AUC experiments on MNIST."""
-    return nn.Sequential(*lenet(shape, classes, hidden).children(), nn.ReLU())
+    return Net(*lenet(shape, classes, hidden).children(), nn.ReLU())
 
 
 def convnet(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:
     """Three 3x3 convolutions (32, 64, 64), two poolings, linear 64, classes: CDMA's CIFAR-10 net, 122,570 weights at 3x32x32."""
     channels, height, width = shape
     flat = 64 * (((height - 2) // 2 - 2) // 2 - 2) * (((width - 2) // 2 - 2) // 2 - 2)
-    return nn.Sequential(
+    return Net(
         *(nn.Conv2d(channels, 32, 3), nn.ReLU(), MaxPool2()),
         *(nn.Conv2d(32, 64, 3), nn.ReLU(), MaxPool2()),
         *(nn.Conv2d(64, 64, 3), nn.ReLU()),

@@ -117,6 +117,40 @@ def test_the_classes_and_the_test_examples_have_to_fit(tmp_path):
     assert "holding out 1 of 1 clients" in refused(_written(pa.table({**GOOD, "client": [1] * 4}), source), out)
 
 
+def test_columns_that_say_the_domain_have_to_fit(tmp_path):
+    source, test, out = tmp_path / "in.parquet", tmp_path / "test.parquet", tmp_path / "out"
+    said: list[str] = []
+    _written(pa.table({**GOOD, "domain": ["p", "q", "q", "p"]}), source)
+    _written(pa.table({"x": [[1.0, 2.0]] * 2, "y": [0, 1], "domain": ["p", "z"]}), test)
+    assert "test.parquet: column 'domain': 'z' is the domain of no client: mend it" in refused(source, out, test=test)
+    _written(pa.table({"x": [[1.0, 2.0]], "y": [0], "domain": [0]}), test)
+    assert "0 is the domain of no client" in refused(source, out, test=test)
+    assert "no column 'sex' among client, x, y, domain: give the name of one" in refused(source, out, domain="sex")
+    assert "the column 'y' says no domain" in refused(source, out, domain="y")
+    alone = "every client that would be held out is the only one of its domain: give a file of test examples"
+    single = _written(pa.table({**GOOD, "domain": ["p", "q", "q", "r"]}), tmp_path / "single.parquet")
+    assert alone in refused(single, out)
+    convert(source, tmp_path / "some", test=_written(pa.table({"x": [[1.0, 2.0]], "y": [0]}), test), say=said.append)
+    assert said == [
+        f"{test}: no column 'domain': test examples are of no domain, and there will be no metrics by domain"
+    ]
+    _written(pa.table({"x": [[1.0, 2.0]], "y": [0], "domain": ["p"]}), test)
+    assert "column 'domain': " in refused(_written(pa.table(GOOD), source), out, test=test)
+    _written(pa.table({**GOOD, "domain": list("pqqp"), "sex": list("mffm")}), source)
+    assert "beside 'sex' there is a column 'domain'" in refused(source, out, domain="sex")
+    _written(pa.table({**COLUMNS, "sex": list("mfmm")}), source)
+    assert "column 'sex': client 'b' has examples of 'f' and 'm'" in refused(source, out, domain="sex")
+
+
+def test_test_examples_have_the_features_of_the_clients(tmp_path):
+    source = _written(pa.table(COLUMNS), tmp_path / "in.parquet")
+    test = _written(pa.table({"f": [1.0], "h": [1.0], "y": [0]}), tmp_path / "test.parquet")
+    assert "has the feature 'g'" in refused(source, tmp_path / "out", test=test)
+    numbers = np.array([1, 2, 3, 2**63], dtype=np.uint64)
+    _written(pa.table({**COLUMNS, "f": [1, 2, 3, 4], "g": numbers}), source)
+    assert "column 'g', row 3: is not a finite int64" in refused(source, tmp_path / "out")
+
+
 def _written(table: pa.Table, path: Path) -> Path:
     pq.write_table(table, path)
     return path

@@ -97,7 +97,11 @@ def test_what_is_written_is_what_clients_hold(fresh, data, names, domains, width
         pq.write_table(rows.slice(cut[0], cut[1] - cut[0]), source / f"{i}.parquet", row_group_size=row_group)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parquet, "BATCH_ROWS", batch)
-        totals = convert(source, folder / "out", hold_out=0.3)
+        try:
+            totals = convert(source, folder / "out", hold_out=0.3)
+        except DataError:  # those who would be held out are alone in their domains
+            assert len(set(of.values())) > 1
+            return
     held = disk.load(DiskOptions(path=str(folder / "out")), None, 0).test
     kept = contents(folder / "out")
 
@@ -105,13 +109,21 @@ def test_what_is_written_is_what_clients_hold(fresh, data, names, domains, width
     for name, row, label in zip(owners, x.tolist(), y.tolist(), strict=True):
         expected[name][0].append(row)
         expected[name][1].append(label)
-    assert len(kept) == len(names) - max(1, round(0.3 * len(names)))
+    drawn = max(1, round(0.3 * len(names)))
+    assert {of[name] for name in kept} == set(of.values())
+    assert 0 < len(names) - len(kept) <= drawn
+    assert domains or len(names) - len(kept) == drawn
     assert list(kept) == [name for name in dict.fromkeys(owners) if name in kept]
     assert kept == {name: expected[name] for name in kept}
     out = [
         (row, label) for name in expected if name not in kept for row, label in zip(*expected[name][:2], strict=True)
     ]
     assert list(zip(held.x.tolist(), held.y.tolist(), strict=True)) == out
+    if held.domain is None:
+        assert len(set(of.values())) == 1
+    else:
+        mine = [of[name] for name in expected if name not in kept for _ in expected[name][1]]
+        assert [totals.domains[k] for k in held.domain.tolist()] == mine
     assert totals.classes == y.max() + 1
     sizes = [len(expected[name][1]) for name in kept]
     mean = sum(sizes) / len(sizes)
@@ -127,7 +139,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = [i for c in range(40) for i in range(1 + c % 5)]
     rows = table(owners, list(zip(owners, place, strict=True)), [c % 3 for c in owners], domain=[c % 2 for c in owners])
     pq.write_table(rows, above / "in.parquet")
-    pq.write_table(rows.slice(0, 4).drop_columns(["client", "domain"]), above / "test.parquet")
+    pq.write_table(rows.slice(0, 4).drop_columns(["client"]), above / "test.parquet")
     convert(above / "in.parquet", above / "out", test=above / "test.parquet")
     return above / "out"
 
@@ -152,6 +164,10 @@ def test_a_file_of_test_examples(folder):
     few = disk.load(DiskOptions(path=str(folder), test_examples=2), None, 0)
     assert len(few.test) == 2
     assert {tuple(row) for row in few.test.x.tolist()} <= {(0, 0), (1, 0), (1, 1), (2, 0)}
+    assert data.domains == ("0", "1")
+    for test in (data.test, few.test):
+        assert test.domain is not None
+        assert test.domain.tolist() == [int(x) % 2 for x, _ in test.x.tolist()]
 
 
 def test_a_sample_of_training_examples(folder):
@@ -196,6 +212,133 @@ def test_pandas_writes_what_is_read(tmp_path):
     convert(tmp_path / "in.parquet", tmp_path / "out", test=tmp_path / "in.parquet", classes=5)
     assert contents(tmp_path / "out") == {"a": ([[1, 1], [3, 1]], [0, 0], 0), "b": ([[2, 0], [4, 1]], [1, 1], 0)}
     assert population(tmp_path / "out").totals.classes == 5
+
+
+DOMAINS = {"client": [1, 2, 3], "x": [[1.0], [2.0], [3.0]], "y": [0, 0, 1]}
+
+
+def test_the_domains_of_a_test_file_are_numbered_as_those_of_clients(tmp_path):
+    """Though they come in another order, not all of them, as a category."""
+    source, test, out = tmp_path / "in.parquet", tmp_path / "test.parquet", tmp_path / "out"
+    pq.write_table(pa.table({**DOMAINS, "domain": ["q", "r", "p"]}), source)
+    pd.DataFrame({"x": [[5.0], [6.0], [7.0]], "y": [0, 1, 0], "domain": pd.Categorical(["r", "p", "r"])}).to_parquet(
+        test
+    )
+    convert(source, out, test=test)
+    data = disk.load(DiskOptions(path=str(out)), None, 0)
+    assert data.population.domains(torch.arange(3)).tolist() == [1, 2, 0]
+    assert data.test.domain is not None
+    assert data.test.domain.tolist() == [2, 0, 2]
+    assert data.domains == ("p", "q", "r")
+
+
+def test_a_folder_made_before_test_examples_had_domains(tmp_path, folder):
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    totals = json.loads((copy / "population.json").read_text())
+    del totals["file_bytes"]["test_domains.arrow"]
+    (copy / "population.json").write_text(json.dumps(totals))
+    (copy / "test_domains.arrow").unlink()
+    data = disk.load(DiskOptions(path=str(copy)), None, 0)
+    assert data.test.domain is None
+    assert data.population.summary().domains == 2
+
+
+def test_any_column_says_the_domain(tmp_path):
+    """It is no feature then; where there is one domain alone, test examples have none."""
+    source, out = tmp_path / "in.parquet", tmp_path / "out"
+    pq.write_table(
+        pa.table({"client": list("abcde"), "age": [1.5, 2, 3, 4, 5], "sex": [7, 9, 7, 9, 9], "y": [0] * 5}), source
+    )
+    convert(source, out, domain="sex")
+    data = disk.load(DiskOptions(path=str(out)), None, 0)
+    assert data.domains == ("7", "9")
+    assert data.test.x.shape[1:] == (1,)
+    ages = [1.5, 2, 3, 4, 5]
+    of = dict(zip(ages, [0, 1, 0, 1, 1], strict=True))
+    local = data.population.local_data(torch.arange(4))
+    assert [of[x] for x in local.data["x"][:, 0].tolist()] == local.domain.tolist()
+    assert data.test.domain is not None
+    assert data.test.domain.tolist() == [of[x] for x in data.test.x[:, 0].tolist()]
+    convert(source, tmp_path / "plain")
+    plain = disk.load(DiskOptions(path=str(tmp_path / "plain")), None, 0)
+    assert (plain.test.domain, plain.domains) == (None, ())
+    assert plain.test.x.shape[1:] == (2,)
+
+
+def test_a_domain_keeps_a_client(tmp_path):
+    """Of 20 clients, 18 are drawn to be held out; each of six domains keeps one all the same."""
+    source = tmp_path / "in.parquet"
+    pq.write_table(
+        table(list(range(20)), [[c] for c in range(20)], [0] * 20, domain=[c % 6 for c in range(20)]), source
+    )
+    totals = convert(source, tmp_path / "out", hold_out=0.9)
+    kept = contents(tmp_path / "out")
+    assert sorted(int(d) for _, _, d in kept.values()) in ([0, 1, 2, 3, 4, 5], [*range(6), 0])
+    assert totals.domains == list(range(6))
+
+
+def test_an_index_of_pandas_is_no_feature(tmp_path):
+    said: list[str] = []
+    frame = pd.DataFrame({"client": list("aabb"), "f": [0.5, 1, 2, 3], "y": [0, 1, 0, 1]})
+    for name, index in (("none", None), ("level", [9, 4, 7, 6]), ("named", pd.Index([9, 4, 7, 6], name="id"))):
+        source = tmp_path / f"{name}.parquet"
+        (frame if index is None else frame.set_index(pd.Index(index))).to_parquet(source)
+        convert(source, tmp_path / name, say=said.append)
+        assert contents(tmp_path / name) == contents(tmp_path / "none")
+    assert [line.split(": ")[1] for line in said] == [
+        "column '__index_level_0__' is an index of pandas, and left out",
+        "column 'id' is an index of pandas, and left out",
+    ]
+    frame.set_index("client").to_parquet(tmp_path / "client.parquet")  # one that is meant
+    convert(tmp_path / "client.parquet", tmp_path / "client")
+    assert contents(tmp_path / "client") == contents(tmp_path / "none")
+
+
+def test_files_of_which_one_has_an_index(tmp_path):
+    """As where rows of a frame were left out before one part of it was written."""
+    frame = pd.DataFrame({"client": list("aabbcc"), "f": [0.5, 1, 2, 3, 4, 5], "y": [0] * 6})
+    (tmp_path / "in").mkdir()
+    frame[:2].to_parquet(tmp_path / "in" / "0.parquet")
+    frame.drop(index=[2, 4]).tail(2).to_parquet(tmp_path / "in" / "1.parquet")
+    said: list[str] = []
+    totals = convert(tmp_path / "in", tmp_path / "out", say=said.append)
+    assert said == [f"{tmp_path / 'in'}: column '__index_level_0__' is an index of pandas, and left out"]
+    assert totals.examples + totals.test_examples == 4
+    assert population(tmp_path / "out").examples["x"].shape == (4, 1)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int16", "uint16", "int32", "int64", "uint64"])
+@pytest.mark.parametrize("style", ["lists", "columns"])
+def test_integers_stay_integers(tmp_path, kind, style):
+    values = np.array([[1, 2], [3, 100], [5, 6]], dtype=kind)
+    if style == "lists":
+        features: dict[str, Any] = {"x": pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 2)}
+    else:
+        features = {"f": values[:, 0], "g": values[:, 1].astype(np.uint8)}
+    pq.write_table(pa.table({"client": [1, 1, 2], "y": [0, 0, 1], **features}), tmp_path / "in.parquet")
+    convert(tmp_path / "in.parquet", tmp_path / "out", test=tmp_path / "in.parquet")
+    data = disk.load(DiskOptions(path=str(tmp_path / "out")), None, 0)
+    local = data.population.local_data(torch.arange(2))
+    assert local.data["x"].dtype == data.test.x.dtype == torch.int64
+    assert local.data["x"].tolist() == data.test.x.tolist() == values.tolist()
+
+
+def test_integers_beside_floats_are_floats(tmp_path):
+    big = 2**40 + 1
+    for name, f, dtype in (("mixed", [0.5, 1.5], torch.float32), ("flags", [True, False], torch.int64)):
+        pq.write_table(pa.table({"client": [1, 2], "f": f, "g": [3, big], "y": [0, 1]}), tmp_path / f"{name}.parquet")
+        convert(tmp_path / f"{name}.parquet", tmp_path / name, test=tmp_path / f"{name}.parquet")
+        x = disk.load(DiskOptions(path=str(tmp_path / name)), None, 0).test.x
+        assert x.dtype == dtype
+        assert x.tolist() == torch.tensor([[f[0], 3], [f[1], big]], dtype=dtype).tolist()
+
+
+def test_features_of_a_test_file_in_another_order(tmp_path):
+    source, test = tmp_path / "in.parquet", tmp_path / "test.parquet"
+    pq.write_table(pa.table({"client": [1, 2], "f": [1.5, 2], "g": [30.0, 40], "y": [0, 1]}), source)
+    pq.write_table(pa.table({"g": [70.0], "y": [0], "f": [5.5]}), test)
+    convert(source, tmp_path / "out", test=test)
+    assert disk.load(DiskOptions(path=str(tmp_path / "out")), None, 0).test.x.tolist() == [[5.5, 70.0]]
 
 
 def fault(folder: Path) -> str:

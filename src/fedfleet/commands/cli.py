@@ -211,6 +211,7 @@ def convert(
     classes: Annotated[
         int | None, typer.Option(min=1, help="Labels are below this; by default the largest + 1.")
     ] = None,
+    domain: Annotated[str, typer.Option(metavar="COLUMN", help="The column that says the domain.")] = "domain",
 ) -> None:
     """Convert Parquet, a row an example, to a folder of clients for population.dataset=disk.
 
@@ -221,7 +222,8 @@ def convert(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     started = time.monotonic()
     with _rows_done() as tell:
-        totals = convert_parquet(source, out, test=test, hold_out=hold_out, classes=classes, tell=tell)
+        given = {"test": test, "hold_out": hold_out, "classes": classes, "domain": domain}
+        totals = convert_parquet(source, out, **given, tell=tell, say=lambda text: typer.echo(text, err=True))
     typer.echo(
         f"{out}: {totals.clients:,} clients, {totals.examples:,} examples, {totals.test_examples:,} test examples, "
         f"{totals.classes} classes, {len(totals.domains)} domains, in {time.monotonic() - started:.1f} s"

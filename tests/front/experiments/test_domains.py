@@ -63,6 +63,14 @@ def test_every_domain_is_evaluated_on_its_own_test_examples(run):
     assert run.table("domains")["round"].unique().tolist() == [2, 5]
 
 
+def test_fedavg_is_measured_by_domain_too(tmp_path):
+    done = fedfleet.run(BASE, {"algorithm": "fedavg", "population.partition": "iid"}, out=tmp_path / "run")
+    found = done.table("domains")
+    assert found["round"].tolist() == [2] * 3 + [5] * 3
+    assert done.summary["final"]["eval/accuracy_worst_domain"] == found["accuracy"][3:].min()
+    assert done.summary["domains"] == ["1", "4", "8"]
+
+
 def test_the_report_calls_domains_by_their_names(run, tmp_path):
     assert run.summary["domains"] == ["1", "4", "8"]
     groups = {"run": [read_run(run.folder)]}

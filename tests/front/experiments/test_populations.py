@@ -96,6 +96,39 @@ def test_clients_of_parquet(folder, command, tmp_path):
     assert command("plan", run.folder / "config.yaml")[1].count("24 with 1 to 3 examples each") == 1
 
 
+def test_clients_of_parquet_in_domains(folder, command, tmp_path):
+    """Every algorithm is measured by domain, on held-out clients and on a test file."""
+    rows = pq.read_table(folder / "in.parquet")
+    sex = np.array(["f", "m"])[rows["client"].to_numpy() % 2]
+    pq.write_table(rows.append_column("sex", pa.array(sex)), folder / "in.parquet")
+    pq.write_table(rows.append_column("sex", pa.array(sex)).slice(1, 9), folder / "test.parquet")
+    for name, options in {"held": [], "file": ["--test", folder / "test.parquet"]}.items():
+        status, _, error = command("convert", folder / "in.parquet", folder / name, "--domain", "sex", *options)
+        assert (status, error) == (0, "")
+        disk = {"population.dataset": {"name": "disk", "path": str(folder / name)}, "population.clients": None}
+        run = fedfleet.run(SMALL, {**disk, "algorithm.batch_size": 2}, out=tmp_path / f"run-{name}")
+        found, data = run.table("domains"), load_data(fedfleet.load(SMALL, disk)).test
+        assert run.summary["domains"] == ["f", "m"]
+        assert data.domain is not None
+        assert found["examples"].tolist() == data.domain.bincount().tolist()
+        assert run.summary["final"]["eval/accuracy_worst_domain"] == pytest.approx(found["accuracy"].min())
+    assert found["examples"].tolist() == [int((sex[1:10] == k).sum()) for k in "fm"]
+
+
+def test_words_of_parquet_reach_a_language_model(folder, command, tmp_path):
+    rows = np.random.default_rng(0).integers(0, 20, (40, 6))
+    frame = {"client": np.arange(40) % 8, "x": rows.tolist(), "y": np.zeros(40, dtype=np.int64)}
+    pq.write_table(pa.table(frame), folder / "in.parquet")
+    assert command("convert", folder / "in.parquet", folder / "words", "--classes", 20)[0] == 0
+    disk = {"population.dataset": {"name": "disk", "path": str(folder / "words")}, "population.clients": None}
+    local = {"algorithm.batch_size": 2, "cohort.invite": 4}
+    task = {"name": "language_model", "hidden": 3, "layers": 1}
+    words = fedfleet.run(SMALL, {**disk, **local, "task": task}, out=tmp_path / "run")
+    assert 15 < words.summary["final"]["eval/perplexity"] < 25
+    numbers = fedfleet.run(SMALL, {**disk, **local}, out=tmp_path / "numbers")
+    assert np.isfinite(numbers.summary["final"]["eval/loss"])  # of a net, which reads them as numbers
+
+
 @pytest.mark.ray
 @pytest.mark.parametrize("kind", ["synthetic", "disk"])
 def test_actors_see_the_same_clients(folder, command, tmp_path, kind):
