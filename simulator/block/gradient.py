@@ -9,7 +9,7 @@ of linear layers and convolutions stay combinations, and their gradients are rec
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from fedfleet.simulator.arithmetic.layers import Layer, NotLinear, Weight, pays
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Scalar, Tree
 from fedfleet.simulator.work import Batch, Objective
+
+V = TypeVar("V")
 
 
 class _Found(NamedTuple):
@@ -165,7 +167,7 @@ class EngineOps:
         self, objective: str, z: Tree, batch: Batch, key: Key, *, ctx: Tree = None, wrt: tuple[str, ...] | None = None
     ) -> tuple[Tree, Mapping[str, Tensor]]:
         """Return ``(direction, aux)``; ``aux["loss"]`` is the value (the first player's where each has its own)."""
-        chosen = self._objectives[objective]
+        chosen = self._objective(objective)
         ctx = T.map(lambda x: x.multiplied_out("ctx") if isinstance(x, Factored) else x, ctx)
         ledger = self._ledger
         dense = set() if ledger is None else ledger.notes.dense.setdefault(objective, set())
@@ -184,7 +186,7 @@ class EngineOps:
     def value(self, objective: str, z: Tree, batch: Batch, key: Key) -> Tensor:
         """Return the objective's value without gradient."""
         self._count_forward(z, batch)
-        value = self._objectives[objective].loss(z, batch, None, key)[0]
+        value = self._objective(objective).loss(z, batch, None, key)[0]
         value = next(iter(value.values())) if isinstance(value, Mapping) else value
         if self.loss is None:
             self.loss = value
@@ -192,13 +194,23 @@ class EngineOps:
 
     def step(self, objective: str, z: Tree, lr: Scalar, direction: Tree) -> Tree:
         """Return the projection of ``z - lr * direction``."""
-        return self._objectives[objective].step(z, lr, direction)
+        return self._objective(objective).step(z, lr, direction)
 
     def apply(self, name: str, z: Tree, batch: Batch) -> Any:
         """Evaluate a forward function of the task."""
         self._count_forward(z, batch)
-        return self._functions[name](z, batch)
+        return _known("function", name, self._functions)(z, batch)
+
+    def _objective(self, name: str) -> Objective:
+        return _known("objective", name, self._objectives)
 
     def _count_forward(self, z: Tree, batch: Batch) -> None:
         if (ledger := self._ledger) is not None:
             ledger.flop += 2 * len(batch.weight) * max(ledger.notes.products.values(), default=T.count(z))
+
+
+def _known(what: str, name: str, there: Mapping[str, V]) -> V:
+    """Return what the task has under a name. Raises ValueError."""
+    if name not in there:
+        raise ValueError(f"the task has no {what} {name!r}, only {', '.join(there)}")
+    return there[name]

@@ -307,3 +307,12 @@ def test_rows_of_other_clients_never_reach_a_padded_batch(federation, inner):
     expected = T.leaves(federation.run(inner, clients).partials["z"].blocks)
     found = T.leaves(poisoned.run(inner, clients).partials["z"].blocks)
     assert all(map(torch.equal, found, expected))
+
+
+def test_an_objective_that_the_task_does_not_have():
+    ops = EngineOps(OBJECTIVES, {"predict": lambda z, batch: batch.x})
+    with pytest.raises(ValueError, match=rf"^the task has no objective 'tarin', only {', '.join(OBJECTIVES)}$") as e:
+        ops.grad("tarin", point(), batch_of(), KEY)
+    assert e.value.__context__ is None
+    with pytest.raises(ValueError, match=r"^the task has no function 'predic', only predict$"):
+        ops.apply("predic", point(), batch_of())
