@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -11,11 +11,12 @@ from rich.live import Live
 from rich.text import Text
 
 PLAIN_EVERY_S = 5.0
+FATES = ("heard", "stale", "late", "failed", "offline")
 QUIET = ("_worst_tenth", "_spread")  # metrics for the tables
 
 
 class Progress:
-    """Shows rounds as they end: round, heard / stale / late / failed, metric, rounds/s, client steps/s, virtual time, time left."""
+    """Shows rounds as they end: round, what became of the invited, metric, rounds/s, client steps/s, virtual time, time left."""
 
     def __init__(self, console: Console | None):
         self._console = console
@@ -43,8 +44,8 @@ class Progress:
         self._before, self._steps, self._virtual_s = done, 0, 0.0
         self.say(f"going on after {done} rounds" if done else f"initial model: {self._metric}")
 
-    def round(self, row: Mapping[str, Any], rounds: int) -> None:
-        """Show a row of ``rounds.parquet``."""
+    def round(self, row: Mapping[str, Any], phases: Sequence[Mapping[str, int]], rounds: int) -> None:
+        """Show a row of ``rounds.parquet``, and the counts of its phases, each attempt for itself."""
         if self._console is None:
             return
         metrics = _metrics({k: v for k, v in row.items() if k.startswith("eval/")})
@@ -52,7 +53,7 @@ class Progress:
         self._steps += row["client_steps"]
         self._virtual_s += row["virtual_s"]
         done = row["round"] + 1
-        line = self._line(row, done, rounds)
+        line = self._line(phases, done, rounds)
         if self._console.is_terminal:
             if self._live is None:
                 self._live = Live(console=self._console, refresh_per_second=8)
@@ -62,15 +63,12 @@ class Progress:
             self._shown = time.monotonic()
             self.say(line)
 
-    def _line(self, row: Mapping[str, Any], done: int, rounds: int) -> str:
+    def _line(self, phases: Sequence[Mapping[str, int]], done: int, rounds: int) -> str:
         spent = max(time.monotonic() - self._started, 1e-9)
         here = done - self._before
         left = spent / here * (rounds - done)
-        heard = " ".join(
-            f"{k} {row[k]}" for k in ("heard", "stale", "late", "failed", "offline") if k != "stale" or row.get(k)
-        )
         return (
-            f"round {done}/{rounds} | {heard} | {self._metric} | {here / spent:.1f} rounds/s | "
+            f"round {done}/{rounds} | {_fates(phases)} | {self._metric} | {here / spent:.1f} rounds/s | "
             f"{self._steps / spent:,.0f} client steps/s | virtual {self._virtual_s:,.0f} s | left {left:,.0f} s"
         )
 
@@ -84,3 +82,12 @@ class Progress:
 def _metrics(found: Mapping[str, float | None]) -> str:
     told = {k.removeprefix("eval/"): v for k, v in found.items() if v is not None and not k.endswith(QUIET)}
     return ", ".join(f"{k} {v:.4f}" for k, v in told.items())
+
+
+def _fates(phases: Sequence[Mapping[str, int]]) -> str:
+    """Say what became of the invited, phase by phase: "heard 9+8 of 10+10 late 0+2 failed 1+0 offline 0+0"."""
+    each = {
+        k: "+".join(str(p[k]) for p in phases) for k in ("invited", *FATES) if k != "stale" or any(p[k] for p in phases)
+    }
+    invited = each.pop("invited")
+    return " ".join(f"{k} {v} of {invited}" if k == "heard" else f"{k} {v}" for k, v in each.items())

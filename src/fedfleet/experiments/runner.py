@@ -226,7 +226,7 @@ class Runner:
             self._enter_domains(record.index, domains or {})
             row = self.folder.add(record, metrics)
             self.held, self.unevaluated = None, False
-        self.progress.round(row, self.x.config.rounds)
+        self.progress.round(row, [p.counts for p in record.phases], self.x.config.rounds)
 
     def _enter_all(self) -> None:
         """Enter the round whose evaluation has not come to its end, and the attempts at one that failed."""

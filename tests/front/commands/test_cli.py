@@ -118,7 +118,7 @@ def test_signals_leave_what_was_done(
 ) -> None:
     shown: list[int] = []
 
-    def round(self: Progress, row: Any, rounds: int) -> None:
+    def round(self: Progress, row: Any, phases: Any, rounds: int) -> None:
         shown.append(row["round"])
         if len(shown) == 2:
             os.kill(os.getpid(), number)
@@ -155,21 +155,25 @@ def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:
     with (tmp_path / "screen").open("w+", encoding="utf-8") as screen:
         progress = Progress(Console(file=screen, force_terminal=True, width=200))
         progress.initial({"eval/auc": 0.25})
-        row = dict.fromkeys(("heard", "late", "failed", "offline", "client_steps", "virtual_s"), 1)
+        row = {"client_steps": 1, "virtual_s": 1}
+        phases = [
+            {"invited": 10, "heard": 9, "stale": 0, "late": 1, "failed": 0, "offline": 0},
+            {"invited": 12, "heard": 8, "stale": 0, "late": 0, "failed": 1, "offline": 3},
+        ]
         for index in range(3):
-            progress.round({"round": index, **row, "eval/auc": 0.5 if index == 1 else None}, 3)
+            progress.round({"round": index, **row, "eval/auc": 0.5 if index == 1 else None}, phases, 3)
         progress.close()
         screen.seek(0)
         shown = screen.read()
     assert "initial model: auc 0.2500" in shown
-    assert "round 3/3 | heard 1 late 1 failed 1 offline 1 | auc 0.5000" in shown
+    assert "round 3/3 | heard 9+8 of 10+12 late 1+0 failed 0+1 offline 0+3 | auc 0.5000" in shown
     assert "virtual 3 s" in shown
 
 
 def test_the_next_run_counts_from_zero(capsys: pytest.CaptureFixture[str]) -> None:
     progress = Progress(Console(width=200))
-    row = dict.fromkeys(("heard", "late", "failed", "offline", "client_steps", "virtual_s"), 7)
+    row = {"client_steps": 7, "virtual_s": 7}
     for _ in range(2):
         progress.initial({"eval/auc": 0.5})
-        progress.round({"round": 0, **row}, 1)
+        progress.round({"round": 0, **row}, [], 1)
     assert [line.split("virtual ")[1].split()[0] for line in capsys.readouterr().out.splitlines()[1::2]] == ["7", "7"]
