@@ -146,12 +146,13 @@ class LocalOptions(Options):
     def _one_length(self) -> LocalOptions:
         if self.steps is not None and self.epochs is not None:
             raise ValueError("give steps or epochs, not both")
+        if self.steps is None and self.epochs is None:
+            object.__setattr__(self, "epochs", 1)  # so that it stands in config.yaml
         return self
 
     def plan(self, per_step: int = 1) -> BatchPlan:
         """Return the batch plan: random reshuffling, so many minibatches a step."""
-        epochs = None if self.steps is not None else (self.epochs or 1)
-        return BatchPlan(size=self.batch_size, steps=self.steps, epochs=epochs, per_step=per_step)
+        return BatchPlan(size=self.batch_size, steps=self.steps, epochs=self.epochs, per_step=per_step)
 
     def local_steps(self, mean_examples: float) -> int:
         """Return K: ``steps``, or those of a client with the mean number of examples."""

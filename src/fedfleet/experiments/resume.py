@@ -8,8 +8,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedfleet.config.reading import override, show
 from fedfleet.config.schema import Config, complete, load
 from fedfleet.experiments.checkpoint import newest
@@ -75,7 +73,8 @@ def run_or_go_on(
     found = newest(out / CHECKPOINTS)[0]
     if found is not None:
         path = out / "config.yaml"
-        before = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+        # Read as a configuration, for an older fedfleet wrote fewer defaults.
+        before = complete(load(path)) if path.exists() else {}
         same = without(before, MAY_CHANGE) == without(complete(x.config), MAY_CHANGE)
         if same and found.rounds <= x.config.rounds:
             return x.resume(out, progress, workers)

@@ -19,6 +19,7 @@ import yaml
 import fedfleet
 from fedfleet.config.schema import complete
 from fedfleet.experiments.checkpoint import newest
+from fedfleet.experiments.resume import run_or_go_on
 from fedfleet.experiments.runner import Runner
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 from fedfleet.simulator.executors.local import LocalExecutor
@@ -288,3 +289,17 @@ def test_an_unknown_best_is_refused_and_none_is_kept_where_none_is_wanted(tmp_pa
         tmp_path / "run"
     )
     assert not (run.folder / "best.safetensors").exists()
+
+
+def test_what_a_client_does_stands_in_the_configuration_and_older_folders_are_gone_on_with(tmp_path):
+    given = {**BASE, "algorithm": {"name": "fedavg", "batch_size": 5}, "rounds": 2}
+    first = fedfleet.run(given, out=tmp_path / "run")
+    written = (first.folder / "config.yaml").read_text()
+    assert "steps: null" in written
+    assert "epochs: 1" in written
+    (first.folder / "config.yaml").write_text(written.replace("epochs: 1", "epochs: null"))
+    longer = {**given, "rounds": 3}
+    done = run_or_go_on(fedfleet.Experiment(fedfleet.load(longer)), first.folder)
+    assert done.rounds["round"].tolist() == [0, 1, 2]
+    whole = fedfleet.run(longer, out=tmp_path / "whole")
+    assert (done.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
