@@ -93,6 +93,8 @@ def _read(source: Path) -> Any:
 def _names(source: Path, names: list[Any]) -> pa.Array:
     """Return the clients' names, as integers where they are, or read as, integers. Raises DataError."""
     texts = [name for name in names if isinstance(name, str)]
+    if strange := [name for name in texts if not _is_text(name)]:
+        raise DataError(f"{source}: client {_short(strange[0])}: not text in Unicode: write the name again")
     if len(texts) == len(names) and all(_is_integer(name) for name in texts):
         names = [int(name) for name in texts]
     whole = all(type(name) is int and -(2**63) <= name < 2**63 for name in names)
@@ -100,6 +102,11 @@ def _names(source: Path, names: list[Any]) -> pa.Array:
         wrong = next(name for name in names if not isinstance(name, str))
         raise DataError(f"{source}: client {_short(wrong)}: make all clients integers, or all of them text")
     return pa.array(names, pa.int64() if whole else pa.large_string())
+
+
+def _is_text(text: str) -> bool:
+    """Say whether a text can be written: not half of a surrogate pair."""
+    return text == text.encode(errors="replace").decode()
 
 
 def _is_integer(text: str) -> bool:

@@ -28,7 +28,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.errors import one_line
+from fedfleet.simulator.errors import one_line, printable
 
 ENVIRONMENT = "FEDFLEET_DATA"
 # Seconds a server may stay silent, for every address of its name: without a network a run must fail soon.
@@ -39,7 +39,7 @@ class DataError(ValueError):
     """A data file or data set that cannot be used; one line that names it, what is wrong and the mend."""
 
     def __init__(self, message: str):
-        super().__init__("".join(c if c.isprintable() else "?" for c in message))  # a damaged file may hold anything
+        super().__init__(printable(message))
 
 
 def data_dir(override: str | None = None) -> Path:

@@ -106,9 +106,7 @@ class ParquetSource:
         chunks = []
         for batch in self._batches([name]):
             with batch.naming(name):
-                column = _plain(batch.columns[name])
-                values = column.cast(pa.large_string() if _is_text(column.type) else pa.int64())
-                chunks.append(values.dictionary_encode())
+                chunks.append(_coded(batch.columns[name]))
         found = pa.chunked_array(chunks).unify_dictionaries()
         return np.concatenate([chunk.indices.to_numpy() for chunk in found.chunks]), found.chunk(0).dictionary
 
@@ -166,9 +164,7 @@ class Table:
         for file, one in opened:
             for batch in _batches_of(file, one, names):
                 with batch.naming("client"):
-                    column = _plain(batch.columns["client"])
-                    column = column.cast(pa.large_string() if _is_text(column.type) else pa.int64())
-                    clients.append(column.dictionary_encode())
+                    clients.append(_coded(batch.columns["client"]))
                 for name, found in values.items():
                     with batch.naming(name):
                         number = _plain(batch.columns[name]).to_numpy(zero_copy_only=False).astype(np.float64)
@@ -320,6 +316,14 @@ def _plain(column: Any) -> Any:
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
+def _coded(column: Any) -> Any:
+    """Return a column of text or integers as numbers of its values. Raises ArrowException, for text that is none too."""
+    column = _plain(column)
+    if _is_text(column.type):
+        column.validate(full=True)
+    return column.cast(pa.large_string() if _is_text(column.type) else pa.int64()).dictionary_encode()
+
+
 def _numbers(column: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return (n, ...) numbers, which have to be finite in the type they are kept as."""
     if isinstance(column, pa.FixedShapeTensorArray):
@@ -330,11 +334,9 @@ def _numbers(column: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     with np.errstate(over="ignore"):
         kept = x.astype(dtype, copy=False)
     if dtype == np.float32 or x.dtype == np.uint64:
-        fine = np.isfinite(kept) if dtype == np.float32 else kept >= 0  # what is beyond int64 has become negative
+        fine = np.asarray(np.isfinite(kept) if dtype == np.float32 else kept >= 0)  # beyond int64 is negative now
         _all(
-            np.asarray(fine).reshape(len(x), -1).min(axis=1),
-            lambda i: f"is not a finite {dtype}",
-            "mend it, or leave the row out",
+            fine.reshape(len(x), -1).min(axis=1), lambda i: f"is not a finite {dtype}", "mend it, or leave the row out"
         )
     return kept
 

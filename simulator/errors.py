@@ -5,12 +5,20 @@ from __future__ import annotations
 import traceback
 
 
+def printable(text: str) -> str:
+    """Return a text on one line: a file or a value named in it may hold any character."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 class FedfleetError(Exception):
     """An error whose message is meant for the user, without a traceback of ours."""
 
 
 class ConfigError(FedfleetError, ValueError):
-    """A configuration that cannot run; the message names the key, the value and the mend."""
+    """A configuration that cannot run; one line that names the key, the value and the mend."""
+
+    def __init__(self, message: str):
+        super().__init__(printable(message))
 
 
 class ClientError(FedfleetError):

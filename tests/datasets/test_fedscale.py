@@ -102,6 +102,12 @@ def test_plain_values_of_every_protocol(protocol, data):
     assert loads(pickletools.optimize(pickle.dumps(value, protocol))) == value
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_names_that_are_no_text(tmp_path, as_json):
+    with pytest.raises(DataError, match=r"source: client '.*ud800': not text in Unicode: write the name again"):
+        convert(tmp_path, {"\ud800": TRACE[1], "b": TRACE[5]}, as_json=as_json)
+
+
 def test_what_appears_twice_is_one():
     inner: list[Any] = [1]
     found = loads(pickle.dumps([inner, inner, {"a": inner}]))

@@ -186,3 +186,10 @@ def test_any_columns_are_a_trace_or_one_line(tmp_path_factory, columns):
     path = tmp_path_factory.mktemp("any") / "t.parquet"
     pq.write_table(table, path)
     check_read_or_refused(path)
+
+
+def test_clients_that_are_no_text(tmp_path):
+    names = pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"a\xff"))
+    pq.write_table(pa.table({"client": names, "start_s": [0, 0], "end_s": [1, 1]}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"column 'client', from row 0: .*UTF8"):
+        read_trace(tmp_path / "t.parquet")

@@ -318,6 +318,8 @@ def main() -> None:
     """Run the command line and end the process with its status: 2 for bad input, 1 for a failed run, 130 or 143 if interrupted."""
     from fedfleet.datasets.files import DataError
 
+    if strange := [text for text in sys.argv if "\0" in text]:  # as where it is called from Python
+        _end(f"error: {strange[0]!r}: text with the character NUL, which no path has: leave it out", BAD_INPUT)
     try:
         sys.exit(app(standalone_mode=False))
     except (ConfigError, DataError) as e:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
-import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from fedfleet.algorithms.options import Options
 from fedfleet.commands import study as studying
 from fedfleet.config import schema as C
+from fedfleet.config.reading import parse
 from fedfleet.experiments import campaign
 from fedfleet.experiments.files import write_text
 from fedfleet.experiments.progress import Progress
@@ -66,13 +66,11 @@ class PaperTable(Options):
 def read(path: Path) -> PaperTable:
     """Read a table. Raises ConfigError."""
     try:
-        found = PaperTable.model_validate_json(
-            json.dumps(yaml.safe_load(path.read_text(encoding="utf-8"))), strict=True
-        )
+        found = PaperTable.model_validate_json(json.dumps(parse(path.read_text(encoding="utf-8"))), strict=True)
     except ValidationError as e:
         first = e.errors()[0]
         raise ConfigError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    except (OSError, yaml.YAMLError, TypeError, ValueError, RecursionError) as e:
+    except (OSError, TypeError, ValueError) as e:
         raise ConfigError(f"{path}: cannot be read ({one_line(e)}): give the YAML file of a table") from None
     printed = {*found.columns, WORST}
     if strange := [f"{row}.{c}" for row, values in found.paper.items() for c in values if c not in printed]:

@@ -14,16 +14,51 @@ import yaml
 from fedfleet.simulator.errors import ConfigError, one_line
 
 DEEPEST = 16  # dots in a key
+MOST = 100_000  # values of a configuration, each alias written out
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that also reads 1e-3 as a number; YAML 1.1 wants 1.0e-3."""
+    """YAML that also reads 1e-3 as a number; YAML 1.1 wants 1.0e-3. Nesting far beyond any configuration is refused at once."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Return the next node."""
+        self.depth += 1
+        if self.depth > 4 * DEEPEST:
+            raise ValueError(f"nested more than {4 * DEEPEST} deep")
+        found = super().compose_node(parent, index)
+        self.depth -= 1
+        return found
 
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+$"), list("-+0123456789")
 )
-YAML_ERRORS = (yaml.YAMLError, ValueError, OverflowError, RecursionError)  # ValueError: an impossible date or number
+
+
+def parse(text: str) -> Any:
+    """Return the value in a YAML document. Raises ValueError, in one line, for one that cannot be read or is too large."""
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is not None and _expanded(node, {}) > MOST:
+            raise ValueError(f"more than {MOST:,} values, each alias written out")
+        return None if node is None else loader.construct_document(node)
+    except (yaml.YAMLError, ValueError, OverflowError) as e:  # ValueError: an impossible date or number
+        raise ValueError(one_line(e)) from None
+    except Exception as e:  # whatever pyyaml does where a tag and its value do not fit
+        raise ValueError(f"a value that its tag does not fit ({one_line(e)})") from None
+
+
+def _expanded(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
+    """Return the number of values in a node, each alias written out: without end where it holds itself."""
+    if node not in known:
+        known[node] = math.inf  # until it is counted
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        pairs = isinstance(node, yaml.MappingNode)
+        known[node] = 1 + sum(_expanded(n, known) for part in parts for n in (part if pairs else (part,)))
+    return known[node]
 
 
 def read(path: Path) -> Mapping[str, Any]:
@@ -35,9 +70,9 @@ def read(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError) as e:
         raise ConfigError(f"{path}: cannot be read ({one_line(e)}): give the path of a YAML file") from None
     try:
-        found = yaml.load(text, _Loader)
-    except YAML_ERRORS as e:
-        raise ConfigError(f"{path}: not valid YAML: {one_line(e)}: mend it there") from None
+        found = parse(text)
+    except ValueError as e:
+        raise ConfigError(f"{path}: not valid YAML: {e}: mend it there") from None
     if not isinstance(found, dict | None):
         raise ConfigError(f"{path}: a {type(found).__name__}: a configuration is a mapping of keys to values")
     return found or {}
@@ -49,8 +84,8 @@ def override(text: str) -> dict[str, Any]:
     if not equals or not all(part.strip() for part in key.split(".")):
         raise ConfigError(f"{show(text)}: an override is written dotted.key=value")
     try:
-        return {key.strip(): yaml.load(value, _Loader)}
-    except YAML_ERRORS:
+        return {key.strip(): parse(value)}
+    except ValueError:
         raise ConfigError(f"{show(text)}: the value is not valid YAML: quote it") from None
 
 
@@ -74,6 +109,10 @@ def plain(value: Any, key: str = "") -> Any:
                 raise ConfigError(f"{key}={value}: give a finite number")
             return float(value)
         case str() | PurePath():
+            if "\0" in str(value):
+                raise ConfigError(
+                    f"{key}={show(str(value))}: text with the character NUL, which no path has: leave it out"
+                )
             return str(value).encode(errors="replace").decode()
         case _:
             raise ConfigError(

@@ -36,6 +36,8 @@ EVENTS, ENVIRONMENT, SUMMARY = "events.jsonl", "environment.json", "summary.json
 def check_free(folder: Path) -> None:
     """Refuse a run folder that is taken or cannot be made. Raises ConfigError; makes nothing."""
     try:
+        if "\0" in str(folder):
+            raise ValueError("the character NUL")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(f"--out {folder}: it exists and is not empty: choose another folder, or remove it first")
         above = next(p for p in (folder, *folder.absolute().parents) if p.exists())

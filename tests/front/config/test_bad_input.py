@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from fedfleet.config import resolve
 from fedfleet.config.schema import load
 from fedfleet.experiments.experiment import Experiment
+from fedfleet.experiments.runfolder import check_free
 from fedfleet.simulator.errors import ConfigError
 
 QUICK = {
@@ -173,6 +174,58 @@ def test_truncated_data(command, tmp_path, config):
     assert "train-images-idx3-ubyte.gz" in error
     assert error.count("\n") == 1
     assert not Path(tmp_path / "out").exists()
+
+
+LAUGHS = "".join(
+    f"{key}: &{key} [{', '.join([f'*{before}'] * 9)}]\n" for before, key in zip("abcdefghi", "bcdefghij", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (f"a: &a x\n{LAUGHS}label: *j", "more than 100,000 values, each alias written out"),
+        (f"vary:\n  seed: &a [1]\n{LAUGHS}", "more than 100,000 values"),
+        ("x: &a {y: *a}", "more than 100,000 values"),
+        ("label: !!bool maybe", "a value that its tag does not fit ('maybe')"),
+        ("label: !!timestamp x", "a value that its tag does not fit"),
+        ("x: " + "[" * 10_000, "nested more than 64 deep"),
+        ("rounds: 2\0", "not valid YAML"),
+        ('population: {data_dir: "a\\0b"}', "population.data_dir='a\\x00b': text with the character NUL"),
+        ('warm_start: "\\0"', "warm_start='\\x00': text with the character NUL"),
+    ],
+)
+def test_yaml_that_is_too_much(command, tmp_path, content, says):
+    path = tmp_path / "bad.yaml"
+    path.write_text(content)
+    status, _, error = command("plan", path)
+    assert (status, error.count("\n")) == (2, 1)
+    assert says in error
+    status, _, error = command("paper", path)
+    assert (status, error.count("\n")) == (2, 1)
+
+
+def test_aliases_are_fine(tmp_path):
+    (tmp_path / "c.yaml").write_text("compare:\n  A: &a {rounds: 3}\n  B: {<<: *a, algorithm.lr: 1}\n  C: *a\n")
+    compare = load(tmp_path / "c.yaml").compare
+    assert compare == {"A": {"rounds": 3}, "B": {"rounds": 3, "algorithm.lr": 1}, "C": {"rounds": 3}}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "{config}", "--out", "a\0b"], ["convert", "a\0b", "c"], ["report", "a\0b"]]
+)
+def test_paths_with_the_character_nul(command, no_ray, config, arguments):
+    status, _, error = command(*(a.format(config=config) for a in arguments))
+    assert (status, error.count("\n")) == (2, 1)
+    assert "text with the character NUL" in error
+    with pytest.raises(ConfigError, match="the character NUL"):
+        check_free(Path("a\0b"))
+
+
+def test_a_message_is_one_line_whatever_a_name_holds(command, tmp_path):
+    status, _, error = command("plan", tmp_path / "a\nb\x1b.yaml")
+    assert (status, error.count("\n")) == (2, 1)
+    assert "a?b?.yaml: no such configuration file" in error
 
 
 @pytest.fixture
