@@ -165,7 +165,8 @@ def test_a_file_of_test_examples(folder):
     assert len(few.test) == 2
     assert {tuple(row) for row in few.test.x.tolist()} <= {(0, 0), (1, 0), (1, 1), (2, 0)}
     assert data.domains == ("0", "1")
-    for test in (data.test, few.test):
+    others = (disk.load(DiskOptions(path=str(folder), test_examples=size), None, 0).test for size in (1, 3))
+    for test in (data.test, few.test, *others):
         assert test.domain is not None
         assert test.domain.tolist() == [int(x) % 2 for x, _ in test.x.tolist()]
 
