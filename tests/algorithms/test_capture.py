@@ -9,7 +9,7 @@ from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.block.capture import Captures
 
 
-def models(name, inner, captures, rounds=6):
+def models(name, inner, captures, rounds=3):
     task, options = CASES[name]
     world = digits(task, "iid", clients=20)
     algorithm = build(name, world.task, CohortOptions(invite=8), **options)

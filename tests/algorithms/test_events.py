@@ -7,7 +7,7 @@ import pytest
 import torch
 from events import LIMIT, Async, Rules, Sync, Work
 from harness import TOY, Bowl, Game, World, build, flat, records, rows
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedfleet.algorithms.options import CohortOptions
@@ -131,7 +131,6 @@ def agree(record, played, clock_s, floats, cuts):
 LONG_LATE = Rules(3, CLIENTS, Always(), Alike(0.7, 1.2), wait=1, invite=6, discount=0.5)  # by several rounds
 
 
-@settings(deadline=None, max_examples=100)
 @example(r=LONG_LATE)
 @given(r=sync)
 def test_rounds_go_as_their_events_do_and_so_does_the_model(r):
@@ -157,7 +156,6 @@ def test_rounds_go_as_their_events_do_and_so_does_the_model(r):
     assert r is not LONG_LATE or max(delays) > 1
 
 
-@settings(deadline=None, max_examples=50)
 @given(r=sync)
 def test_both_phases_of_cdma_go_as_their_own_events_do(r):
     options = {"steps": STEPS, "batch_size": 2, "lr": 0.01}
@@ -196,7 +194,6 @@ asynchronous = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=40)
 @given(r=asynchronous)
 def test_an_asynchronous_server_goes_as_its_events_do_and_so_does_the_model(r):
     r = replace(r, attempts=max(r.attempts, 5))

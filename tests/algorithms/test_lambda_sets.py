@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfleet.algorithms import lambda_sets as S
@@ -81,7 +81,6 @@ def test_the_simplex_does_not_care_for_the_order(v, data):
 
 
 @given(points=st.lists(triples, min_size=1, max_size=7).map(torch.stack))
-@settings(max_examples=300)
 def test_wolfes_point_is_the_nearest_to_zero(points):
     found = S.nearest(points) @ points
     assert float(found @ found - (points @ found).min()) <= 1e-9
@@ -178,7 +177,6 @@ FLAT = Hull(
 
 @pytest.mark.parametrize("kind", ["simplex", "face", "capped", "hull", "point", "dependent"])
 @given(losses=triples, a=st.lists(st.floats(0.01, 1), min_size=12, max_size=12), mu=st.floats(0.1, 4))
-@settings(max_examples=30)
 def test_plus_regulariser(kind, losses, a, mu):
     """Where max <lambda, L> + mu chi2 is, and a concave function above it, equal at extreme points, for ascent (1.1)."""
     of = FLAT if kind == "dependent" else THREE[kind]

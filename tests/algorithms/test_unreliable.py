@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from harness import build, digits, flat, records
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfleet.algorithms.options import CohortOptions
@@ -42,7 +42,6 @@ def play(name, world, federation, rounds=5, **given):
     )
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     name=st.sampled_from(sorted(OPTIONS)),
     availability=st.sampled_from([Always(), Bernoulli(0.5), Markov(rng.key(5), 2.0, 1.0)]),

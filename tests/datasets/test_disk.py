@@ -22,7 +22,7 @@ from fedfleet.datasets.disk import DiskOptions, DiskPopulation
 from fedfleet.datasets.files import DataError
 from fedfleet.simulator.population import Summary
 
-FRESH = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FRESH = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
@@ -144,7 +144,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return above / "out"
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 39), min_size=1, max_size=12))
 def test_a_block_is_the_rows_of_its_clients_and_no_others(folder, ids):
     p = population(folder)

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfleet.datasets.fedscale import convert_trace
@@ -65,7 +65,6 @@ def test_clients_are_online_as_in_fedscale(tmp_path, as_json):
         assert online.tolist() == [is_active(trace, t) for t in at.tolist()]
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=8), st.integers(1, 20))
 def test_intervals_in_any_order_overlapping_backward_or_beyond_the_end(tmp_path_factory, pairs, period):
     trace = {"active": [a for a, _ in pairs], "inactive": [b for _, b in pairs], "finish_time": period}
@@ -93,7 +92,6 @@ def test_what_is_left_out_is_counted(tmp_path):
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_plain_values_of_every_protocol(protocol, data):
     scalars = SCALARS | st.binary() if protocol >= 3 else SCALARS  # before, bytes were a call
@@ -146,7 +144,6 @@ def test_nothing_is_imported_or_called(tmp_path, monkeypatch, protocol, value, n
     assert list(tmp_path.iterdir()) == [source]
 
 
-@settings(deadline=None, max_examples=200)
 @given(cut=st.integers(0, 400), junk=st.binary(max_size=20), at=st.integers(0, 400))
 def test_broken_pickles(cut, junk, at):
     """Whatever the bytes, a value or one line."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -85,7 +85,6 @@ def test_data_dir_override_wins_then_environment_then_cache(monkeypatch: pytest.
 # IDX
 
 
-@settings(deadline=None)
 @given(shape=shapes, zipped=st.booleans())
 def test_idx_round_trip(tmp_path_factory: pytest.TempPathFactory, shape: tuple[int, ...], zipped: bool):
     values = pixels(*shape)
@@ -96,7 +95,6 @@ def test_idx_round_trip(tmp_path_factory: pytest.TempPathFactory, shape: tuple[i
     read += 1  # its memory is its own
 
 
-@settings(deadline=None)
 @given(shape=shapes, data=st.data())
 def test_idx_cut_anywhere_or_longer_is_refused(tmp_path_factory: pytest.TempPathFactory, shape, data):
     whole = idx(pixels(*shape))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
@@ -64,7 +64,6 @@ def assert_all_dealt(dealt: Partition, examples: int) -> None:
 # What every kind holds
 
 
-@settings(deadline=None)
 @given(labels=labels_of, data=st.data(), seed=seeds, similarity=st.floats(0, 1))
 def test_equal_blocks_drop_only_the_remainder(labels: Tensor, data, seed: int, similarity: float):
     clients = data.draw(st.integers(1, len(labels)))
@@ -74,7 +73,6 @@ def test_equal_blocks_drop_only_the_remainder(labels: Tensor, data, seed: int, s
         assert set(dealt.sizes.tolist()) == {len(labels) // clients}
 
 
-@settings(deadline=None)
 @given(
     labels=labels_of,
     data=st.data(),
@@ -89,7 +87,6 @@ def test_dirichlet_kinds_deal_everything(labels: Tensor, data, seed: int, alpha:
     assert_all_dealt(dealt, len(labels))
 
 
-@settings(deadline=None)
 @given(per_shard=st.integers(1, 5), clients=st.integers(1, 8), n=st.integers(1, 4), seed=seeds, data=st.data())
 def test_shards_deal_everything_in_runs_of_the_sorted_order(per_shard, clients, n, seed, data):
     size = per_shard * clients * n
@@ -102,7 +99,6 @@ def test_shards_deal_everything_in_runs_of_the_sorted_order(per_shard, clients, 
     assert {tuple(shard.tolist()) for shard in dealt.indices.reshape(-1, per_shard)} == shards
 
 
-@settings(deadline=None)
 @given(domains=labels_of, data=st.data(), seed=seeds)
 def test_by_domain_keeps_clients_within_a_domain(domains: Tensor, data, seed: int):
     kinds, totals = domains.unique(return_counts=True)
@@ -197,7 +193,6 @@ def longest_rise(values: list[int]) -> int:
     return len(tails)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 100), st.integers(0, 10), seeds)
 def test_label_sorted_similarity_sorts_the_rest(examples: int, tenths: int, seed: int):
     dealt = partition.label_sorted(torch.arange(examples), 1, seed, similarity=tenths / 10)

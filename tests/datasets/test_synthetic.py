@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
@@ -33,7 +33,6 @@ def held(local: LocalData, i: int) -> tuple[Tensor, Tensor]:
     return local.data["x"][rows], local.data["y"][rows]
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     ids=st.lists(st.integers(0, HUGE - 1), min_size=1, max_size=40),
     features=st.sampled_from([1, 2, 17, 60]),

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfleet.datasets.files import DataError
@@ -159,7 +159,6 @@ def check_read_or_refused(path: Path) -> None:
     assert message.isprintable()
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_damaged_file_is_a_trace_or_one_line(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("damaged")
@@ -176,7 +175,6 @@ def test_a_damaged_file_is_a_trace_or_one_line(tmp_path_factory, data):
 cells = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=3), st.booleans())
 
 
-@settings(max_examples=150, deadline=None)
 @given(columns=st.fixed_dictionaries({name: st.lists(cells, min_size=3, max_size=3) for name in GOOD}))
 def test_any_columns_are_a_trace_or_one_line(tmp_path_factory, columns):
     try:

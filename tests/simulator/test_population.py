@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfleet.simulator.population import InMemoryPopulation, Summary, decode, gather, padded_rows
@@ -29,7 +29,6 @@ def test_rows_are_padded_with_the_first():
     assert rows.tolist() == [[4, 5, 4], [0, 1, 2], [7, 7, 7]]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6))
 def test_a_block_lists_each_clients_rows_in_order_and_pads_with_its_first(ids):
     local = population().local_data(torch.tensor(ids))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fedfleet
@@ -217,7 +217,6 @@ LEAF = (
 VALUE = st.recursive(LEAF, lambda v: st.lists(v, max_size=3) | st.dictionaries(KEY, v, max_size=4), max_leaves=8)
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.dictionaries(KEY | st.integers() | st.none(), VALUE, max_size=4), st.lists(st.tuples(KEY, VALUE), max_size=3))
 def test_any_mapping_is_a_configuration_or_one_line(source: dict[Any, Any], overrides: list[tuple[str, Any]]) -> None:
     config = checked(source, dict(overrides))
@@ -225,7 +224,6 @@ def test_any_mapping_is_a_configuration_or_one_line(source: dict[Any, Any], over
         assert complete(load(complete(config))) == complete(config)
 
 
-@settings(max_examples=400, deadline=None)
 @given(
     st.lists(st.builds("{}={}".format, KEY, VALUE.map(str) | st.text(max_size=12)) | st.text(max_size=20), max_size=3)
 )
@@ -233,7 +231,6 @@ def test_any_override_gives_a_configuration_or_one_line(overrides: list[str]) ->
     checked({}, overrides)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=60) | st.text(alphabet="ab:-[]{}#&*!|>'\"\\\n\t 01.e?,%@`", max_size=60).map(str.encode))
 def test_any_file_is_a_configuration_or_one_line(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any.yaml"

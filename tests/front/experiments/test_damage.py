@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fedfleet
@@ -47,7 +47,6 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, undisturbed, case):
     assert not old.exists()
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_checkpoint_is_read_whole_or_not_at_all(undisturbed, tmp_path_factory, data):
     whole = max((undisturbed("asynchronous") / "checkpoints").glob("*.safetensors")).read_bytes()

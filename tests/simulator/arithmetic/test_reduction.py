@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -58,7 +58,6 @@ splits = st.integers(1, 12).flatmap(
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=repr)
-@settings(deadline=None, max_examples=50)
 @given(split=splits)
 def test_any_split_into_blocks_gives_the_same(reduction, split):
     size, cuts, seed = split
@@ -71,7 +70,6 @@ def test_any_split_into_blocks_gives_the_same(reduction, split):
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=repr)
-@settings(deadline=None, max_examples=50)
 @given(split=splits)
 def test_merging_is_associative_and_none_is_neutral(reduction, split):
     size, cuts, seed = split

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfleet.simulator.arithmetic import rng
@@ -59,7 +59,6 @@ def test_known_answers_of_splitmix64():
     assert unsigned(rng.bits(rng.key(1234567), 5)) == known
 
 
-@settings(deadline=None)
 @given(words)
 def test_bits_are_the_reference_stream_from_any_key(seed):
     assert unsigned(rng.bits(rng.key(seed), (2, 3))) == splitmix64(seed, 6)
@@ -74,7 +73,6 @@ def test_known_answers_of_fold():
     assert int(rng.fold(rng.key(-5), "client")) == GOLDEN["-5: client"]
 
 
-@settings(deadline=None)
 @given(words, st.lists(st.one_of(words, st.text(max_size=8)), max_size=4))
 def test_fold_is_the_reference_formula_in_order(seed, data):
     expected = seed
@@ -188,7 +186,6 @@ def test_bernoulli_rate():
         assert abs(float(found.double().mean()) - p) <= 4 * math.sqrt(p * (1 - p) / n)
 
 
-@settings(deadline=None)
 @given(words, st.integers(1, 200))
 def test_permutation_is_one(seed, n):
     assert rng.permutation(rng.key(seed), n).sort().values.tolist() == list(range(n))
@@ -202,7 +199,6 @@ def test_all_orders_of_three_are_alike(p_value):
     assert p_value(counts.numpy()) > 1e-3
 
 
-@settings(deadline=None)
 @given(words, st.integers(1, 300), st.data())
 def test_sample_is_distinct_and_in_range(seed, n, data):
     size = data.draw(st.integers(0, n))

@@ -2,7 +2,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
@@ -64,7 +64,6 @@ def same_structure(a: Any, b: Any) -> bool:
     return a is None or (len(a) == len(b) and all(map(same_structure, a, b)))
 
 
-@settings(deadline=None)
 @given(trees(2), st.floats(-3, 3))
 def test_algebra_is_that_of_the_flat_vectors(ab, s):
     a, b = ab
@@ -87,7 +86,6 @@ def test_algebra_is_that_of_the_flat_vectors(ab, s):
     assert T.num_bytes(a) == 8 * len(flat(a))
 
 
-@settings(deadline=None)
 @given(trees(2), st.booleans())
 def test_where_takes_one_side_and_no_nan_from_the_other(ab, condition):
     a, b = ab
@@ -97,7 +95,6 @@ def test_where_takes_one_side_and_no_nan_from_the_other(ab, condition):
     assert torch.equal(flat(found), flat(a if condition else b))
 
 
-@settings(deadline=None)
 @given(trees(3))
 def test_stack_concat_and_index_invert_each_other(abc):
     a, b, c = abc
@@ -110,7 +107,6 @@ def test_stack_concat_and_index_invert_each_other(abc):
     assert T.concat([stacked]) is stacked
 
 
-@settings(deadline=None)
 @given(trees(1))
 def test_unflatten_inverts_leaves(a):
     (a,) = a
@@ -194,7 +190,6 @@ def test_unflatten_refuses_a_wrong_number_of_leaves(given):
         T.unflatten({"a": one, "b": one}, [one] * given)
 
 
-@settings(deadline=None, max_examples=40)
 @given(trees(3), st.floats(-3, 3))
 def test_inside_vmap_gives_the_same_as_outside(first, s):
     def everything(a, b, go, step):

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfleet.simulator.arithmetic import rng
@@ -60,7 +60,6 @@ plans = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(sizes, st.one_of(st.none(), st.integers(1, 12)), st.integers(1, 3), st.booleans())
 def test_every_epoch_visits_every_example_exactly_once(counts, size, epochs, shuffle):
     found = walk(BatchPlan(size=size, epochs=epochs, shuffle=shuffle), counts)
@@ -78,7 +77,6 @@ def test_every_epoch_visits_every_example_exactly_once(counts, size, epochs, shu
                 assert flatten(mine) == own_rows(c, n)
 
 
-@settings(deadline=None)
 @given(sizes, plans)
 def test_padding_only_ever_repeats_a_row_of_the_client(counts, plan):
     found = walk(plan, counts)
@@ -86,7 +84,6 @@ def test_padding_only_ever_repeats_a_row_of_the_client(counts, plan):
         assert set(found.rows[c].unique().tolist()) <= set(own_rows(c, n))
 
 
-@settings(deadline=None)
 @given(sizes, plans, st.integers(0, 6), st.data())
 def test_what_a_client_sees_depends_neither_on_its_block_nor_on_its_place(counts, plan, extra, data):
     found = walk(plan, counts)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
@@ -254,7 +254,6 @@ def task_batch(seed: int, rows: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", TASKS)
-@settings(deadline=None, max_examples=40)
 @given(
     seed=st.integers(0, 10**6),
     real=st.integers(0, 4),

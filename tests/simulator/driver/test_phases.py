@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfleet.simulator.arithmetic import rng
@@ -64,7 +64,6 @@ def one_by_one(model, steps, at_s, count, deadline, partial):
 halves = st.integers(0, 12).map(lambda i: i / 2)
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     clients=st.lists(st.tuples(st.sampled_from([0.5, 1.0, 2.0, 3.0]), halves, halves), min_size=1, max_size=8),
     steps=st.integers(1, 3),

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -112,7 +112,6 @@ def test_answer_times_have_the_median_and_spread_they_say():
     assert seconds_of(Alike(2.0, 0.0), rng.key(5), torch.arange(4)).tolist() == [2.0] * 4
 
 
-@settings(deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     invited=st.integers(1, 12),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kstest, spearmanr
 from torch import Tensor
@@ -64,7 +64,6 @@ def test_tiers_come_in_their_shares(p_value):
     assert torch.equal(found.latency_s, (found.gflops - 1) / 2)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**53), min_size=1, max_size=20), st.sampled_from([LOGNORMAL, TIERS]), st.data())
 def test_a_client_has_its_device_whoever_asks(ids: list[int], fleet: Fleet, data: st.DataObject):
     clients = torch.tensor(ids)
@@ -144,7 +143,6 @@ def test_failures_are_drawn_afresh_for_each_phase_and_copy():
     assert set(found.fate.tolist()) == {Fate.FAILED, Fate.HEARD}
 
 
-@settings(deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     invited=st.integers(1, 40),

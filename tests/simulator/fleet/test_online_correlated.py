@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -63,7 +63,6 @@ def test_propensity_by_size_is_the_rank():
     assert s.tolist() == pytest.approx([-0.8, 0.2, 0.2, 0.8, -0.4], abs=1e-15)  # ties share a rank; the mean is 0
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     labels=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=6), min_size=1, max_size=12),
     rate=st.floats(0.001, 0.999),

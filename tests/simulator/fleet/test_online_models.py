@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -131,7 +131,6 @@ def test_moments_are_rounded_down_to_the_grid():
         assert torch.equal(ask(MARKOV, clients, (n + 0.1) * cell), ask(MARKOV, clients, (n + 0.9) * cell))
 
 
-@settings(deadline=None, max_examples=40)
 @given(on=st.floats(1e-3, 1e12), off=st.floats(1e-3, 1e12), at=st.floats(0, 1e9))
 def test_markov_takes_every_mean(on, off, at):
     online = ask(Markov(rng.key(6), on, off), torch.arange(2000), at)

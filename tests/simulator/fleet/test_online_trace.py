@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfleet.simulator.arithmetic import rng
@@ -44,7 +44,6 @@ def devices(draw: st.DrawFn) -> Lists:
 MOMENTS = torch.arange(0, 100, 0.5, dtype=torch.float64)
 
 
-@settings(deadline=None, max_examples=80)
 @given(lists=devices(), own=st.booleans())
 def test_a_client_is_online_in_the_intervals_of_its_device_again_and_again(lists, own):
     periods = [mine[-1][1] + i for i, mine in enumerate(lists)] if own else [41.0]

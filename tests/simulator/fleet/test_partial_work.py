@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -202,7 +202,6 @@ def test_the_messages_leave_less_time_for_steps():
 @example(
     deadline_s=0.9, fixed=0.3, step=0.2, steps=9, early=False
 )  # (0.9 - 0.3) / 0.2 rounds to 3, but 0.3 + 3 * 0.2 > 0.9
-@settings(deadline=None, max_examples=300)
 @given(
     deadline_s=st.floats(1e-3, 1e6),
     fixed=st.floats(0, 1e3),
