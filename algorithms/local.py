@@ -70,7 +70,8 @@ def full_local(evaluate: Evaluate, slot: str, chunk: int) -> LocalWork:
         return T.zeros_like(shared["z"])
 
     def step(ops: Ops, shared: Mapping[str, Any], total: Tree, batch: Batch, at: At, key: Key) -> Tree:
-        return T.axpy(batch.count() / at.num_examples, evaluate(ops, shared, batch, key), total)
+        share = (batch.count().double() / at.num_examples).to(T.leaves(total)[0].dtype)
+        return T.axpy(share, evaluate(ops, shared, batch, key), total)
 
     def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, total: Tree) -> tuple[Message, Tree]:
         return Message(send={slot: total}), own

@@ -187,8 +187,9 @@ def _is_number(x: Any) -> bool:
     return isinstance(x, int | float) or (isinstance(x, Tensor) and not isinstance(x, Factored) and x.dim() == 0)
 
 
-def _times(c: Number, s: Any) -> Number:
-    return c * (s if isinstance(s, Tensor) else float(s))
+def _as_leaf(s: Any, leaf: Factored) -> Number:
+    """Return a number in a type at least as fine as the leaf's: a float and a float32 make a float32, whatever they multiply."""
+    return s.to(torch.promote_types(s.dtype, leaf.dtype)) if isinstance(s, Tensor) else float(s)
 
 
 def _terms(x: Any, ledger: Ledger) -> dict[Term, Number] | None:
@@ -216,11 +217,12 @@ def _scale(a: Any, s: Any) -> Any:
         a, s = s, a
     if not (isinstance(a, Factored) and _is_number(s)):
         return NotImplemented
-    return Factored.of(a.ledger, a.path, a, {t: _times(c, s) for t, c in a.terms.items()})
+    s = _as_leaf(s, a)
+    return Factored.of(a.ledger, a.path, a, {t: c * s for t, c in a.terms.items()})
 
 
 def _divide(a: Any, s: Any) -> Any:
-    return _scale(a, 1.0 / s) if isinstance(a, Factored) and _is_number(s) else NotImplemented
+    return _scale(a, 1.0 / _as_leaf(s, a)) if isinstance(a, Factored) and _is_number(s) else NotImplemented
 
 
 def _choose(condition: Any, a: Any, b: Any) -> Any:

@@ -69,6 +69,18 @@ def test_one_round_with_different_cohorts_in_the_two_phases(monkeypatch):
     assert xy(play(build("cdma_one", GAME.task, **TWO_STEPS), GAME, 1)[0]) == pytest.approx((1, -0.64), abs=1e-12)
 
 
+@pytest.mark.parametrize("inner", ["serial", "batched"])
+def test_full_gradients_are_exact_whatever_the_chunk(inner):
+    # 7 examples, 3 at a time: 3/7 and 1/7 are no float32. u_1 = (1 - alpha) u_0 + g(z_1) - (1 - alpha) g(z_0) = g(z_1)
+    examples = [(1 + i / 3, i / 7, 1.5, i * i / 9, -i / 11) for i in range(7)]
+    alone = World(Game(), rows(examples))
+    a, b, c, p, q = (sum(column) / 7 for column in zip(*examples, strict=True))
+    ada = build("cdma_ada", alone.task, CohortOptions(invite=1), alpha=0.3, gradient_chunk=3, **TWO_STEPS)
+    for r in records(ada, alone, 3, inner=inner):
+        x, y = xy(r.state.z_before)
+        assert xy(r.state.u) == pytest.approx((a * x + b * y + p, -(b * x - c * y + q)), abs=1e-14)
+
+
 def test_the_saddle_is_a_fixed_point_of_one_and_ada_but_not_of_nc():
     at = point(*SADDLE)
     for name in ("cdma_one", "cdma_ada", "parallel_sgda"):

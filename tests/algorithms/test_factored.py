@@ -67,7 +67,7 @@ def test_factored_equals_serial(name, model, fold_at, monkeypatch):
     start, *one = one_at_a_time(name, model)
     _, *many = models(name, model, "factored")
     for a, b in zip(one, many, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
     assert (one[-1] - start).abs().max() > 1e-3
 
 
@@ -135,6 +135,23 @@ def test_a_weight_that_the_loss_also_uses_otherwise_is_not_factored_and_the_grad
     torch.testing.assert_close(found, expected)
     assert notes.dense == {"train": {"x.w"}}
     assert notes.reasons == {"x.w": {"pow in the loss"}}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_numbers_of_clients_are_as_fine_as_the_leaf(dtype):
+    """In double precision 3 * g / n of a factored gradient is that, where n is a float32 or an integer."""
+    objective = Objective(loss=lambda z, b, ctx, key: (b.mean(torch.nn.functional.linear(b.x, z["x"]["w"]).sum(1)), {}), sign={"x": 1})
+    z = {"x": {"w": torch.zeros(2, 5, dtype=torch.float64)}}
+    x, n = torch.rand(3, 4, 5, dtype=torch.float64), torch.tensor([3, 7, 11], dtype=dtype)
+
+    def one(x, n):
+        ops = EngineOps({"train": objective}, {}, Ledger(3, Notes()))
+        g = ops.grad("train", z, Batch({"x": x}, torch.ones(4)), torch.tensor(0))[0]["x"]["w"]
+        return ((0.3 * g) / n + (0.3 * g) * (1 / n)).multiplied_out("test")
+
+    share = 0.3 / n.double() + 0.3 * (1 / n).double()
+    want = share[:, None, None] * x.mean(1)[:, None].expand(3, 2, 5)
+    torch.testing.assert_close(torch.func.vmap(one)(x, n), want, rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("name", [name for name, (task, _) in CASES.items() if task == "auc"])
