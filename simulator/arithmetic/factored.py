@@ -156,7 +156,7 @@ class Factored(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.__name__
+        name = named(func)
         if name in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
@@ -171,7 +171,16 @@ class Factored(Tensor):
 
 
 METADATA = {
-    "__get__",
+    "shape",
+    "dtype",
+    "device",
+    "layout",
+    "ndim",
+    "requires_grad",
+    "is_cuda",
+    "is_sparse",
+    "is_quantized",
+    "is_nested",
     "size",
     "dim",
     "ndimension",
@@ -181,6 +190,12 @@ METADATA = {
     "is_floating_point",
     "__hash__",
 }
+"""What may be asked of a leaf without looking at its content. A transpose is no such thing, though ``w.T`` is an attribute too."""
+
+
+def named(func: Any) -> str:
+    """Return the name of a function, or of the attribute that it gets."""
+    return func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
 
 
 def _is_number(x: Any) -> bool:

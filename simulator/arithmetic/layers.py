@@ -15,7 +15,7 @@ from torch import Tensor
 from fedfleet.simulator.arithmetic import lanes
 from fedfleet.simulator.arithmetic.combination import Combination, Number, Pair, scaled
 from fedfleet.simulator.arithmetic.convolution import Geometry, Patches, convolve, input_gradient
-from fedfleet.simulator.arithmetic.factored import METADATA, Ledger, Walk
+from fedfleet.simulator.arithmetic.factored import METADATA, Ledger, Walk, named
 
 
 class NotLinear(Exception):
@@ -59,7 +59,7 @@ class Weight(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = func.__name__, kwargs or {}
+        name, kwargs = named(func), kwargs or {}
         if name in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)

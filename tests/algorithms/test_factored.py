@@ -154,6 +154,36 @@ def test_numbers_of_clients_are_as_fine_as_the_leaf(dtype):
     torch.testing.assert_close(torch.func.vmap(one)(x, n), want, rtol=1e-14, atol=0)
 
 
+@pytest.mark.parametrize("view", ["T", "mT", "H", "real"])
+def test_a_view_of_a_weight_is_another_use_of_it(view):
+    def loss(z, batch, ctx, key):
+        w = getattr(z["x"]["w"], view)
+        return batch.mean((batch.x @ (w if w.shape[0] == 5 else w.T)).square().sum(1)), {}
+
+    z = {"x": {"w": torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))}}
+    x = torch.randn(4, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    notes = Notes()
+
+    def one(x):
+        ops = EngineOps({"train": Objective(loss=loss, sign={"x": 1})}, {}, Ledger(4, notes))
+        first = ops.grad("train", z, Batch({"x": x}, torch.ones(6)), torch.tensor(0))[0]
+        w = z["x"]["w"] - first["x"]["w"]
+        plain = EngineOps({"train": Objective(loss=linear, sign={"x": 1})}, {}, Ledger(4, Notes()))
+        g = plain.grad("train", {"x": {"w": w}}, Batch({"x": x}, torch.ones(6)), torch.tensor(0))[0]["x"]["w"]
+        return first["x"]["w"], getattr(g, view) + 0  # the second is a factored leaf of client code
+
+    def linear(z, batch, ctx, key):
+        return batch.mean(torch.nn.functional.linear(batch.x, z["x"]["w"]).square().sum(1)), {}
+
+    found, after = torch.func.vmap(one)(x)
+    w = z["x"]["w"]
+    gradient = torch.stack([2 * w @ c.T @ c / 6 for c in x])
+    torch.testing.assert_close(found, gradient)
+    moved = torch.stack([2 * (w - f) @ c.T @ c / 6 for f, c in zip(found, x, strict=True)])
+    torch.testing.assert_close(after, moved.mT if view in ("T", "mT", "H") else moved)
+    assert "w" in str(notes.dense)
+
+
 @pytest.mark.parametrize("name", [name for name, (task, _) in CASES.items() if task == "auc"])
 def test_robust_training_is_exact_and_uses_its_weights_in_layers_alone(name):
     where = world("robust", "mlp")
