@@ -140,7 +140,9 @@ def test_a_weight_that_the_loss_also_uses_otherwise_is_not_factored_and_the_grad
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 def test_numbers_of_clients_are_as_fine_as_the_leaf(dtype):
     """In double precision 3 * g / n of a factored gradient is that, where n is a float32 or an integer."""
-    objective = Objective(loss=lambda z, b, ctx, key: (b.mean(torch.nn.functional.linear(b.x, z["x"]["w"]).sum(1)), {}), sign={"x": 1})
+    objective = Objective(
+        loss=lambda z, b, ctx, key: (b.mean(torch.nn.functional.linear(b.x, z["x"]["w"]).sum(1)), {}), sign={"x": 1}
+    )
     z = {"x": {"w": torch.zeros(2, 5, dtype=torch.float64)}}
     x, n = torch.rand(3, 4, 5, dtype=torch.float64), torch.tensor([3, 7, 11], dtype=dtype)
 
