@@ -7,13 +7,22 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedfleet.simulator.author import BatchPlan, Optimizer, Scalar, adagrad, adam, sgd
+from fedfleet.simulator.author import BatchPlan, Optimizer, Scalar, adagrad, adam, adaptive, sgd
 
 
 class Options(BaseModel):
     """A section of a configuration: unknown keys are errors, values are checked."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+def refuse_others(options: Options, kind: str, used: set[str], every: set[str]) -> None:
+    """Refuse what was set among ``every`` option that some kinds have, and this one does not use. Raises ValueError."""
+    for key in sorted(every - used):
+        if (value := getattr(options, key)) != type(options).model_fields[key].default:
+            raise ValueError(
+                f"{key}={value} is not for {kind}, which takes {', '.join(sorted(used)) or 'none'}: leave it out"
+            )
 
 
 class CohortOptions(Options):
@@ -95,7 +104,17 @@ class ClientOptimizer(Options):
     """Largest Euclidean norm of a direction."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Adam only, as beta1."""
     eps: float = Field(default=1e-8, gt=0)
+    """Adam and Adagrad."""
+
+    @model_validator(mode="after")
+    def _applies(self) -> ClientOptimizer:
+        used = {"sgd": {"momentum", "nesterov"}, "adam": {"beta1", "beta2", "eps"}, "adagrad": {"eps"}}
+        refuse_others(self, self.name, used[self.name], set().union(*used.values()))
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov looks ahead along momentum: set momentum, or leave it out")
+        return self
 
     def build(self) -> Optimizer:
         """Return the optimiser."""
@@ -108,23 +127,32 @@ class ClientOptimizer(Options):
 
 
 class ServerOptimizer(Options):
-    """What the server does with the mean update (Reddi et al. 2021): FedAvg, FedAvgM, FedAdam, FedYogi."""
+    """What the server does with the mean update (Reddi et al. 2021): FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi."""
 
-    name: Literal["sgd", "adam", "yogi"] = "sgd"
+    name: Literal["sgd", "adagrad", "adam", "yogi"] = "sgd"
     lr: float = Field(default=1.0, gt=0)
     """Server learning rate, eta."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """SGD only: with 0.9, FedAvgM (Hsu et al. 2019)."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Not SGD: weight of the old first moment; the experiments behind FedAdagrad set it to 0."""
     beta2: float = Field(default=0.99, ge=0, lt=1)
+    """Adam and Yogi: weight of the old second moment."""
     eps: float = Field(default=1e-3, gt=0)
-    """The degree of adaptivity, tau."""
+    """Not SGD: the degree of adaptivity, tau; second moments start at its square."""
+
+    @model_validator(mode="after")
+    def _applies(self) -> ServerOptimizer:
+        both = {"beta1", "beta2", "eps"}
+        used = {"sgd": {"momentum"}, "adagrad": {"beta1", "eps"}, "adam": both, "yogi": both}
+        refuse_others(self, self.name, used[self.name], set().union(*used.values()))
+        return self
 
     def build(self) -> Optimizer:
         """Return the optimiser."""
         if self.name == "sgd":
             return sgd(momentum=self.momentum)
-        return adam(beta1=self.beta1, beta2=self.beta2, eps=self.eps, rule=self.name, bias_correction=False)
+        return adaptive(self.name, beta1=self.beta1, beta2=self.beta2, tau=self.eps)
 
 
 class LocalOptions(Options):

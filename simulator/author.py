@@ -3,7 +3,7 @@
 from fedfleet.simulator.algorithm import Algorithm, Cohort, Problem, Reduced, Round, Saddle, Task, View
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.arithmetic.optim import Optimizer, adagrad, adam, sgd
+from fedfleet.simulator.arithmetic.optim import Optimizer, adagrad, adam, adaptive, sgd
 from fedfleet.simulator.arithmetic.reduction import ByDomainMean, Mean, Store, Total
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Scalar, Tree
@@ -44,6 +44,7 @@ __all__ = [
     "View",
     "adagrad",
     "adam",
+    "adaptive",
     "rng",
     "sgd",
 ]

@@ -49,10 +49,16 @@ def sgd(
 
 
 class Moments(NamedTuple):
-    """Running first and second moments (trees) and the number of updates."""
+    """Running first and second moments (trees)."""
 
     first: Tree
     second: Tree
+
+
+class Counted(NamedTuple):
+    """Moments, and the number of updates they are of."""
+
+    moments: Moments
     count: Any
 
 
@@ -61,37 +67,51 @@ def adam(
     beta1: float = 0.9,
     beta2: float = 0.999,
     eps: float = 1e-8,
-    rule: Literal["adam", "yogi"] = "adam",
-    bias_correction: bool = True,
     weight_decay: float = 0.0,
     clip_norm: float | None = None,
 ) -> Optimizer:
-    """Adam (Kingma & Ba 2015) or Yogi (Zaheer et al. 2018).
+    """Adam (Kingma & Ba 2015) as in ``torch.optim.Adam``."""
 
-    With ``bias_correction=False`` and ``eps`` as the paper's tau this is the server side of FedAdam and FedYogi (Reddi et al.
-    2021, Algorithm 2); with ``bias_correction=True`` it is ``torch.optim.Adam``.
-    """
+    def init(z: Tree) -> Counted:
+        none_yet = torch.zeros((), dtype=torch.float64, device=T.leaves(z)[0].device)
+        return Counted(Moments(T.zeros_like(z), T.zeros_like(z)), none_yet)
 
-    def init(z: Tree) -> Moments:
-        first = T.leaves(z)[0]
-        return Moments(T.zeros_like(z), T.zeros_like(z), torch.zeros((), dtype=torch.float64, device=first.device))
-
-    def second(v: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-        if rule == "yogi":
-            return v - (1 - beta2) * g * g * torch.sign(v - g * g)
-        return beta2 * v + (1 - beta2) * g * g
-
-    def update(state: Moments, d: Tree, z: Tree) -> tuple[Tree, Moments]:
+    def update(state: Counted, d: Tree, z: Tree) -> tuple[Tree, Counted]:
         d = _prepare(d, z, weight_decay, clip_norm)
         count = state.count + 1
-        m = T.map(lambda a, g: beta1 * a + (1 - beta1) * g, state.first, d)
-        v = T.map(second, state.second, d)
-        c1, c2 = (1 - beta1**count, 1 - beta2**count) if bias_correction else (1.0, 1.0)
+        m = T.map(lambda a, g: beta1 * a + (1 - beta1) * g, state.moments.first, d)
+        v = T.map(lambda b, g: beta2 * b + (1 - beta2) * g * g, state.moments.second, d)
+        c1, c2 = 1 - beta1**count, 1 - beta2**count
 
         def leaf(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             return ((a / c1) / ((b / c2).sqrt() + eps)).to(a.dtype)
 
-        return T.map(leaf, m, v), Moments(m, v, count)
+        return T.map(leaf, m, v), Counted(Moments(m, v), count)
+
+    return Optimizer(init, update)
+
+
+def adaptive(
+    rule: Literal["adagrad", "adam", "yogi"], *, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
+) -> Optimizer:
+    """FedAdagrad, FedAdam or FedYogi's server (Reddi et al. 2021, Algorithm 2), with v_{-1} = tau^2 and no correction of bias."""
+
+    def second(v: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        match rule:
+            case "adagrad":
+                return v + g * g
+            case "adam":
+                return beta2 * v + (1 - beta2) * g * g
+            case "yogi":
+                return v - (1 - beta2) * g * g * torch.sign(v - g * g)
+
+    def init(z: Tree) -> Moments:
+        return Moments(T.zeros_like(z), T.map(lambda leaf: torch.full_like(leaf, tau**2), z))
+
+    def update(state: Moments, d: Tree, z: Tree) -> tuple[Tree, Moments]:
+        m = T.map(lambda a, g: beta1 * a + (1 - beta1) * g, state.first, d)
+        v = T.map(second, state.second, d)
+        return T.map(lambda a, b: a / (b.sqrt() + tau), m, v), Moments(m, v)
 
     return Optimizer(init, update)
 

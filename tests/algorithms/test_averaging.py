@@ -1,5 +1,7 @@
 """FedAvg, FedOpt, FedProx, SCAFFOLD: golden rounds, limits, and what each is for."""
 
+import math
+
 import pytest
 import torch
 from harness import Bowl, World, build, digits, flat, play, records, rows
@@ -47,11 +49,56 @@ def test_server_momentum_is_fedavgm():
     assert found == pytest.approx([first, first + 0.9 * (first - 1) + delta], abs=1e-12)
 
 
-def test_fedopt_takes_reddi_adam_steps():
-    found = w(play(build("fedopt", PULL.task, **TWO), PULL, 1)[0])
-    delta = (local(1, 1, -2) + local(1, 3, 4)) / 2 - 1
-    m, v = 0.1 * delta, 0.01 * delta**2
-    assert found == pytest.approx(1 + 0.1 * m / (v**0.5 + 1e-3), abs=1e-12)
+SECOND_MOMENTS = {
+    "adagrad": lambda v, d: v + d**2,
+    "adam": lambda v, d: 0.99 * v + 0.01 * d**2,
+    "yogi": lambda v, d: v - 0.01 * d**2 * math.copysign(1, v - d**2),
+}
+
+
+@pytest.mark.parametrize("name", SECOND_MOMENTS)
+def test_fedopt_takes_the_steps_of_reddi_et_al(name):
+    """Algorithm 2, from v_{-1} = tau^2; a small tau would hide where v starts."""
+    given = {"name": name, "lr": 0.1, "eps": 0.5, "beta1": 0.8}
+    found = [w(z) for z in play(build("fedopt", PULL.task, server_optimizer=given, **TWO), PULL, 3)]
+    z, m, v, expected = 1.0, 0.0, 0.25, []
+    for _ in range(3):
+        delta = (local(z, 1, -2) + local(z, 3, 4)) / 2 - z
+        m, v = 0.8 * m + 0.2 * delta, SECOND_MOMENTS[name](v, delta)
+        z += 0.1 * m / (v**0.5 + 0.5)
+        expected.append(z)
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_fedopt_is_fedadam_unless_told_otherwise():
+    a, b = (play(build("fedopt", PULL.task, **given, **TWO), PULL, 2)[-1] for given in ({}, {"server_optimizer": ADAM}))
+    assert w(a) == w(b)
+
+
+ADAM = {"name": "adam", "lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            {"server_optimizer": {"name": "adam", "momentum": 0.9}},
+            "momentum=0.9 is not for adam, which takes beta1, beta2, eps",
+        ),
+        (
+            {"server_optimizer": {"name": "adagrad", "beta2": 0.9}},
+            "beta2=0.9 is not for adagrad, which takes beta1, eps",
+        ),
+        ({"server_optimizer": {"eps": 0.1}}, "eps=0.1 is not for sgd, which takes momentum"),
+        ({"client_optimizer": {"beta1": 0.5}}, "beta1=0.5 is not for sgd, which takes momentum, nesterov"),
+        ({"client_optimizer": {"name": "adam", "nesterov": True}}, "nesterov=True is not for adam"),
+        ({"client_optimizer": {"name": "adagrad", "beta1": 0.5}}, "beta1=0.5 is not for adagrad, which takes eps"),
+        ({"client_optimizer": {"nesterov": True}}, "nesterov looks ahead along momentum: set momentum"),
+    ],
+)
+def test_options_that_an_optimiser_does_not_have_are_refused(given, line):
+    with pytest.raises(ValueError, match=line):
+        build("fedavg", PULL.task, **given)
 
 
 def test_fedprox_holds_clients_back():
