@@ -12,9 +12,10 @@ Karimireddy et al., "SCAFFOLD: Stochastic controlled averaging for federated lea
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic import Field
+from torch import Tensor
 
 from fedfleet.algorithms.control import controlled, no_control
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
@@ -26,6 +27,8 @@ class ScaffoldOptions(LocalOptions):
 
     global_lr: float = Field(default=1.0, gt=0)
     """Server learning rate, eta_g."""
+    weight: Literal["num_examples", "uniform"] = "uniform"
+    """How much a client counts in the means and in c, which stays the mean of all c_i; the paper's is uniform."""
 
 
 class State(NamedTuple):
@@ -42,8 +45,15 @@ def scaffold(options: ScaffoldOptions, task: Task, cohort: CohortOptions) -> Alg
         name="train",
         work=controlled(options.plan()),
         reduce={"dz": Mean(), "dc": Mean()},
+        weight=options.weight,
         own=no_control,
     )
+
+    def share(clients: Tensor, problem: Problem) -> float:
+        """Return what these clients weigh of all: |S| / N where all count alike."""
+        if options.weight == "uniform" or problem.num_examples is None:
+            return len(clients) / problem.clients
+        return float(problem.num_examples(clients).sum()) / (problem.clients * problem.mean_examples)
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
         return State(z, T.zeros_like(z))
@@ -51,9 +61,7 @@ def scaffold(options: ScaffoldOptions, task: Task, cohort: CohortOptions) -> Alg
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         shared = Message(send={"z": state.z, "c": state.c}, config={"lr": options.rates(rnd.index, task.parts)})
         heard = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))
-        share = len(heard.received) / rnd.problem.clients  # |S| / N
-        return State(
-            T.axpy(options.global_lr, heard["dz"], state.z), T.axpy(share, heard["dc"], state.c)
-        ), {}  # l. 16-17
+        z = T.axpy(options.global_lr, heard["dz"], state.z)  # l. 16-17
+        return State(z, T.axpy(share(heard.received, rnd.problem), heard["dc"], state.c)), {}
 
     return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)})

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from harness import Bowl, World, build, digits, flat, play, records, rows
+from harness import Bowl, World, build, digits, flat, play, records, rows, script
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.arithmetic import tree as T
@@ -155,6 +155,32 @@ def test_scaffold_second_round_by_hand():
     states = [r.state for r in records(build("scaffold", PULL.task, **TWO), PULL, 2)]
     assert w(states[1].z) == pytest.approx(sum(second) / 2, abs=1e-12)
     assert w(states[0].c) == pytest.approx(c, abs=1e-12)
+
+
+THREE = World(Bowl(), rows([(1.0, -2.0)] * 3, [(3.0, 4.0)] * 5, [(2.0, 1.0)]))
+
+
+@pytest.mark.parametrize("weight", ["uniform", "num_examples"])
+def test_scaffold_weighs_clients_by_hand_under_partial_participation(monkeypatch, weight):
+    cohorts = [[0, 1], [2], [1, 2], [0]]
+    script(monkeypatch, cohorts)
+    curves, sizes = [(1, -2), (3, 4), (2, 1)], [3, 5, 1] if weight == "num_examples" else [1, 1, 1]
+    x, c, own, expected = 1.0, 0.0, [0.0] * 3, []
+    for cohort in cohorts:
+        ends = {}
+        for i in cohort:
+            y, (a, m) = x, curves[i]
+            for _ in range(2):
+                y -= 0.1 * (a * (y - m) - own[i] + c)
+            ends[i] = y
+        for i, y in ends.items():
+            own[i] += (x - y) / 0.2 - c
+        x += 0.7 * sum(sizes[i] * (y - x) for i, y in ends.items()) / sum(sizes[i] for i in cohort)
+        c = sum(s * o for s, o in zip(sizes, own, strict=True)) / sum(sizes)  # of all clients, whoever was heard
+        expected.append((x, c))
+    scaffold = build("scaffold", THREE.task, weight=weight, global_lr=0.7, **TWO)
+    found = [(w(r.state.z), w(r.state.c)) for r in records(scaffold, THREE, 4)]
+    assert found == [pytest.approx(want, abs=1e-12) for want in expected]
 
 
 def test_scaffold_sends_two_vectors_each_way():
