@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, model_validator
 
 from fedfleet.algorithms.local import Evaluate, Local, full_local, gradient, local_training
-from fedfleet.algorithms.options import CohortOptions, LocalOptions
+from fedfleet.algorithms.options import CohortOptions, LocalOptions, refuse_others
 from fedfleet.algorithms.theory import CdmaTheory
 from fedfleet.simulator.author import (
     Algorithm,
@@ -53,12 +53,19 @@ class CdmaOptions(LocalOptions):
     decay: float = Field(default=0.0, ge=0)
     """s in eta_t = eta_0 / (t+1)^s and gamma_t = gamma_0 / (t+1)^s."""
     theory: CdmaTheory | None = None
-    """Constants of the problem: take the schedules of Theorems 1-3 instead of lr, dual_lr, decay and alpha."""
+    """Constants of the problem: take the schedules of Theorems 1-3 instead of lr, dual_lr, lr_schedule, decay and alpha."""
     gradient_chunk: int = Field(default=500, ge=1)
     """Examples a client takes at once while it averages its full local gradient. It bounds memory and changes no result, unless
     the task draws noise for a batch, or normalises by it: then it is the B of Eq. (2)."""
     share_noise: bool = True
     """Take the same noise at both points of Eq. (2) and (3), where the task draws any; false is the released code."""
+
+    @model_validator(mode="after")
+    def _one_schedule(self) -> CdmaOptions:
+        practical = {"lr", "dual_lr", "lr_schedule", "decay", "alpha"} & type(self).model_fields.keys()
+        if self.theory is not None:
+            refuse_others(self, "theory", set(), practical)
+        return self
 
 
 class AdaOptions(CdmaOptions):
@@ -129,6 +136,8 @@ def cdma_ada(options: AdaOptions, task: Task, cohort: CohortOptions) -> Algorith
 
 def _cdma(variant: str, options: CdmaOptions, task: Task, cohort: CohortOptions, alpha_0: float | None) -> Algorithm:
     correct = alpha_0 is not None  # beta
+    if options.theory is not None:
+        options.theory.check(variant, cohort)
     work = full_local(_recursed(options.share_noise), "r", options.gradient_chunk)
     collect = Phase(name="gradient", work=work, reduce={"r": Mean()}, dated=variant == "ada")
     direction = gradient
@@ -144,6 +153,8 @@ def _cdma(variant: str, options: CdmaOptions, task: Task, cohort: CohortOptions,
         return rates, 1.0 if variant != "ada" else min(1.0, (alpha_0 or 1.0) * shrink**2)
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
+        if options.theory is not None:
+            options.theory.check_steps(variant, options, problem)
         return State(z, z, None)
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:

@@ -20,9 +20,8 @@ def refuse_others(options: Options, kind: str, used: set[str], every: set[str]) 
     """Refuse what was set among ``every`` option that some kinds have, and this one does not use. Raises ValueError."""
     for key in sorted(every - used):
         if (value := getattr(options, key)) != type(options).model_fields[key].default:
-            raise ValueError(
-                f"{key}={value} is not for {kind}, which takes {', '.join(sorted(used)) or 'none'}: leave it out"
-            )
+            takes = f", which takes {', '.join(sorted(used))}" if used else ""
+            raise ValueError(f"{key}={value} is not for {kind}{takes}: leave it out")
 
 
 class CohortOptions(Options):
@@ -56,6 +55,14 @@ class CohortOptions(Options):
     """What becomes of answers that come too late: thrown away, or used in the same phase of a later round."""
     stale_discount: float = Field(default=0.5, gt=0, le=1)
     """Weight of a late answer that was kept, for each round of delay."""
+
+    @property
+    def fewest(self) -> int:
+        """The fewest answers that a phase waits for, where as many can be reached and in time: min S_t."""
+        if self.respond == "siwer":  # S_t = ceil(p_t * invite) with p_t above response_low
+            above, most = (round(p * self.invite, 9) for p in (self.response_low, self.response_high))
+            return min(math.floor(above) + 1, max(1, math.ceil(most)))
+        return self.invite if self.respond == "all" else self.respond
 
     @model_validator(mode="after")
     def _consistent(self) -> CohortOptions:

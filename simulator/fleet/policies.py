@@ -73,10 +73,6 @@ class Siwer:
         p = self.high - (self.high - self.low) * float(rng.uniform(rng.fold(key, "responses"), (), torch.float64))
         return max(1, rounded_up(p * invited))
 
-    def least(self, invited: int) -> int:
-        """Return the least S_t that is ever drawn."""
-        return min(math.floor(round(self.low * invited, 9)) + 1, max(1, rounded_up(self.high * invited)))
-
     def close(self, answers: Tensor, invited: int, settled: float, key: Key) -> Close:
         """Hear the first S_t answers."""
         return _first(self.wanted(invited, key), answers, settled)

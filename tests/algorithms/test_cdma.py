@@ -1,5 +1,7 @@
 """CDMA: the vectors of a two-client toy game worked out by hand, and the identities that hold exactly."""
 
+import math
+
 import pytest
 import torch
 from harness import TOY, Game, World, build, digits, flat, play, point, records, rows, script, xy
@@ -7,6 +9,7 @@ from harness import TOY, Game, World, build, digits, flat, play, point, records,
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.theory import CdmaTheory
 from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.policies import Siwer
 
 GAME = World(Game(), TOY)
@@ -254,24 +257,140 @@ def test_practical_schedule():
         assert xy(z) == pytest.approx(want, abs=1e-12)
 
 
-def test_theory_schedules():
-    t = CdmaTheory(
-        smoothness=2.0, pl=0.5, sigma_1=1.0, sigma_2=3.0, local_1=0.5, local_2=0.25, gap=1.5, responses=8, rounds=100
-    )
-    nc, _ = t.at("nc", 10, 7)
-    assert nc["y"] == pytest.approx(
-        min((20 * 1.5 * 8 / (2 * 100 * 100 * 9)) ** 0.5, (45 / (4 * 9.0625 * 100 * 1000)) ** (1 / 3), 1 / 1740)
-    )
-    assert nc["x"] == pytest.approx(nc["y"] / (21 * 16))
-    one, _ = t.at("one", 10, 7)
-    assert one["y"] == pytest.approx(1 / 1740)
-    ada, alpha = t.at("ada", 10, 7)
-    assert ada["y"] == pytest.approx(5.78e-4 / 20)
-    assert alpha == pytest.approx(2e5 * 4 * 100 * ada["y"] ** 2)
-    assert alpha <= 0.0669
-    assert ada["x"] == pytest.approx(ada["y"] / (12 * 16))
-    late = t.model_copy(update={"sigma_2": 1e6}).at("ada", 10, 999)[0]["y"]
-    assert late == pytest.approx(12 ** (1 / 3) / (2 ** (2 / 3) * 10 * 10 * (1 / 16 + 1e12) ** (1 / 3)))
+OF_THEORY = {
+    "smoothness": 2.0,
+    "pl": 0.5,
+    "sigma_1": 1.3,
+    "sigma_2": 3.1,
+    "local_1": 0.6,
+    "local_2": 0.7,
+    "gap": 1.7,
+    "responses": 5,
+    "rounds": 90,
+}  # kappa = 4, L_Phi = 6
+
+
+def theorem(variant, k, t, lf, mu, s1, s2, g1, g2, gap, s, rounds):
+    """The terms whose least are gamma_t and eta_t, as the paper prints them."""
+    kappa = lf / mu
+    both = lf + kappa * lf / 2 + lf  # L_Phi + L_f
+    if variant == "nc":
+        gammas = [
+            math.sqrt(20 * gap * s / (lf * rounds * k * k * s2 * s2)),
+            math.cbrt(30 * gap / (lf * lf * (s2 * s2 + g2 * g2) * rounds * k * k * k)),
+            1 / (87 * lf * k),
+        ]
+        etas = [
+            math.sqrt(20 * gap * s / (7 * both * rounds * k * k * s1 * s1)),
+            math.cbrt(3 * gap / (lf * lf * (s1 * s1 + g1 * g1) * rounds * k * k * k)),
+            min(gammas) / (21 * kappa * kappa),
+        ]
+    elif variant == "one":
+        gammas = [1 / (87 * lf * k), math.sqrt(4 * gap * s / (3 * lf * rounds * k * k * s2 * s2))]
+        etas = [min(gammas) / (21 * kappa * kappa), math.sqrt(40 * gap * s / (21 * both * rounds * k * k * s1 * s1))]
+    else:
+        spread = s1 * s1 / (kappa * kappa) + s2 * s2
+        last = math.cbrt(s) * math.cbrt(gap) / (math.cbrt(lf) ** 2 * k * math.cbrt(t + 1) * math.cbrt(spread))
+        gammas = [1 / (2 * lf), 5.78e-4 / (lf * k), last]
+        etas = [min(gammas) / (12 * kappa * kappa)]
+    return gammas, etas
+
+
+@pytest.mark.parametrize(
+    ("variant", "of", "change"),
+    [
+        ("nc", ("y", 0), {"sigma_2": 3e3}),
+        ("nc", ("y", 1), {"local_2": 4e4}),
+        ("nc", ("y", 2), {}),
+        ("nc", ("x", 0), {"sigma_1": 9e5}),
+        ("nc", ("x", 1), {"local_1": 8e8}),
+        ("nc", ("x", 2), {}),
+        ("one", ("y", 0), {}),
+        ("one", ("y", 1), {"sigma_2": 3e3}),
+        ("one", ("x", 0), {}),
+        ("one", ("x", 1), {"sigma_1": 9e5}),
+        ("ada", ("y", 1), {}),
+        ("ada", ("y", 2), {"sigma_2": 7e6}),
+        ("ada", ("y", 2), {"sigma_1": 3e7}),
+    ],
+)
+def test_every_term_of_the_theorems_schedules(variant, of, change):
+    # gamma_t's first term of Theorem 3 is never the least: 5.78e-4 / K is below a half
+    constants = OF_THEORY | change
+    part, term = of
+    found, alpha = CdmaTheory(**constants).at(variant, 6, 7)
+    gammas, etas = theorem(variant, 6, 7, *constants.values())
+    terms = gammas if part == "y" else etas
+    assert terms.index(min(terms)) == term  # the case is of the term it is meant for
+    assert (found["y"], found["x"]) == pytest.approx((min(gammas), min(etas)), rel=1e-13)
+    assert alpha == (pytest.approx(200_000 * 4 * 36 * min(gammas) ** 2, rel=1e-13) if variant == "ada" else 1.0)
+
+
+@pytest.mark.parametrize("name", ["nc", "one", "ada"])
+def test_a_round_takes_the_theorems_steps(name):
+    constants = OF_THEORY | {"responses": 2, "gap": 9.0}
+    algorithm = build(f"cdma_{name}", GAME.task, steps=1, batch_size=1, theory=constants)
+    x, y = 1.0, -1.0
+    for r in records(algorithm, GAME, 2):
+        rates, alpha = CdmaTheory(**constants).at(name, 1, r.index)
+        x, y = x - rates["x"] * (2 * x + y - 1), y + rates["y"] * (x - 1.5 * y + 0.5)  # of the mean game
+        assert xy(r.state.z) == pytest.approx((x, y), abs=1e-14)
+        assert r.metrics.get("alpha", 1.0) == pytest.approx(alpha)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "cohort", "line"),
+    [
+        ("cdma_nc", {"local_1": None}, {}, r"algorithm.theory.local_1: missing: Theorem 1 needs Assumption 4: give it"),
+        ("cdma_nc", {"local_2": None}, {}, r"algorithm.theory.local_2: missing"),
+        ("cdma_one", {"responses": 6}, {"respond": "siwer"}, r"theory.responses=6: a phase may go on after 5 answers"),
+        ("cdma_one", {"responses": 8}, {"respond": 7}, r"theory.responses=8: a phase may go on after 7 answers"),
+        ("cdma_ada", {"gap": 0.95}, {}, r"theory.responses=5: Theorem 3 needs .* = 5.11349 at least"),
+        ("cdma_ada", {"pl": 2.1}, {}, r"pl=2.1 is above smoothness=2"),
+    ],
+)
+def test_constants_under_which_a_theorem_says_nothing_are_refused(name, options, cohort, line):
+    given = {k: v for k, v in (OF_THEORY | options).items() if v is not None}
+    with pytest.raises(ValueError, match=line):
+        build(name, GAME.task, CohortOptions(invite=8, **cohort), steps=2, batch_size=1, theory=given)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("lr", 0.3), ("dual_lr", 0.1), ("decay", 0.2), ("alpha", 0.5), ("lr_schedule", {"kind": "power"})],
+)
+def test_a_theory_and_practical_steps_are_not_given_together(key, value):
+    with pytest.raises(ValueError, match=f"{key}=.* is not for theory: leave it out"):
+        build("cdma_ada", GAME.task, steps=2, batch_size=1, theory=OF_THEORY, **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "line"),
+    [
+        ("cdma_nc", {"steps": 4, "batch_size": 2}, None),  # epochs of 2 and of 1
+        (
+            "cdma_nc",
+            {"steps": 3, "batch_size": 2},
+            r"algorithm.steps=3: Theorem 1 needs a multiple .* which has 2 steps of",
+        ),
+        ("cdma_one", {"steps": 3, "batch_size": 2}, None),
+        (
+            "cdma_one",
+            {"epochs": 2, "batch_size": 2},
+            r"algorithm.epochs=2: .* an epoch has 1 to 2 here: give algorithm.steps",
+        ),
+        ("cdma_nc", {"epochs": 2, "batch_size": 3}, None),
+        ("cdma_ada", {"batch_size": 2}, r"algorithm.epochs=1: "),
+    ],
+)
+def test_local_steps_of_which_a_theorem_does_not_speak_are_refused(name, options, line):
+    uneven = World(Game(), rows([(1, 2, 1, 1, -1)] * 3, [(3, 0, 2, -3, 2)] * 2))
+    algorithm = build(name, uneven.task, theory=OF_THEORY | {"responses": 2, "gap": 9.0}, **options)
+    if line is None:
+        assert len(play(algorithm, uneven, 1)) == 1
+    else:
+        with pytest.raises(ConfigError, match=line):
+            play(algorithm, uneven, 1)
 
 
 def test_a_step_of_svrg_is_taken_at_the_minibatch():

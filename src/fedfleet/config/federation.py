@@ -45,7 +45,7 @@ def check_answers(config: Config, online: Availability) -> None:
     if c.over_select > 1:
         wanted["invite"] = c.invite
     elif c.respond == "siwer":
-        wanted["respond"] = Siwer(c.response_low, c.response_high).least(c.invite)
+        wanted["respond"] = c.fewest
     elif isinstance(c.respond, int):
         wanted["respond"] = c.respond
     for name, answers in wanted.items():

@@ -24,7 +24,6 @@ from fedfleet.datasets.examples import Examples
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.driver.evaluation import less_is_better
 from fedfleet.simulator.errors import ConfigError, one_line
-from fedfleet.simulator.fleet.policies import rounded_up
 
 ROW_BYTES = 64
 """Memory of a row of a client's schedule: its number, weight and random bits, and copies of them on the way."""
@@ -63,11 +62,10 @@ def _check_cohort(c: CohortOptions) -> None:
         raise ConfigError(
             f"cohort.response_low={c.response_low}: above cohort.response_high={c.response_high}: lower it"
         )
-    most = c.respond if isinstance(c.respond, int) else c.invite
-    if c.respond == "siwer":
-        most = min(math.floor(c.response_low * c.invite) + 1, rounded_up(c.response_high * c.invite))  # the least S_t
-    if c.min_responses > most:
-        raise ConfigError(f"cohort.min_responses={c.min_responses}: a phase may go on after {most} answers: lower it")
+    if c.min_responses > c.fewest:
+        raise ConfigError(
+            f"cohort.min_responses={c.min_responses}: a phase may go on after {c.fewest} answers: lower it"
+        )
 
 
 def _check_executor(config: Config) -> None:

@@ -94,9 +94,7 @@ class Prepared:
         if self.algorithm.domains is not None:
             check_grouped(f"algorithm={C.named(config, 'algorithm')!r}", size)
             resolve.check_domains(config, data.test, summary.domains)
-            self.algorithm.init(
-                self.z, rng.key(config.seed), self.problem
-            )  # mixtures that cannot be are said before the work
+        self.algorithm.init(self.z, rng.key(config.seed), self.problem)  # what cannot be is said before the work
         self._train = data.train if isinstance(data, Dataset) else None
         if self._train is None and hasattr(self.task, "prepare"):
             raise ConfigError(

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.fleet.availability import Always, Bernoulli
 from fedfleet.simulator.fleet.devices import Alike, Load
@@ -71,11 +72,12 @@ def test_the_two_phases_draw_numbers_of_their_own(p_value):
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.5, 1.0), (0.2, 0.6), (0.0, 0.01), (1.0, 1.0), (0.3, 0.3)])
-def test_siwer_never_waits_for_fewer_than_its_least(low, high):
+def test_siwer_never_waits_for_fewer_than_options_say(low, high):
     policy = Siwer(low, high)
     for invited in (1, 7, 10):
         drawn = {policy.wanted(invited, rng.fold(rng.key(2), i)) for i in range(500)}
-        assert min(drawn) == policy.least(invited)
+        options = CohortOptions(invite=invited, respond="siwer", response_low=low, response_high=high)
+        assert min(drawn) == options.fewest
 
 
 def test_siwer_with_limits_of_its_own(p_value):
