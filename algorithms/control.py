@@ -6,6 +6,9 @@ Karimireddy et al., "SCAFFOLD: Stochastic controlled averaging for federated lea
     x, y_i         shared z, local.z
     c, c_i         shared c, own (a client's state), in direction space: of ascent with the sign turned
     eta_l          shared lr
+
+Option II's (x - y_i) / (K eta_l) is the mean of the directions taken, and is computed as that: a difference of points loses
+its digits as steps become small beside the model, and its quotient overflows.
 """
 
 from __future__ import annotations
@@ -20,9 +23,10 @@ from fedfleet.simulator.author import At, Batch, BatchPlan, Key, LocalWork, Mess
 
 
 class Drift(NamedTuple):
-    """What a client carries besides its point: the correction c - c_i, the steps it has done."""
+    """What a client carries besides its point: the correction c - c_i, the sum of directions taken, the steps it has done."""
 
     correction: Tree
+    taken: Tree
     steps: Any
 
 
@@ -36,18 +40,18 @@ def controlled(plan: BatchPlan, direction: Direction = gradient, parts: tuple[st
 
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Local:
         none_yet = torch.zeros((), dtype=T.leaves(own)[0].dtype, device=key.device)
-        return Local(shared["z"], None, Drift(T.sub(shared["c"], own), none_yet))
+        return Local(shared["z"], None, Drift(T.sub(shared["c"], own), T.zeros_like(own), none_yet))
 
     def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Local:
-        d, correction = direction(ops, shared, local, batch, at, key), local.own.correction
+        d, (correction, taken, steps) = direction(ops, shared, local, batch, at, key), local.own
         d = {p: T.add(d[p], correction[p]) if parts is None or p in parts else d[p] for p in d}  # l. 10
         moved = ops.step("train", local.z, shared["lr"], d)
-        return Local(moved, None, local.own._replace(steps=local.own.steps + 1))
+        return Local(moved, None, Drift(correction, T.add(taken, d), steps + 1))
 
     def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
         # l. 12, option II: c_i+ = c_i - c + (x - y_i) / (K eta_l), with the steps this client really did
-        inverse = {p: 1.0 / (rate * local.own.steps) for p, rate in shared["lr"].items()}
-        control = T.sub(T.scale(inverse, T.sub(shared["z"], local.z)), local.own.correction)
+        correction, taken, steps = local.own
+        control = T.sub(T.scale(1.0 / steps, taken), correction)
         return Message(send={"dz": T.sub(local.z, shared["z"]), "dc": T.sub(control, own)}), control  # l. 13
 
     return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish)

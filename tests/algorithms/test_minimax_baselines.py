@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from harness import TOY, Game, World, build, digits, flat, play, point, records, script, xy
+from harness import TOY, Game, World, build, digits, flat, play, point, records, rows, script, xy
 
 from fedfleet.algorithms.catalyst import drawn_gaps
 from fedfleet.algorithms.options import CohortOptions
@@ -83,6 +83,87 @@ def test_catalyst_at_the_saddle_stays_whatever_its_anchor_weighs():
         assert xy(play(algorithm, GAME, 3, z=point(*SADDLE))[-1]) == pytest.approx(SADDLE, abs=1e-12)
 
 
+@pytest.mark.parametrize("theta", [0.0, 0.5])
+def test_catalysts_global_step_stretches_every_round(monkeypatch, theta):
+    """From z_t the server goes global_lr times as far as the mean of clients, whose anchor is the start of the stage."""
+    script(monkeypatch, [[0], [1], [0, 1], [0], [1], [0, 1]])
+    options = {**TWO_STEPS, **FIXED, "theta": theta, "global_lr": 0.7, "lr": 0.15, "dual_lr": 0.1}
+    found = [xy(z) for z in play(build("catalyst_scaffold_s", GAME.task, **options), GAME, 3)]
+    z, expected = (1.0, -1.0), []
+    for first, second in (([0], [1]), ([0, 1], [0]), ([1], [0, 1])):
+        u = means([slope(i, z) for i in first])
+        ends = []
+        for i in second:
+            (x, y), (gx, gy) = z, slope(i, z)
+            for _ in range(2):
+                dx, dy = slope(i, (x, y))
+                x, y = (
+                    x - 0.15 * (dx - gx + u[0] + theta * (x - 1)),
+                    y + 0.1 * (dy - gy + u[1] - theta * (y + 1)),
+                )
+            ends.append((x, y))
+        z = tuple(a + 0.7 * (b - a) for a, b in zip(z, means(ends), strict=True))
+        expected.append(z)
+    assert found == [pytest.approx(want, abs=1e-12) for want in expected]
+
+
+@pytest.mark.parametrize("dual_control", [True, False])
+def test_codasca_by_hand_with_stages_an_anchor_and_a_global_step(monkeypatch, dual_control):
+    cohorts = [[0], [0, 1], [1], [0, 1], [0]]
+    script(monkeypatch, cohorts)
+    options = {**TWO_STEPS, "theta": 0.5, "stage_iterations": 4, "stage_factor": 2.0, "global_lr": 0.7, "dual_lr": 0.2}
+    algorithm = build("codasca", GAME.task, **options, dual_control=dual_control)
+    found = list(records(algorithm, GAME, 5))
+    z, c, own, anchor = (1.0, -1.0), (0.0, 0.0), [(0.0, 0.0)] * 2, 1.0
+    for t, (cohort, r) in enumerate(zip(cohorts, found, strict=True)):
+        anchor = z[0] if t % 2 == 0 else anchor  # two rounds a stage
+        eta, gamma = 0.1 / 2 ** (t // 2), 0.2 / 2 ** (t // 2)
+        ends, controls = [], {}
+        for i in cohort:
+            x, y = z
+            cx, cy = c[0] - own[i][0], (c[1] - own[i][1]) * dual_control
+            for _ in range(2):
+                dx, dy = slope(i, (x, y))
+                x, y = x - eta * (dx + cx + 0.5 * (x - anchor)), y + gamma * (dy + cy)
+            ends.append((x, y))
+            controls[i] = (
+                own[i][0] - c[0] + (z[0] - x) / (2 * eta),
+                own[i][1] - c[1] + (y - z[1]) / (2 * gamma),
+            )
+        z = tuple(a + 0.7 * (b - a) for a, b in zip(z, means(ends), strict=True))
+        own = [controls.get(i, o) for i, o in enumerate(own)]
+        c = means(own)
+        assert xy(r.state.z) == pytest.approx(z, abs=1e-12)
+        assert (xy(r.state.c)[0], -xy(r.state.c)[1]) == pytest.approx(c, abs=1e-12)
+        assert r.metrics == {"stage": t // 2}
+
+
+def slope(client, at):
+    """The gradient of one client's game."""
+    a, b, c, p, q = ((1, 2, 1, 1, -1), (3, 0, 2, -3, 2))[client]
+    return a * at[0] + b * at[1] + p, b * at[0] - c * at[1] + q
+
+
+def means(pairs):
+    return tuple(sum(column) / len(pairs) for column in zip(*pairs, strict=True))
+
+
+def test_an_extra_step_takes_its_second_gradient_on_a_second_minibatch():
+    """One client with two examples, B = 1, K = 1: ahead on one of them, the step on the other, in either order."""
+    alone = World(Game(), rows([(1, 2, 1, 1, -1), (3, 0, 2, -3, 2)]))
+    extra = build("extra_step", alone.task, CohortOptions(invite=1), steps=1, batch_size=1, lr=0.1, dual_lr=0.3)
+    ends = {}
+    for first, second in ((0, 1), (1, 0), (0, 0), (1, 1)):
+        dx, dy = slope(first, (1, -1))
+        dx, dy = slope(second, (1 - 0.1 * dx, -1 + 0.3 * dy))
+        ends[first, second] = (1 - 0.1 * dx, -1 + 0.3 * dy)
+    seen = set()
+    for seed in range(8):
+        z = xy(play(extra, alone, 1, seed=seed)[0])
+        seen |= {order for order, end in ends.items() if z == pytest.approx(end, abs=1e-12)}
+    assert seen == {(0, 1), (1, 0)}
+
+
 AUC = digits("auc")
 INVITE = CohortOptions(invite=8)
 LOCAL = {"steps": 3, "batch_size": 7, "lr": 0.3}
@@ -155,6 +236,18 @@ def test_the_servers_control_is_the_mean_of_all_clients(monkeypatch):
         mean = T.map(lambda each: each.mean(0), states)
         torch.testing.assert_close(flat(r.state.c), flat(mean), rtol=1e-4, atol=1e-6)
     assert 8 < len(kept[0].memory.store) < len(everyone)
+
+
+def test_late_stages_of_codasca_keep_controls_that_are_gradients():
+    """Steps divided by 1e10 a round soon move nothing in single precision; the controls are mean gradients all the same."""
+    options = {"steps": 3, "batch_size": 7, "lr": 0.3, "stage_iterations": 3, "stage_factor": 1e10}
+    *_, last = records(build("codasca", AUC.task, INVITE, **options), AUC, 40, inner="batched")
+    everyone = CohortOptions(invite=AUC.population.size)
+    (r,) = records(build("cdma_one", AUC.task, everyone, steps=1), AUC, 1, z=last.state.z, inner="batched")
+    c, u = flat(last.state.c), flat(r.state.u)
+    assert float((c - u).norm()) < 0.2 * float(
+        u.norm()
+    )  # minibatches of seven, and every client has been heard some rounds ago
 
 
 def test_gaps_of_a_stage():

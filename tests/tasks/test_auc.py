@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.work import Batch
 from fedfleet.tasks.auc import AucMaximisation, AucOptions, auc_loss
 from fedfleet.tasks.options import DataShape
 
@@ -64,6 +66,26 @@ def test_gradients_by_finite_differences():
 def test_parameter_counts(model, shape, primal):
     z = AucMaximisation(AucOptions(model=model), DataShape(shape, 10)).init(0)
     assert (T.count(z["x"]), T.count(z["y"])) == (primal, 1)
+
+
+def test_examples_of_the_positive_class_alone_are_positive():
+    """The task's own loss, with unequal classes, is the closed form of the class means of its scores; its metric is sklearn's."""
+    made = AucMaximisation(AucOptions(model="logistic", positive_class=2, prior=0.3), DataShape((4,), 3))
+    z = made.init(0)
+    z["x"]["net"] = T.map(lambda leaf: 3 * leaf, z["x"]["net"])
+    x, y = torch.randn(40, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([2, 0, 1, 0, 0] * 8)
+    batch = Batch({"x": x, "y": y}, torch.ones(40))
+    h, plus = made.score(z, x).double(), y == 2
+    value, _ = made.objectives["train"].loss(z, batch, None, torch.tensor(0))
+    squares = 0.7 * 0.2 * h[plus].square().mean() + 0.3 * 0.8 * h[~plus].square().mean()
+    want = squares + 2 * (0.3 * 0.8 * h[~plus].mean() - 0.7 * 0.2 * h[plus].mean())
+    assert float(value) == pytest.approx(float(want), abs=1e-6)
+    each = made.functions["per_example"](z, batch)
+    assert float(each["loss"].mean()) == pytest.approx(float(want), abs=1e-6)
+    assert torch.equal(each["score"], made.functions["predict"](z, batch))
+    found = made.metrics(h, {"y": y})["auc"]
+    assert found == pytest.approx(roc_auc_score((y == 2).numpy(), h.detach().numpy()), abs=1e-12)
+    assert abs(found - 0.5) > 0.02  # the other class would be seen
 
 
 def test_metric():
