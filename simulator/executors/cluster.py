@@ -54,9 +54,26 @@ def start_ray(address: str | None, cpus: int | None) -> bool:
     return True
 
 
+BITS = {1: torch.uint8, 2: torch.int16}
+"""Integers of the size of floats that NumPy does not know, such as bfloat16."""
+
+
+def to_numpy(t: Tensor) -> tuple[Any, torch.dtype]:
+    """Return a tensor's values, or their bits where NumPy has no such type, and the type."""
+    t = t.detach().cpu()
+    known = not t.is_floating_point() or t.dtype in (torch.float16, torch.float32, torch.float64)
+    return (t if known else t.view(BITS[t.dtype.itemsize])).numpy(), t.dtype
+
+
+def from_numpy(sent: tuple[Any, torch.dtype]) -> Tensor:
+    """Return the tensor of ``to_numpy``, which shares the memory of the array."""
+    values, dtype = sent
+    return torch.from_numpy(values).view(dtype)
+
+
 def share_tensors() -> None:
     """Send tensors as NumPy buffers, which Ray maps into the receiver without copying. Applies to what this process sends."""
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
     ray.util.register_serializer(  # pyright: ignore[reportAttributeAccessIssue]
-        Tensor, serializer=lambda t: t.detach().cpu().numpy(), deserializer=torch.from_numpy
+        Tensor, serializer=to_numpy, deserializer=from_numpy
     )
