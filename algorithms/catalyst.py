@@ -57,7 +57,8 @@ class CatalystOptions(LocalOptions):
     global_lr: float = Field(default=1.0, gt=0)
     """Server learning rate, eta_g / eta_l."""
     gradient_chunk: int = Field(default=500, ge=1)
-    """Examples a client takes at once while it averages its full local gradient; a matter of memory alone, as in CDMA."""
+    """Examples a client takes at once while it averages its full local gradient. It bounds memory and changes no result, unless
+    the task draws noise for a batch, or normalises by it (``gan``): then each chunk counts by its share."""
 
 
 class State(NamedTuple):

@@ -23,7 +23,8 @@ class ParallelOptions(Options):
     """Dual step, gamma; the same as ``lr`` if not given."""
     lr_schedule: Schedule = Schedule()
     gradient_chunk: int = Field(default=500, ge=1)
-    """Examples a client takes at once while it averages its full local gradient; a matter of memory alone, as in CDMA."""
+    """Examples a client takes at once while it averages its full local gradient. It bounds memory and changes no result, unless
+    the task draws noise for a batch, or normalises by it (``gan``): then each chunk counts by its share."""
 
     def rates(self, t: int) -> dict[str, float]:
         """Return the steps of round t."""
