@@ -250,6 +250,22 @@ def test_late_stages_of_codasca_keep_controls_that_are_gradients():
     )  # minibatches of seven, and every client has been heard some rounds ago
 
 
+class Drawn(Game):
+    """Gradients with the noise d of a step: d x for x, d for y."""
+
+    def _loss(self, z, batch, ctx, key):
+        d = rng.normal(key, (), torch.float64)
+        return d * (z["x"]["x"] ** 2 / 2 + z["y"]["y"]) + 0 * batch.x.sum(), {}
+
+
+def test_the_two_gradients_of_an_extra_step_have_noise_of_their_own():
+    drawn = World(Drawn(), rows([(1, 2, 1, 1, -1)]))
+    extra = build("extra_step", drawn.task, CohortOptions(invite=1), steps=1, batch_size=1, lr=1.0)
+    x, y = xy(play(extra, drawn, 1)[0])
+    second = y + 1  # from y = -1 along the second draw; x = 1 - second (1 - first)
+    assert 1 - (1 - x) / second != pytest.approx(second, abs=1e-3)
+
+
 def test_gaps_of_a_stage():
     key = rng.key(3)
     for stage in range(200):

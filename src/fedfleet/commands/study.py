@@ -174,7 +174,9 @@ def _finished(run: Path, wanted: Mapping[str, Any]) -> bool:
 
 
 def _cut(summary: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Say whether a run that was stopped ran out of ``max_seconds``, rather than reach what ``until`` says."""
+    """Say whether a run that was stopped ran out of ``max_seconds``, rather than diverge or reach what ``until`` says."""
+    if summary.get("diverged"):
+        return False
     if summary["status"] != "stopped" or not config.get("until"):
         return summary["status"] == "stopped"
     metric, at_least, value = resolve.parse_until(config["until"])

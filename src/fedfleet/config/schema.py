@@ -146,6 +146,9 @@ class Config(Options):
     """Stop once a metric is reached, such as ``eval/auc=0.95``."""
     max_seconds: float | None = Field(default=None, gt=0)
     """Stop after this many seconds."""
+    stop_if_diverged: Literal["not_finite"] | Annotated[float, Field(gt=0)] | None = None
+    """Stop after a round whose training loss or model is not finite; a number: or whose training loss is above it. Under
+    ``faults.non_finite: fail`` a client that sends a value that is not finite ends the run before that, as failed."""
     compare: Annotated[dict[str, dict[str, Any]], Field(min_length=1)] | None = None
     """Label -> overrides: run each of these, on every seed, and report them together."""
     vary: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] | None = None

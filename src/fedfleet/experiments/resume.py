@@ -23,7 +23,9 @@ WHERE = (
     *(f"executor.{key}" for key in ("kind", "actors", "cpus_per_actor", "gpus_per_actor", "address")),
 )
 """Keys, or sections, that decide nothing of what comes out, but where it is computed and for how long."""
-MAY_CHANGE = (*WHERE, "rounds", "until", "label", "population.data_dir")
+STOPS = ("until", "max_seconds", "stop_if_diverged")
+"""Keys that end a run before its last round."""
+MAY_CHANGE = (*WHERE, "rounds", *STOPS, "label", "population.data_dir")
 """Those that may be another when a run goes on: none of them decides what a round computes."""
 
 
@@ -100,14 +102,14 @@ def at_its_end(folder: Path, config: Config) -> dict[str, Any] | None:
     except ConfigError:
         return None
     finished = summary.get("status") == "finished" and summary.get("rounds", 0) >= config.rounds
-    same = all(getattr(before, key) == getattr(config, key) for key in ("rounds", "until", "max_seconds"))
+    same = all(getattr(before, key) == getattr(config, key) for key in ("rounds", *STOPS))
     return summary if finished or (summary.get("status") == "stopped" and same) else None
 
 
 def _ended(summary: Mapping[str, Any], config: Config) -> str:
     if summary["status"] == "finished":
         return f"finished, {summary['rounds']} rounds: give rounds=N to go on"
-    why = [f"{key}={getattr(config, key)}" for key in ("until", "max_seconds") if getattr(config, key) is not None]
+    why = [f"{key}={getattr(config, key)}" for key in STOPS if getattr(config, key) is not None]
     return f"stopped after {summary['rounds']} rounds by {' or '.join(why)}: give another to go on"
 
 

@@ -81,6 +81,7 @@ class Runner:
         self.last: RoundRecord | None = None
         self.void: list[PhaseRecord] = []
         self.unevaluated = False
+        self.diverged: str | None = None
         self.seconds_before = 0.0
         self.started = self.saved = time.monotonic()
 
@@ -150,19 +151,38 @@ class Runner:
             with put_off(), self.folder.writing():
                 self.at.accept(record)
                 out_of_time = x.config.max_seconds is not None and self._seconds() > x.config.max_seconds
-                last = out_of_time or self.at.index == x.config.rounds
+                self.diverged = self._diverged(record)
+                ends = out_of_time or self.diverged is not None
+                last = ends or self.at.index == x.config.rounds
                 self.last, self.unevaluated = record, last or self.at.index % x.config.evaluation.every == 0
             if not self.unevaluated:
                 self._enter(record, {})
             else:
                 self.held = _Held(record, self._measure(executor, record.index))
-                if (last or x.config.until is not None) and (self._reached(self._settle()) or out_of_time):
+                if (last or x.config.until is not None) and (self._reached(self._settle()) or ends):
+                    if self.diverged is not None:
+                        self.progress.say(f"stopped: {self.diverged}: lower the learning rates, or clip gradients")
                     return "stopped"
             every_s = x.config.checkpoint.every_s
             if every_s is not None and time.monotonic() - self.saved >= every_s and self.at.index < x.config.rounds:
                 self._settle()
                 self._save()
         return "finished"
+
+    def _diverged(self, record: RoundRecord) -> str | None:
+        """Say in which way training has diverged, where the run is to stop then."""
+        bound = self.x.config.stop_if_diverged
+        if bound is None:
+            return None
+        most = math.inf if bound == "not_finite" else bound
+        for phase in record.phases:
+            loss = phase.train_loss
+            if loss is not None and not (math.isfinite(loss) and loss <= most):
+                above = f", above stop_if_diverged={most:g}" if math.isfinite(loss) else ""
+                return f"round {record.index}, phase {phase.phase!r}: the training loss is {loss:g}{above}"
+        if not all(bool(leaf.isfinite().all()) for leaf in T.leaves(self._model())):
+            return f"round {record.index}: the model is not finite"
+        return None
 
     def _watch(self, executor: Executor) -> None:
         """Enter what has happened to the workers."""
@@ -282,6 +302,7 @@ class Runner:
         return {
             "status": status,
             "error": error,
+            "diverged": self.diverged,
             "label": self.x.label,
             "scorer": self.scorer,
             "domains": list(self.x.domain_names),

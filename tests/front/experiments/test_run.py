@@ -1,6 +1,7 @@
 """Whole runs on digits: tables, account, stopping, starting again, several runs at once."""
 
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -101,6 +102,54 @@ def test_it_stops_at_a_metric_or_at_a_time(tmp_path):
     timed = fedfleet.run(SMALL, {"max_seconds": 1e-6}, out=tmp_path / "timed")
     assert (timed.summary["status"], timed.summary["rounds"]) == ("stopped", 1)
     assert timed.summary["final"]
+
+
+PLAIN = {
+    "rounds": 8,
+    "population": {"clients": 20},
+    "task": {"name": "classification", "model": "logistic"},
+    "algorithm": {"name": "fedavg", "steps": 2, "batch_size": 5},
+    "cohort": {"invite": 4},
+    "executor": {"kind": "local"},
+    "faults": {"non_finite": "keep"},
+}
+
+
+class Told(Progress):
+    def __init__(self):
+        super().__init__(None)
+        self.lines = []
+
+    def say(self, text):
+        self.lines.append(text)
+
+
+@pytest.mark.parametrize(
+    ("bound", "lr", "line"),
+    [
+        ("not_finite", 1e38, r"round \d: the model is not finite"),
+        (1.5, 0.1, r"round 0, phase 'train': the training loss is 2\.\d+, above stop_if_diverged=1.5"),
+    ],
+)
+def test_it_stops_where_training_diverges(tmp_path, bound, lr, line):
+    x = fedfleet.Experiment(fedfleet.load(PLAIN, {"algorithm.lr": lr, "stop_if_diverged": bound}))
+    told = Told()
+    found = x.run(tmp_path / "run", told).summary
+    assert (found["status"], found["error"]) == ("stopped", None)
+    assert 1 <= found["rounds"] < 8
+    assert re.fullmatch(line, found["diverged"])
+    assert f"stopped: {found['diverged']}: lower the learning rates, or clip gradients" in told.lines
+    assert "eval/accuracy" in found["final"]  # the last model is evaluated
+    goes_on = fedfleet.resume(tmp_path / "run", {"stop_if_diverged": None}).summary
+    assert (goes_on["status"], goes_on["rounds"], goes_on["diverged"]) == ("finished", 8, None)
+
+
+def test_it_does_not_stop_where_training_does_not_diverge(tmp_path):
+    plain, *others = (
+        fedfleet.run(PLAIN, {"stop_if_diverged": bound, "rounds": 3}, out=tmp_path / f"{bound}").summary
+        for bound in (None, "not_finite", 50.0)
+    )
+    assert [(s["status"], s["diverged"], s["final"]) for s in others] == [("finished", None, plain["final"])] * 2
 
 
 def test_a_warm_start_goes_on_from_the_file(run, tmp_path):
