@@ -22,13 +22,14 @@ from fedfleet.simulator.block.batches import Schedule, schedule
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.client import ClientInputs, ClientProgram
 from fedfleet.simulator.block.faults import AtFault, Dropped, Faults, NotFinite, Watch, finite, not_finite
-from fedfleet.simulator.block.purity import Purity
+from fedfleet.simulator.block.purity import Held, Purity
 from fedfleet.simulator.errors import ClientError, one_line, traced
 from fedfleet.simulator.population import LocalData, Population, gather
 from fedfleet.simulator.work import Batch, Message, Objective, Phase
 
 GATHERED_BYTES = 1 << 28  # of a block's data along a walk, gathered at once
 CAPTURED_STEPS = 128  # local steps of a block that is captured, since a capture grows with them
+TRIED = 2  # local steps of a stage that are tried before the first block of a phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,7 @@ class Setup:
         device: "cpu" or "cuda".
         notes: what this process has found out about factoring.
         captures: the kinds of blocks that this process has captured.
+        held: the tensors that phases, objectives and functions hold, which nothing may write into.
 
     """
 
@@ -57,6 +59,7 @@ class Setup:
     device: str = "cpu"
     notes: Notes = field(default_factory=Notes)
     captures: Captures = field(default_factory=Captures)
+    held: Held = field(default_factory=Held)
 
     @staticmethod
     def of(algorithm: Algorithm, task: Task, population: Population, inner: str, **rest: Any) -> Setup:
@@ -64,6 +67,10 @@ class Setup:
         phases = {p.name: p for p in algorithm.phases}
         made = {"phases": phases, "objectives": task.objectives, "functions": task.functions, "evaluation": {}}
         return Setup(population=population, inner=inner, **{**made, **rest})
+
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        """Return the tensors that the functions of authors hold, by name."""
+        return self.held.tensors((self.phases, self.objectives, self.functions))
 
     def placed(self) -> Setup:
         """Return the setup with the clients' data on the device, as a worker keeps it."""
@@ -235,7 +242,7 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
         sent = setup.captures.replay(key, given)
         if sent is None or not _trusted(task, sent):
             mine = program(given)
-            sent = _ordinarily(mine, task, given)
+            sent = _ordinarily(mine, program, task, given)
             if mine.ledger is not None:
                 setup.notes.worked(phase.name, mine.ledger.flop, sum(w.weight[0].numel() for w in walks))
             setup.captures.ran(key, compute, given, sent)
@@ -259,9 +266,18 @@ def _trusted(task: BlockTask, sent: _Sent) -> bool:
     return task.faults.non_finite == "keep" or finite((sent.partials, sent.config, sent.own))
 
 
-def _ordinarily(program: ClientProgram, task: BlockTask, given: _Given) -> _Sent:
+def _ordinarily(
+    program: ClientProgram, again: Callable[[_Given], ClientProgram], task: BlockTask, given: _Given
+) -> _Sent:
     """Run client code, and name the clients at fault. Raises ClientError, or AtFault where they are to be dropped."""
-    pure = Purity(task.phase, program.shared, given.inputs)
+    setup, inputs = program.setup, given.inputs
+    who, mine = (
+        f"phase {task.phase!r}: client code",
+        {"own": inputs.own, "inbox": inputs.inbox, "batch": inputs.batches},
+    )
+    pure = Purity(who, program.shared, mine, setup.tensors)
+    if setup.held.first(who):
+        pure.trial(lambda: again(given).alone(0, TRIED))
     try:
         flat = _serial(program, task) if program.setup.inner == "serial" else _batched(program, task, pure)
     except AtFault:
@@ -309,7 +325,7 @@ def _serial(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
     results, dropped = [], []
     for row, client in enumerate(task.clients.tolist()):
         try:
-            results.append(_alone(program, row))
+            results.append(program.alone(row))
         except torch.OutOfMemoryError:
             raise
         except Exception as e:
@@ -321,14 +337,6 @@ def _serial(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
     if dropped:
         raise AtFault(dropped)
     return tuple(torch.stack(leaf) for leaf in zip(*results, strict=True))
-
-
-def _alone(program: ClientProgram, row: int) -> tuple[Tensor, ...]:
-    """Run one client of the block; alone it takes its own steps and no more."""
-    mine: ClientInputs = T.index(program.inputs, row)
-    walks = tuple(T.map(lambda t, w=w: t[: int(w.active.sum())], w) for w in mine.walks)
-    program.always, program.ledger = [[True] * len(w.active) for w in walks], None
-    return program(*T.leaves(mine._replace(walks=walks)))
 
 
 def _sent(
@@ -375,26 +383,7 @@ def _first_seen(program: ClientProgram, row: int) -> str:
     program.watch = Watch()
     with contextlib.suppress(Exception):
         try:
-            _alone(program, row)
+            program.alone(row)
         except NotFinite:
             return f", first seen after {program.where}"
     return ""
-
-
-class Chunk(NamedTuple):
-    """A fixed slice of an evaluation split."""
-
-    function: str
-    split: str
-    start: int
-    stop: int
-
-
-def run_chunk(setup: Setup, shared: Message, task: Chunk) -> Tree:
-    """Evaluate ``functions[task.function]`` at the model ``shared.send["z"]`` on a chunk of an evaluation split."""
-    data = setup.evaluation[task.split]
-    device = torch.device(setup.device)
-    rows = torch.arange(task.start, task.stop)
-    batch = Batch({k: v.to(device) for k, v in gather(data, rows).items()}, torch.ones(len(rows), device=device))
-    with torch.no_grad():
-        return T.to(setup.functions[task.function](T.to(shared.send["z"], device), batch), "cpu")

@@ -114,6 +114,13 @@ class ClientProgram:
         new = stage.step(ops, self.shared, carry, given, At(k, at.epoch, at.epoch_end, count), at.key)
         return new, ops.loss
 
+    def alone(self, row: int, most: int | None = None) -> tuple[Tensor, ...]:
+        """Run one client of the block; alone it takes its own steps and no more, ``most`` of each stage where given."""
+        mine: ClientInputs = T.index(self.inputs, row)
+        walks = tuple(T.map(lambda t, w=w: t[: int(w.active.sum())][:most], w) for w in mine.walks)
+        self.always, self.ledger = [[True] * len(w.active) for w in walks], None
+        return self(*T.leaves(mine._replace(walks=walks)))
+
     def result(self, stacked: tuple[Tensor, ...]) -> dict[str, Any]:
         """Return what ``out`` is for all clients, from its stacked tensors; factored leaves become combinations."""
         tensors, combinations = iter(stacked), iter(self.combinations)

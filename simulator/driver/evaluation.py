@@ -15,7 +15,8 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Store, merge
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
-from fedfleet.simulator.block.block import BlockTask, Chunk, run_block, run_chunk
+from fedfleet.simulator.block.block import BlockTask, run_block
+from fedfleet.simulator.block.chunk import Chunk, run_chunk
 from fedfleet.simulator.block.faults import Faults
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Ops, Phase, Stage
@@ -42,8 +43,9 @@ class Measurement:
 
     def _start(self, executor: Executor, z: Tree, split: str) -> Iterator[Any]:
         size = len(next(iter(self._data[split].values())))
-        step = size if getattr(self._task, "whole", False) else CHUNK
-        chunks = [Chunk("predict", split, i, min(i + step, size)) for i in range(0, size, step)]
+        whole = getattr(self._task, "whole", False)
+        step = size if whole else CHUNK
+        chunks = [Chunk("predict", split, i, min(i + step, size), whole) for i in range(0, size, step)]
         return executor.map(run_chunk, Message(send={"z": z}), chunks, background=True)
 
     def result(self) -> Measured:

@@ -10,7 +10,8 @@ from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
 
-from fedfleet.simulator.block.block import BlockTask, Chunk
+from fedfleet.simulator.block.block import BlockTask
+from fedfleet.simulator.block.chunk import Chunk
 from fedfleet.simulator.errors import FedfleetError, one_line
 from fedfleet.simulator.executors.bell import Bell
 from fedfleet.simulator.executors.cluster import R, ray

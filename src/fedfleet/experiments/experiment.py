@@ -28,6 +28,7 @@ class Experiment(Prepared):
         status, and a checkpoint to go on from. ``workers`` are kept for the next run.
         """
         check_free(out)
+        self.try_out()
         return self._run(claim(out), None, progress, workers)
 
     def resume(self, folder: Path, progress: Progress | None = None, workers: Workers | None = None) -> Run:
@@ -36,6 +37,7 @@ class Experiment(Prepared):
         Raises ConfigError where there is no checkpoint to go on from, or where it is of another run.
         """
         progress = progress or Progress.silent()
+        self.try_out()
         with closing(locked(folder)) as lock:
             return self._run(folder, self._last(folder, progress), progress, workers, lock)
 

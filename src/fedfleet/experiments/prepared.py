@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -38,7 +37,9 @@ from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.capture import Captures
+from fedfleet.simulator.block.chunk import TRIED, Chunk, run_chunk
 from fedfleet.simulator.block.faults import Faults
+from fedfleet.simulator.block.purity import Impure
 from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.driver.evaluation import client_phase, clients_by_domain, has_rows, summarised
 from fedfleet.simulator.driver.probe import probe
@@ -47,7 +48,7 @@ from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.population import Population, gather
-from fedfleet.simulator.work import Batch
+from fedfleet.simulator.work import Batch, Message
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
 
@@ -181,12 +182,22 @@ class Prepared:
             return size
         return rules.block_size(self.answers, self.z, self.notes, resolve.device(self.config))
 
+    def try_out(self) -> None:
+        """Try client code and evaluation on very little, before anything is written. Raises Impure."""
+        with torch.random.fork_rng(devices=[]):
+            _ = self.notes
+            if not getattr(self.task, "whole", False):
+                _try_evaluation(replace(self.setup(), device="cpu"), self.z)
+
     @cached_property
     def notes(self) -> Notes:
-        """Learn what factoring and the phases take; where client code does not run, the run itself will say so."""
-        with contextlib.suppress(FedfleetError):
+        """Learn what factoring and the phases take; where client code does not run, the run itself will say so. Raises Impure."""
+        try:
             return probe(self.algorithm, self.z, self.problem, self.setup())
-        return Notes()
+        except Impure:
+            raise
+        except FedfleetError:
+            return Notes()
 
     def setup(self) -> Setup:
         """Return what workers need."""
@@ -265,6 +276,17 @@ def _task(config: Config, data: Data) -> Task:
         raise ConfigError(f"{key}{one_line(e)}") from None
     resolve.check_model(config, floats)
     return build(chosen, shape)
+
+
+def _try_evaluation(setup: Setup, z: Tree) -> None:
+    """Evaluate a few rows of every split. Raises Impure; what else there is, the run itself will say."""
+    for split, tensors in setup.evaluation.items():
+        try:
+            run_chunk(setup, Message(send={"z": z}), Chunk("predict", split, 0, min(TRIED, len(tensors["y"]))))
+        except Impure:
+            raise
+        except Exception:
+            continue
 
 
 def _metric_names(task: Task, z: Tree, splits: Mapping[str, Mapping[str, torch.Tensor]]) -> list[str]:

@@ -1,0 +1,192 @@
+"""Nothing that client code or an evaluation holds may change under way: not by a net's buffers, nor in any other way."""
+
+import itertools
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
+
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.block.block import Setup
+from fedfleet.simulator.block.capture import Captures
+from fedfleet.simulator.block.chunk import Chunk, run_chunk
+from fedfleet.simulator.block.purity import Held, Impure, Writes
+from fedfleet.simulator.errors import ClientError
+from fedfleet.simulator.work import Message, Objective
+
+CLIENTS = [4, 1, 5]
+WAYS = ["serial", "batched", "factored"]
+MODULE_LEVEL = nn.BatchNorm1d(3, affine=False)
+"""A net that no closure holds, only the module."""
+
+
+def squares(predict):
+    """An objective on ``z["x"]["w"]`` (3,) and inputs that went through ``predict``."""
+    return Objective(
+        loss=lambda z, batch, ctx, key: (batch.mean((predict(batch.x) @ z["x"]["w"]) ** 2), {}), sign={"x": 1}
+    )
+
+
+def in_a_closure():
+    net = nn.BatchNorm1d(3, affine=False)
+    return lambda x: functional_call(net, {}, (x,))
+
+
+def in_an_object():
+    class Task:
+        def __init__(self):
+            self.net = nn.Sequential(nn.Identity(), nn.BatchNorm1d(3, affine=False))
+
+        def predict(self, x):
+            return self.net(x)
+
+    return Task().predict
+
+
+def of_the_module():
+    return lambda x: MODULE_LEVEL(x)
+
+
+def without_a_module():
+    mean, variance = torch.zeros(3), torch.ones(3)
+    return lambda x: F.batch_norm(x, mean, variance, training=True)
+
+
+def beyond_the_walk():
+    """A tensor in an iterator, which no walk looks into."""
+    endless = itertools.repeat(torch.zeros(3))
+
+    def predict(x):
+        next(endless).add_(1.0)
+        return x
+
+    return predict
+
+
+def a_buffer_put_in_its_place():
+    net = nn.Module()
+    net.register_buffer("count", torch.zeros(()))
+
+    def predict(x):
+        net.count = net.get_buffer("count") + 1
+        return x + 0 * net.get_buffer("count")
+
+    return predict
+
+
+def by_out():
+    held = torch.zeros(3)
+    return lambda x: x + 0 * torch.mul(torch.ones(3), 2.0, out=held)
+
+
+@pytest.mark.parametrize("inner", WAYS)
+@pytest.mark.parametrize(
+    "net",
+    [in_a_closure, in_an_object, of_the_module, without_a_module, beyond_the_walk, a_buffer_put_in_its_place, by_out],
+)
+def test_writing_into_what_is_held_is_refused(federation, inner, net):
+    broken = federation.with_(objective=squares(net()))
+    with pytest.raises(Impure, match=r"phase 'train': client code wrote into .*GroupNorm.*eval mode") as e:
+        broken.run(inner, CLIENTS)
+    assert "serial" not in str(e.value)  # which would give wrong numbers
+
+
+@pytest.mark.parametrize("inner", WAYS)
+def test_statistics_that_stay_as_they_are_are_welcome(federation, inner):
+    net = nn.Sequential(nn.BatchNorm1d(3, affine=False), nn.GroupNorm(1, 3), nn.Dropout(0.5)).eval()
+    with torch.no_grad():
+        net[0].get_buffer("running_mean").fill_(2.0)
+    fine = federation.with_(objective=squares(lambda x: functional_call(net, {}, (x,))))
+    reference = federation.with_(objective=squares(lambda x: F.group_norm((x - 2.0) / (1 + 1e-5) ** 0.5, 1)))
+    found, wanted = (f.run(inner, CLIENTS).partials["z"].blocks for f in (fine, reference))
+    torch.testing.assert_close(T.concat(found), T.concat(wanted))
+
+
+@pytest.mark.parametrize("inner", WAYS)
+def test_what_client_code_makes_itself_it_may_write_into(federation, inner):
+    def loss(z, batch, ctx, key):
+        total = torch.zeros(())
+        total.add_(1.0)
+        total = torch.tensor(0.5).mul_(2.0) + total + torch.zeros(4)[1:2].fill_(0.0)[0]
+        return batch.mean((batch.x @ z["x"]["w"]) ** 2) * total, {}
+
+    federation.with_(objective=Objective(loss=loss, sign={"x": 1})).run(inner, CLIENTS)
+
+
+@pytest.mark.parametrize("inner", WAYS)
+def test_dropout_in_training_mode_is_refused(federation, inner):
+    net = nn.Dropout(0.5)
+    with pytest.raises(Impure, match=r"phase 'train': client code drew from torch's global generator.*Dropout"):
+        federation.with_(objective=squares(net)).run(inner, CLIENTS)
+
+
+def test_a_write_after_the_trial_is_found_too(federation):
+    """The trial takes two steps; what begins at the third is found around the block."""
+    held = torch.zeros(3)
+
+    def step(ops, shared, z, batch, at, key):
+        if at.k == 2:
+            held.add_(1.0)
+        return T.scale(1.0, z)
+
+    for inner in WAYS:
+        with pytest.raises(Impure, match="wrote into 'held'"):
+            federation.run(inner, CLIENTS, step=step)
+
+
+def test_clients_at_fault_are_no_excuse(federation):
+    from fedfleet.simulator.block.faults import Faults
+
+    with pytest.raises(Impure):
+        federation.with_(objective=squares(in_a_closure())).run(
+            "serial", CLIENTS, faults=Faults(on_client_error="drop_client")
+        )
+
+
+def evaluation(function):
+    data = {"x": rng.normal(rng.key(0), (40, 3)), "y": torch.zeros(40, dtype=torch.int64)}
+    return Setup(
+        population=None,  # pyright: ignore[reportArgumentType]
+        phases={},
+        objectives={},
+        functions={"predict": function},
+        evaluation={"test": data},
+        inner="serial",
+        captures=Captures(after=None),
+    )
+
+
+@pytest.mark.parametrize("net", [in_a_closure, without_a_module, lambda: nn.Dropout(0.5)])
+def test_an_evaluation_that_writes_or_draws_is_refused(net):
+    predict = net()
+    setup = evaluation(lambda z, batch: predict(batch.x))
+    with pytest.raises(ClientError, match=r"the task's 'predict' (wrote into|drew from)"):
+        run_chunk(setup, Message(send={"z": {"x": torch.zeros(3)}}), Chunk("predict", "test", 0, 40))
+
+
+def test_an_evaluation_of_a_pure_function_is_what_the_function_returns():
+    setup, z = evaluation(lambda z, batch: batch.x @ z["x"]), {"x": torch.arange(3.0)}
+    found = run_chunk(setup, Message(send={"z": z}), Chunk("predict", "test", 5, 30))
+    assert torch.equal(found, setup.evaluation["test"]["x"][5:30] @ z["x"])
+
+
+def test_what_a_process_has_tried_stays_with_it():
+    held = Held()
+    assert (held.first("a"), held.first("a"), held.first("b")) == (True, False, True)
+    assert pickle.loads(pickle.dumps(held)).first("a")
+
+
+def test_watching_changes_no_result():
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    with Writes() as writes:
+        found = torch.func.vmap(lambda row: (row * 2).add_(1.0).sum())(x)
+    assert torch.equal(found, torch.func.vmap(lambda row: (row * 2 + 1.0).sum())(x))
+    assert writes.into is None
+    with Writes() as writes:
+        x.view(-1)[2:3].zero_()
+    assert writes.into is not None
+    assert "zero_" in writes.into
