@@ -165,6 +165,7 @@ class Algorithm(NamedTuple):
         same_cohort: whether it asks the same clients in all phases where ``cohort.resample`` is false.
         convex: whether its steps are those of a theorem about convex losses.
         rounds: those that its steps are made for, if they are.
+        name: what it is called in records and reports; by default as the function that made ``round``.
 
     """
 
@@ -180,6 +181,7 @@ class Algorithm(NamedTuple):
     same_cohort: bool = False
     convex: bool = False
     rounds: int | None = None
+    name: str | None = None
 
 
 class Task(Protocol):

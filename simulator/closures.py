@@ -26,11 +26,15 @@ LIBRARIES = sys.stdlib_module_names | {
 }
 """Top-level modules whose functions an author calls, but has not written."""
 LARGEST = 100_000  # objects that are looked at
+HEAP = 1 << 9  # of the flags of a class: made by a statement
 
 
 def written(x: Any) -> bool:
     """Say whether a function or class is an author's, rather than of fedfleet or another library."""
-    return (getattr(x, "__module__", None) or "").partition(".")[0] not in LIBRARIES
+    module = getattr(x, "__module__", None) or ""
+    if module == "builtins":  # or made by exec, without a module
+        return isinstance(x, FunctionType) or (isinstance(x, type) and bool(x.__flags__ & HEAP))
+    return module.partition(".")[0] not in LIBRARIES
 
 
 def parts(x: Any) -> Iterator[tuple[str, Any]]:
@@ -47,6 +51,7 @@ def parts(x: Any) -> Iterator[tuple[str, Any]]:
         case Mapping():
             yield from ((str(k), v) for k, v in x.items())
         case tuple() if hasattr(x, "_fields"):
+            yield "", type(x)
             yield from zip(type(x)._fields, x, strict=True)  # pyright: ignore[reportAttributeAccessIssue]
         case list() | tuple():
             yield from ((f"[{i}]", v) for i, v in enumerate(x))

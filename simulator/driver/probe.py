@@ -44,6 +44,33 @@ def probe(algorithm: Algorithm, z: Tree, problem: Problem, setup: Setup) -> Note
     return notes
 
 
+class _Asked(Exception):
+    """The size of the first cohort that an algorithm invites."""
+
+
+def asked(algorithm: Algorithm, z: Tree, problem: Problem, seed: int) -> int | None:
+    """Return how many clients an algorithm invites first; None where it asks for no cohort. Nobody works."""
+    conditions = Conditions(seed=seed)
+    turn = _Asking(0, 0, 0.0, problem, conditions, LocalExecutor(threads=None), Memory(conditions.selection))
+    try:
+        algorithm.round(algorithm.init(z, rng.fold(rng.key(seed), "init"), problem), turn)
+    except _Asked as e:
+        return e.args[0]
+    except Exception:  # the run itself will say what is wrong
+        return None
+    return None
+
+
+class _Asking(EngineRound):
+    """A round that ends with its first invitation."""
+
+    def invite(self, size: int, *, replace: bool = False) -> Cohort:
+        raise _Asked(size)
+
+    def draw(self, size: int, clients: Callable[[int, Key], Tensor]) -> Cohort:
+        raise _Asked(size)
+
+
 class _Small(EngineRound):
     """A round with few clients."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfleet.config.schema import Config, load
+from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.resume import resume
 from fedfleet.experiments.runner import Run
@@ -25,7 +26,10 @@ __all__ = [
     "ClientError",
     "Config",
     "ConfigError",
+    "Dataset",
+    "Examples",
     "Experiment",
+    "FederatedDataset",
     "FedfleetError",
     "Run",
     "load",
@@ -43,6 +47,7 @@ def run(
     task: Task | None = None,
     algorithm: Algorithm | None = None,
     population: Population | None = None,
+    data: Dataset | FederatedDataset | None = None,
 ) -> Run:
     """Run one experiment and write its run folder ``out``, which must be new.
 
@@ -50,10 +55,12 @@ def run(
         config: a YAML file, or a nested mapping of the same keys.
         overrides: dotted keys -> values.
         out: the run folder.
-        task, algorithm, population: your own, instead of the configured ones.
+        task, algorithm, data: your own, instead of the configured ones. A ``Dataset`` is dealt to clients by the configured
+            partition, a ``FederatedDataset`` comes in clients.
+        population: clients of your own; their attribute ``test`` (``Examples``), or ``data``, is what models are tested on.
 
     Raises ConfigError or DataError for input that cannot run, FedfleetError for a run that failed.
 
     """
-    experiment = Experiment(load(config, overrides), task=task, algorithm=algorithm, population=population)
+    experiment = Experiment(load(config, overrides), task=task, algorithm=algorithm, population=population, data=data)
     return experiment.run(Path(out))

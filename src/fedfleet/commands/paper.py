@@ -20,7 +20,8 @@ from fedfleet.config.reading import parse
 from fedfleet.experiments import campaign
 from fedfleet.experiments.files import write_text
 from fedfleet.experiments.progress import Progress
-from fedfleet.experiments.runfolder import summary_of
+from fedfleet.experiments.runfolder import ENVIRONMENT, summary_of
+from fedfleet.report.groups import versions
 from fedfleet.simulator.driver.evaluation import less_is_better
 from fedfleet.simulator.errors import ConfigError, one_line
 
@@ -108,7 +109,7 @@ def run(
         )
     errors = studying.run_trials(prepared, out, progress, jobs)
     found = collected(prepared, table, out)
-    text = markdown(table, found)
+    text = markdown(table, found) + _versions(prepared, out)
     write_text(out / "table.md", text)
     write_text(out / "table.json", json.dumps(found, indent=2).replace("NaN", "null") + "\n")
     studying.check(errors, prepared.study)
@@ -160,6 +161,13 @@ def _value(run: Path, final: Mapping[str, float], metric: str) -> float:
 def markdown(table: PaperTable, found: Found) -> str:
     """Return the table in Markdown, ours and below it the paper's, and the differences from the baseline."""
     return "\n".join([*_ours(table, found), *_differences(table, found)]) + "\n"
+
+
+def _versions(prepared: studying.Prepared, out: Path) -> str:
+    """Say where the runs had several versions of packages."""
+    files = [studying.folder(out, trial) / ENVIRONMENT for trial in prepared.study.trials]
+    mixed = versions([json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()])
+    return f"\nSeveral versions of packages, which may change numbers: {'; '.join(mixed)}.\n" if mixed else ""
 
 
 def _ours(table: PaperTable, found: Found) -> Iterator[str]:

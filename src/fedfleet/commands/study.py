@@ -258,7 +258,7 @@ def run_trial(config: Config, out: Path, data: Data, workers: Workers | None = N
     An interruption is raised.
     """
     try:
-        run_or_go_on(Experiment(config, data=data), out, workers=workers, replace=True)
+        run_or_go_on(Experiment(config, loaded=data), out, workers=workers, replace=True)
     except FedfleetError as e:
         return one_line(e)
     except Exception as e:

@@ -36,11 +36,16 @@ def load_data(config: Config) -> Data:
     p, name = config.population, C.named(config, "population.dataset")
     if name not in registry.FEDERATED:
         return registry.load(name, data_dir(p.data_dir), C.options(config, "population.dataset"))
+    check_undealt(config, name)
+    return registry.FEDERATED[name].load(C.options(config, "population.dataset"), p.clients, p.partition_seed)
+
+
+def check_undealt(config: Config, name: str) -> None:
+    """Refuse a partition of data that come in clients. Raises ConfigError."""
     if (kind := C.named(config, "population.partition")) != "iid":
         raise ConfigError(
             f"population.partition={kind!r}: the data set {name!r} comes in clients: leave it out, or at iid"
         )
-    return registry.FEDERATED[name].load(C.options(config, "population.dataset"), p.clients, p.partition_seed)
 
 
 def make_population(config: Config, data: Data) -> Population:
@@ -66,6 +71,7 @@ def check_grouped(what: str, clients: int) -> None:
 
 def _clients(config: Config, data: Data) -> Population:
     if isinstance(data, FederatedDataset):
+        check_undealt(config, data.name)
         return data.population
     p, examples = config.population, data.train
     clients = 100 if p.clients is None else p.clients

@@ -8,6 +8,7 @@ A configuration is YAML plus ``dotted.key=value`` overrides. Sections that name 
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -175,6 +176,9 @@ NAMED = {
     "selection": Named("kind", {k: v.options for k, v in SELECTIONS.items()}, "uniform"),
     "devices": Named("kind", {k: v.options for k, v in DEVICES.items()}, "alike"),
 }
+OWN = {"task": ("task",), "algorithm": ("algorithm",), "population.dataset": ("data", "population")}
+"""Named sections whose thing may be made in Python instead, and the arguments of ``fedfleet.run`` it is given as. The section of
+what ran then has the one key "own", and below it what ``experiments.provenance`` says of it."""
 
 
 def load(source: Path | str | Mapping[str, Any], overrides: list[str] | Mapping[str, Any] | None = None) -> Config:
@@ -196,14 +200,17 @@ def with_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
 
 
 def named(config: Config, section: str) -> str:
-    """Return the name in a named section."""
-    return _section(config, section)[NAMED[section].key]
+    """Return the name in a named section, or that of one's own."""
+    given = _section(config, section)
+    return given["own"]["name"] if "own" in given else given[NAMED[section].key]
 
 
 def options(config: Config, section: str) -> Any:
-    """Return the typed options of a named section of a checked configuration."""
+    """Return the typed options of a named section of a checked configuration; none for one's own."""
     key, kinds, _ = NAMED[section]
     given = _section(config, section)
+    if "own" in given:
+        return Options()
     return _validate(kinds[given[key]], {k: v for k, v in given.items() if k != key}, f"{section}.")
 
 
@@ -215,8 +222,50 @@ def complete(config: Config) -> dict[str, Any]:
         node = raw
         for name in parents:
             node = node[name]
-        node[last] = {key: named(config, section), **options(config, section).model_dump(mode="json")}
+        if "own" not in node[last]:
+            node[last] = {key: named(config, section), **options(config, section).model_dump(mode="json")}
     return raw
+
+
+def with_own(config: Config, section: str, description: Mapping[str, Any]) -> Config:
+    """Return a configuration that says of a section that its thing was made in Python, and what it is."""
+    given = {"own": dict(description)}
+    if section == "population.dataset":
+        return config.model_copy(update={"population": config.population.model_copy(update={"dataset": given})})
+    return config.model_copy(update={section: given})
+
+
+def without_own(raw: Mapping[str, Any], parts: Iterable[str]) -> dict[str, Any]:
+    """Return the mapping that a run has written without what was made in Python, if all of it is among the ``parts`` given anew.
+
+    Raises ConfigError.
+    """
+    found = json.loads(json.dumps(raw))
+    for section, given in OWN.items():
+        *parents, last = section.split(".")
+        node = found
+        for name in parents:
+            node = node.get(name, {})
+        if isinstance(node, dict) and "own" in (node.get(last) or {}) and any(part in parts for part in given):
+            del node[last]
+    return found
+
+
+def recorded(path: Path) -> dict[str, Any]:
+    """Return what a run has written, with the defaults of today that it lacks; what was made in Python stays as it is.
+
+    Raises ConfigError.
+    """
+    raw = read(path)
+    found = complete(load(without_own(raw, tuple(itertools.chain(*OWN.values())))))
+    for section in OWN:
+        *parents, last = section.split(".")
+        node, written = found, raw
+        for name in parents:
+            node, written = node[name], written.get(name) or {}
+        if "own" in (written.get(last) or {}):
+            node[last] = written[last]
+    return found
 
 
 def unknown(key: str, value: Any, known: Iterable[str]) -> str:
@@ -286,6 +335,12 @@ def _check_named(raw: dict[str, Any], section: str) -> None:
     given = node.setdefault(last, {})
     if not isinstance(given, dict):
         raise ConfigError(f"{section}={show(given)}: give a name, or a mapping with the key {key!r}")
+    if "own" in given:
+        made, part = given["own"], OWN.get(section, (section,))[0]
+        raise ConfigError(
+            f"{section}.own={show(made.get('name') if isinstance(made, dict) else made)}: made in Python, which no file brings "
+            f"back: give it to fedfleet.run as {part}=…, or go on with its run by fedfleet.resume(RUN, {part}=…)"
+        )
     name = given.get(key, default)
     if not isinstance(name, str) or name not in kinds:
         raise ConfigError(unknown(f"{section}.{key}", name, kinds))

@@ -86,7 +86,7 @@ def prepare(trial: Trial, loaded: dict[str, Data]) -> Experiment:
         which = data_key(trial.config)
         if which not in loaded:
             loaded[which] = load_data(trial.config)
-        return Experiment(trial.config, data=loaded[which])
+        return Experiment(trial.config, loaded=loaded[which])
 
 
 def distinct(plan: list[Trial]) -> list[Trial]:

@@ -27,7 +27,9 @@ from fedfleet.config.population import (
 )
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Dataset
+from fedfleet.experiments import own
 from fedfleet.experiments.gap import DomainLosses
+from fedfleet.experiments.provenance import describe
 from fedfleet.experiments.runfolder import load_model
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.arithmetic import rng
@@ -42,7 +44,7 @@ from fedfleet.simulator.block.faults import Faults
 from fedfleet.simulator.block.purity import Impure
 from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.driver.evaluation import client_phase, clients_by_domain, has_rows, summarised
-from fedfleet.simulator.driver.probe import probe
+from fedfleet.simulator.driver.probe import asked, probe
 from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.executors.base import Executor
@@ -56,7 +58,9 @@ from fedfleet.tasks.registry import TASKS
 class Prepared:
     """A configuration made ready to run: data loaded, everything checked, every ``auto`` resolved.
 
-    A task, an algorithm, a population or a data set of your own replaces the configured one. Raises ConfigError or DataError.
+    A task, an algorithm, a population or a data set of your own replaces the configured one, also in ``config``. A population
+    brings the examples to test on, as its ``test``, or takes those of ``data``. ``loaded`` is the configured data set, if it has
+    been read. Raises ConfigError or DataError.
     """
 
     def __init__(
@@ -67,27 +71,45 @@ class Prepared:
         algorithm: Algorithm | None = None,
         population: Population | None = None,
         data: Data | None = None,
+        loaded: Data | None = None,
     ):
-        given = {"task": task, "algorithm": algorithm, "population": population}
-        self.own = [name for name, part in given.items() if part is not None]
+        own.check(task, algorithm, population, data)
         resolve.check_early(config)
-        data = data or load_data(config)
+        self._train = None
+        if population is not None or data is not None:
+            self._train = data.train if isinstance(data, Dataset) else None
+            data = own.federated(population, data) if population is not None else data
+        self.own = {
+            name: describe(part)
+            for name, part in {"task": task, "algorithm": algorithm, "data": data}.items()
+            if part is not None
+        }
+        for section, (name, *_) in C.OWN.items():
+            if name in self.own:
+                config = C.with_own(config, section, self.own[name])
+        if data is None:
+            data = loaded or load_data(config)
+            self._train = data.train if isinstance(data, Dataset) else None
         self.task = task or _task(config, data)
         self.algorithm = algorithm or ALGORITHMS[C.named(config, "algorithm")].build(
             C.options(config, "algorithm"), self.task, config.cohort
         )
         resolve.check_pairing(config, self.algorithm, self.task)
-        self.population = population or make_population(config, data)
+        self.population = make_population(config, data)
+        if "data" in self.own:
+            own.check_data(config, data, self.population)
+        summary, num_examples = self.population.summary(), self.population.num_examples
+        domains = Grouped(self.population.size, summary.domains, self.population.domains, num_examples)
+        self.problem = Problem(self.population.size, summary.mean_examples, num_examples, domains)
+        self.z = self.task.init(config.seed)
+        if algorithm is not None:
+            config = self._asked(config)
         config = check_clients(config, self.population, asynchronous=self.algorithm.asynchronous)
-        summary = self.population.summary()
         if algorithm is None:
             resolve.check_local(config, summary.max_examples)
-        size, num_examples = self.population.size, self.population.num_examples
-        domains = Grouped(size, summary.domains, self.population.domains, num_examples)
-        self.problem = Problem(size, summary.mean_examples, num_examples, domains)
-        as_data_say = C.named(config, "domains") == "given" and population is None
+        size = self.population.size
+        as_data_say = C.named(config, "domains") == "given"
         self.domain_names: tuple[str, ...] = getattr(data, "domains", ()) if as_data_say else ()
-        self.z = self.task.init(config.seed)
         if config.warm_start is not None:
             self.z = load_model(Path(config.warm_start), self.z)
         resolve.check_gap(config, self.algorithm)
@@ -96,7 +118,6 @@ class Prepared:
             check_grouped(f"algorithm={C.named(config, 'algorithm')!r}", size)
             resolve.check_domains(config, data.test, summary.domains)
         self.algorithm.init(self.z, rng.key(config.seed), self.problem)  # what cannot be is said before the work
-        self._train = data.train if isinstance(data, Dataset) else None
         if self._train is None and hasattr(self.task, "prepare"):
             raise ConfigError(
                 f"population.dataset={C.named(config, 'population.dataset')!r}: task.name={C.named(config, 'task')!r} needs the "
@@ -110,6 +131,18 @@ class Prepared:
         self.selection = selection(self.config)
         self.costs = timing.costs(self.config, self.algorithm, self.z, lambda: self.notes)
         timing.check_deadline(self.config, self.federation, self.algorithm, self.population, self.costs)
+
+    def _asked(self, config: Config) -> Config:
+        """Return the configuration with the cohort that one's own algorithm invites. Raises ConfigError where it says another."""
+        wanted, size = config.cohort.invite, asked(self.algorithm, self.z, self.problem, config.seed)
+        if self.algorithm.asynchronous or size in (None, wanted):
+            return config
+        if "invite" in config.cohort.model_fields_set:
+            raise ConfigError(
+                f"cohort.invite={wanted}: the algorithm {C.named(config, 'algorithm')} invites {size} clients: set "
+                f"cohort.invite={size}, leave it out, or make the algorithm so that it invites {wanted}"
+            )
+        return config.model_copy(update={"cohort": config.cohort.model_copy(update={"invite": size})})
 
     @property
     def label(self) -> str:

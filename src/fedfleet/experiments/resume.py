@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from fedfleet.config.reading import override, show
-from fedfleet.config.schema import Config, complete, load
+from fedfleet.config.reading import override, read, show
+from fedfleet.config.schema import Config, complete, load, recorded, without_own
 from fedfleet.experiments.checkpoint import newest
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
@@ -30,7 +30,10 @@ MAY_CHANGE = (*WHERE, "rounds", *STOPS, "label", "population.data_dir")
 
 
 def resume(
-    folder: Path, overrides: list[str] | Mapping[str, Any] | None = None, progress: Progress | None = None, **own: Any
+    folder: str | Path,
+    overrides: list[str] | Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    **own: Any,
 ) -> Run:
     """Go on with the run in ``folder`` from its last checkpoint, and return it finished.
 
@@ -40,13 +43,14 @@ def resume(
         folder: the run folder.
         overrides: ``dotted.key=value`` strings or a mapping, of keys in ``MAY_CHANGE`` only.
         progress: where to say how far it is.
-        own: the task, algorithm or population in Python that the run began with, if any.
+        own: the task, algorithm, population or data in Python that the run began with, if any.
 
     Raises ConfigError where there is nothing to go on from, FedfleetError for a run that failed.
 
     """
     progress = progress or Progress.silent()
-    config = changed(folder / "config.yaml", overrides)
+    folder = Path(folder)
+    config = changed(folder / "config.yaml", overrides, own)
     found, faults = newest(folder / CHECKPOINTS)
     none_yet = found is None and not faults and not (folder / "rounds.parquet").exists()
     if none_yet and (folder / CHECKPOINTS).is_dir():  # it is a run folder indeed
@@ -75,8 +79,7 @@ def run_or_go_on(
     found = newest(out / CHECKPOINTS)[0]
     if found is not None:
         path = out / "config.yaml"
-        # Read as a configuration, for an older fedfleet wrote fewer defaults.
-        before = complete(load(path)) if path.exists() else {}
+        before = recorded(path) if path.exists() else {}
         same = without(before, MAY_CHANGE) == without(complete(x.config), MAY_CHANGE)
         if same and found.rounds <= x.config.rounds:
             return x.resume(out, progress, workers)
@@ -98,11 +101,11 @@ def at_its_end(folder: Path, config: Config) -> dict[str, Any] | None:
     """Return the summary of a run that has nothing left to do under this configuration."""
     summary = summary_of(folder)
     try:
-        before = load(folder / "config.yaml")
+        before = recorded(folder / "config.yaml")
     except ConfigError:
         return None
     finished = summary.get("status") == "finished" and summary.get("rounds", 0) >= config.rounds
-    same = all(getattr(before, key) == getattr(config, key) for key in ("rounds", *STOPS))
+    same = all(before.get(key) == getattr(config, key) for key in ("rounds", *STOPS))
     return summary if finished or (summary.get("status") == "stopped" and same) else None
 
 
@@ -113,8 +116,13 @@ def _ended(summary: Mapping[str, Any], config: Config) -> str:
     return f"stopped after {summary['rounds']} rounds by {' or '.join(why)}: give another to go on"
 
 
-def changed(path: Path, overrides: list[str] | Mapping[str, Any] | None) -> Config:
-    """Return the configuration of a run, or of several, with what is to be changed. Raises ConfigError."""
+def changed(
+    path: Path, overrides: list[str] | Mapping[str, Any] | None, own: Mapping[str, Any] | None = None
+) -> Config:
+    """Return the configuration of a run, or of several, with what is to be changed; ``own`` are parts given in Python.
+
+    Raises ConfigError.
+    """
     if not path.exists():
         raise ConfigError(f"{path.parent}: no {path.name} there: give the folder of a run")
     if isinstance(overrides, Mapping):
@@ -127,4 +135,4 @@ def changed(path: Path, overrides: list[str] | Mapping[str, Any] | None) -> Conf
                 f"{key}={show(value)}: a run goes on as it began: start a new one (with --warm-start, if from this model); what "
                 f"may change: {', '.join(MAY_CHANGE)}"
             )
-    return load(path, given)
+    return load(without_own(read(path), [name for name, part in (own or {}).items() if part is not None]), given)

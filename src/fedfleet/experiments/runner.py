@@ -304,6 +304,7 @@ class Runner:
             "error": error,
             "diverged": self.diverged,
             "label": self.x.label,
+            "own": self.x.own,
             "scorer": self.scorer,
             "domains": list(self.x.domain_names),
             "rounds": len(rounds),

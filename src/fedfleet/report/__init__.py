@@ -23,7 +23,8 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 
     Args:
         runs: run folders, or comparison folders, which stand for the run folders up to three levels below them.
-            Runs of one label (`summary.json`'s, else the algorithm's name) are one line with a band over seeds.
+            Runs of one label (`summary.json`'s, else the algorithm's name) are one line with a band over seeds; those that
+            differ in what ran, or in how, are lines of their own.
         out: the folder to write to, made if missing; it may be a run folder.
 
     Returns:
@@ -32,16 +33,14 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     Raises:
         ValueError: no runs given, a folder that is or holds no run, or a run folder with an unreadable file.
     """
-    from fedfleet.report import figures, page, tables  # here, for matplotlib takes most of a second to import
+    from fedfleet.report import figures, groups, page, tables  # here, for matplotlib takes most of a second to import
 
     folders = list(dict.fromkeys(run.resolve() for path in runs for run in _expand(Path(path))))
     if not folders:
         raise ValueError("no run to report on: give at least one run folder, such as runs/my-run")
-    groups: dict[str, list[tables.Run]] = {}
-    for run in map(tables.read, folders):
-        groups.setdefault(run.label, []).append(run)
-    drawn = figures.draw(groups)
-    html = page.render(groups, drawn)
+    found = groups.grouped([tables.read(folder) for folder in folders])
+    drawn = figures.draw(found)
+    html = page.render(found, drawn)
     return page.write(Path(out), html, drawn)
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from fedfleet.report.groups import versions
 from fedfleet.report.tables import Run, at_equal_floats, heard_counts
 
 WORST_FIRST = ("failed", "interrupted", "stopped", "unknown", "finished")
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-COMPARED = ("rounds", "population", "task", "algorithm", "cohort", "availability")  # what seeds of a label should share
 MISSING = "–"
 FIGURES = "figures"
 
@@ -235,12 +235,11 @@ def _phases(run: Run) -> dict[str, Any] | None:
 def _notes(label: str, runs: Sequence[Run]) -> list[str]:
     """Warnings that the runs of a label may not be seeds of one experiment."""
     notes = []
-    differing = [part for part in COMPARED if len({repr(run.config.get(part)) for run in runs}) > 1]
-    if differing:
+    if mixed := versions([run.environment for run in runs]):
         notes.append(
-            f"The runs of “{label}” differ in {joined(differing)}, not only in their seed: better use several labels."
+            f"The runs of “{label}” had several versions of packages, which may change numbers: {'; '.join(mixed)}."
         )
-    elif len(seeds := [run.seed for run in runs if run.seed is not None]) > len({repr(seed) for seed in seeds}):
+    if len(seeds := [run.seed for run in runs if run.seed is not None]) > len({repr(seed) for seed in seeds}):
         notes.append(f"Some runs of “{label}” have the same seed: their spread understates the spread over seeds.")
     return notes
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedfleet.report.groups import versions
 from fedfleet.report.page import MISSING, fill, joined, mean_sd, number, quantity, share, write
 from fedfleet.report.study_tables import DONE, Frame, Tables, interval, paired
 
@@ -71,6 +72,8 @@ def never(tables: Tables) -> list[tuple[str, int, int]]:
 
 
 def _notes(tables: Tables) -> Iterator[str]:
+    if mixed := versions([run.environment for run in tables.runs if run is not None]):
+        yield f"The trials had several versions of packages, which may change numbers: {'; '.join(mixed)}."
     missed = never(tables)
     whole = [name for name, short, seeds in missed if short == seeds]
     some = [f"{name} ({short} of {seeds} seeds)" for name, short, seeds in missed if short < seeds]

@@ -70,8 +70,11 @@ class Run:
 
     def get(self, section: str, key: str) -> Any:
         """`config[section][key]`, the name where that is a thing with options, or None where either is missing."""
-        value = _mapping(self.config.get(section)).get(key)
-        return value.get("name") if isinstance(value, dict) else value
+        here = _mapping(self.config.get(section))
+        value = here.get(key, here.get("own"))  # made in Python
+        while isinstance(value, dict):
+            value = value.get("own", value.get("name"))
+        return value
 
     def section(self, key: str) -> dict[str, Any]:
         """A section of `summary.json`: "initial", "final" or "best", by `eval/<metric>`; empty if it is missing."""
@@ -240,7 +243,7 @@ def read(path: Path) -> Run:
         ) from error
     summary = _json(path / "summary.json")
     algorithm = config.get("algorithm")
-    named = algorithm.get("name") if isinstance(algorithm, dict) else None
+    named = _mapping(algorithm).get("name") or _mapping(_mapping(algorithm).get("own")).get("name")
     return Run(
         path=path,
         label=" ".join(str(summary.get("label") or named or path.name).split()),

@@ -14,6 +14,7 @@ import torch
 
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config import schema as config
+from fedfleet.config.population import load_data
 from fedfleet.experiments import campaign
 from fedfleet.experiments.experiment import Experiment, Run
 from fedfleet.experiments.progress import Progress
@@ -45,7 +46,7 @@ def run(out: Path, given: dict[str, Any], fault: str | None, bad: tuple[int, ...
         y[mine] = 99
     elif fault == "nan":
         x[mine] = torch.nan
-    return Experiment(chosen, population=replace(population, data={"x": x, "y": y})).run(out)
+    return Experiment(chosen, population=replace(population, data={"x": x, "y": y}), data=load_data(chosen)).run(out)
 
 
 def events(done: Run) -> list[dict[str, Any]]:
@@ -120,9 +121,8 @@ def test_a_client_that_hangs_is_dropped(tmp_path):
     x.task.objectives["train"] = replace(honest, loss=loss)
     algorithm = ALGORITHMS["scaffold"].build(config.options(x.config, "algorithm"), x.task, x.config.cohort)
     data = {**population.data, "y": y}
-    done = Experiment(x.config, task=x.task, algorithm=algorithm, population=replace(population, data=data)).run(
-        tmp_path / "run"
-    )
+    mine = {"task": x.task, "algorithm": algorithm, "population": replace(population, data=data)}
+    done = Experiment(x.config, **mine, data=load_data(x.config)).run(tmp_path / "run")
     (dropped,) = [e for e in events(done) if e["event"] == "client_dropped"]
     assert (dropped["client"], dropped["why"]) == (2, "not done after 3 s")
     assert done.summary["bit_exact"] is False

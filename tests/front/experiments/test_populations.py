@@ -228,6 +228,11 @@ class Own:
         rows = padded_rows(torch.zeros_like(ids), ids + 1) * 0
         return LocalData(data, rows, ids + 1, torch.zeros_like(ids))
 
+    test = Examples(torch.ones(7, 5), torch.zeros(7, dtype=torch.int64), 10)
+
+    def sample(self, size: int) -> Examples:
+        return Examples(torch.zeros(size, 5), torch.zeros(size, dtype=torch.int64), 10)
+
     def to(self, device: torch.device) -> Own:
         return self
 
@@ -235,6 +240,7 @@ class Own:
 def test_clients_of_ones_own(tmp_path):
     overrides = {"cohort.invite": 4, "population.clients": None, "algorithm.batch_size": 3}
     run = fedfleet.run(SMALL, overrides, population=Own(), out=tmp_path / "run")
+    assert "eval/train_accuracy" in run.rounds
     assert yaml.safe_load((run.folder / "config.yaml").read_text())["population"]["clients"] == 9
     with pytest.raises(fedfleet.ConfigError, match=r"cohort\.invite=10: there are only population\.clients=9"):
         fedfleet.run(SMALL, {**overrides, "cohort.invite": 10}, population=Own(), out=tmp_path / "more")

@@ -210,7 +210,9 @@ def test_parts_in_python_are_asked_for(tmp_path):
         .run(tmp_path / "run")
         .folder
     )
-    with pytest.raises(ConfigError, match="the run had a task of its own, made in Python"):
+    with pytest.raises(
+        ConfigError, match=r"task\.own='Classification': made in Python.*fedfleet\.resume\(RUN, task=…\)"
+    ):
         fedfleet.resume(out, ["rounds=3"])
     assert fedfleet.resume(out, ["rounds=3"], task=x.task).summary["rounds"] == 3
 

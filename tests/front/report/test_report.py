@@ -13,6 +13,7 @@ import pytest
 
 from fedfleet.report import write_report
 from fedfleet.report.canvas import PALETTE, look, plain
+from fedfleet.report.groups import grouped
 from fedfleet.report.tables import at_equal_floats, read
 from tests.front.report.report_runs import PNG, Page, comparison, figures, make_run, rounds_table
 
@@ -92,13 +93,53 @@ def test_equal_floats_leaves_out_runs_that_sent_nothing(tmp_path: Path) -> None:
     assert at_equal_floats([[silent]], "accuracy") is None
 
 
-def test_label_falls_back_to_the_algorithm_and_warns_of_a_mixture(tmp_path: Path) -> None:
+def test_label_falls_back_to_the_algorithm_and_what_differs_is_a_line_of_its_own(tmp_path: Path) -> None:
     for name, step in (("small", 0.1), ("large", 1.0)):
         config = {"seed": 3, "algorithm": {"name": "fedavg", "eta": step}}
         make_run(tmp_path / "runs" / name, config=config, summary={"status": "finished"})
     text = Page(write_report([tmp_path / "runs"], tmp_path / "out")).text
+    assert "2 runs under 2 labels" in text
+    assert "fedavg (algorithm.eta=0.1)" in text
+    assert "fedavg (algorithm.eta=1.0)" in text
+
+
+def test_what_was_made_in_python_is_told_apart_by_name_source_and_options(tmp_path: Path) -> None:
+    own = {"name": "mine", "module": "lab", "source": "a" * 64, "options": {"lr": 0.1}}
+    kinds = {
+        "one": own,
+        "again": own,
+        "rate": {**own, "options": {"lr": 1.0}},
+        "code": {**own, "source": "b" * 64, "options": {"lr": 0.1}},
+    }
+    for seed, (folder, kind) in enumerate(kinds.items()):
+        make_run(
+            tmp_path / "runs" / folder,
+            config={"seed": seed, "algorithm": {"own": kind}},
+            summary={"status": "finished"},
+        )
+    found = grouped([read(path) for path in sorted((tmp_path / "runs").iterdir())])
+    assert {name: len(runs) for name, runs in found.items()} == {
+        "mine (algorithm.lr=0.1, source aaaaaaaa)": 2,
+        "mine (algorithm.lr=0.1, source bbbbbbbb)": 1,
+        "mine (algorithm.lr=1.0, source aaaaaaaa)": 1,
+    }
+    text = Page(write_report([tmp_path / "runs"], tmp_path / "out")).text
+    assert "4 runs under 3 labels" in text
+
+
+def test_where_and_how_long_a_run_was_computed_tells_nothing_apart(tmp_path: Path) -> None:
+    for seed, actors in ((0, 1), (1, 2)):
+        config = {
+            "seed": seed,
+            "algorithm": {"name": "fedavg"},
+            "executor": {"actors": actors},
+            "checkpoint": {"keep": actors},
+        }
+        environment = {"packages": {"fedfleet": f"0.{seed}", "torch": "2"}}
+        make_run(tmp_path / "runs" / str(seed), config=config, environment=environment)
+    text = Page(write_report([tmp_path / "runs"], tmp_path / "out")).text
     assert "2 runs under 1 label" in text
-    assert "The runs of “fedavg” differ in algorithm" in text
+    assert "“fedavg” had several versions of packages, which may change numbers: fedfleet 0.0, 0.1." in text
 
 
 def test_same_seed_twice_is_noted_and_the_same_folder_twice_is_one(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedfleet.config import schema as config
+from fedfleet.config.population import load_data
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Mean, Store
@@ -66,7 +67,7 @@ def test_a_run_says_that_it_depended_on_the_machine(tmp_path, most):
         }
     )
     plain = Experiment(given)
-    x = Experiment(given, population=Tight(plain.population, most))
+    x = Experiment(given, population=Tight(plain.population, most), data=load_data(given))
     run = x.run(tmp_path / "run")
     assert run.summary["bit_exact"] is (most == 100)
     log = tmp_path / "run" / "events.jsonl"

@@ -1,0 +1,77 @@
+"""Which runs are one line of a report: those of a label that differ in their seed, and in where they were computed, alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedfleet.report.tables import Run
+
+APART = ("seed", "seeds", "label", "executor", "checkpoint", "max_seconds", "schema_version", "compare", "vary")
+"""Sections of a configuration in which the runs of a line may differ."""
+NAMED = 3  # differences that are spelt out
+SHORT = 8  # digits of a digest
+VALUE = 24  # characters of a value
+
+
+def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs by label; where those of one label are not the same but for the seed, by label and what tells them apart."""
+    by_label: dict[str, list[Run]] = {}
+    for run in runs:
+        by_label.setdefault(run.label, []).append(run)
+    found: dict[str, list[Run]] = {}
+    for label, several in by_label.items():
+        kinds: dict[str, list[Run]] = {}
+        for run in several:
+            kinds.setdefault(json.dumps(_identity(run), sort_keys=True, default=str), []).append(run)
+        for name, group in zip(_names(label, [group[0] for group in kinds.values()]), kinds.values(), strict=True):
+            number, free = 1, name
+            while free in found:
+                number += 1
+                free = f"{name} #{number}"
+            found[free] = [replace(run, label=free) for run in group]
+    return found
+
+
+def _identity(run: Run) -> dict[str, Any]:
+    """What a run did: its configuration, that of what was made in Python included, by dotted key."""
+    config = {k: v for k, v in run.config.items() if k not in APART}
+    return {k: v for k, v in _leaves(config) if k != "population.data_dir"}
+
+
+def _leaves(node: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{at}{key}.")
+        else:
+            yield f"{at}{key}", value
+
+
+def _names(label: str, kinds: Sequence[Run]) -> list[str]:
+    """A name for each kind of run of a label: the label, and how it differs from the others."""
+    if len(kinds) == 1:
+        return [label]
+    all_of = [_identity(run) for run in kinds]
+    keys = [k for k in {k: None for one in all_of for k in one} if len({repr(one.get(k)) for one in all_of}) > 1]
+    keys.sort(key=lambda k: ("own" not in k.split("."), k.endswith(".module")))  # what was made in Python first
+    more = ", …" if len(keys) > NAMED else ""
+    return [f"{label} ({', '.join(_told(k, one.get(k)) for k in keys[:NAMED])}{more})" for one in all_of]
+
+
+def _told(key: str, value: Any) -> str:
+    if key.endswith(".own.source"):
+        return f"source {str(value)[:SHORT]}"
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    short = text if len(text) <= VALUE else f"{text[: VALUE - 1]}…"
+    return f"{key.replace('.own.options.', '.').replace('.own.', '.')}={short}"
+
+
+def versions(environments: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Packages of which the runs had several versions, as "fedfleet 0.1, 0.2"; those of fedfleet first."""
+    found: dict[str, dict[str, None]] = {}
+    for environment in environments:
+        for name, version in (environment.get("packages") or {}).items():
+            found.setdefault(name, {})[str(version)] = None
+    return [f"{name} {', '.join(several)}" for name, several in found.items() if len(several) > 1]

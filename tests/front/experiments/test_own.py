@@ -1,0 +1,297 @@
+"""Parts made in Python: what is recorded of them, what they are refused for, and that no other may go on with their run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pytest
+import torch
+import yaml
+
+import fedfleet
+from fedfleet.algorithms.local import local_training
+from fedfleet.config.population import load_data
+from fedfleet.experiments.provenance import describe, differences
+from fedfleet.report.groups import grouped
+from fedfleet.report.tables import read
+from fedfleet.simulator.author import Algorithm, BatchPlan, Mean, Message, Phase, View
+from fedfleet.simulator.population import InMemoryPopulation
+from fedfleet.tasks.classification import Classification
+from fedfleet.tasks.options import DataShape, ModelOptions
+
+CONFIG = {
+    "rounds": 1,
+    "population": {"clients": 20},
+    "task": {"model": "logistic"},
+    "executor": {"kind": "local", "inner": "batched"},
+    "evaluation": {"every": 1},
+}
+TEMPERATURE = 1.0
+
+
+def heated(lr):
+    return lr * TEMPERATURE
+
+
+def mine(lr=0.1, size=4, name=None):
+    phase = Phase(name="train", work=local_training(BatchPlan(size=5, steps=2)), reduce={"z": Mean()})
+
+    def round_(z, rnd):
+        shared = Message(send={"z": z}, config={"lr": {"x": heated(lr)}})
+        return rnd.map_reduce(phase, shared=shared, cohort=rnd.invite(size))["z"], {}
+
+    return Algorithm(lambda z, key, problem: z, round_, (phase,), {"global": View(lambda z: z)}, name=name)
+
+
+def other(lr=0.1, size=4):
+    made = mine(lr, size)
+    return made._replace(init=lambda z, key, problem: {"x": dict(z["x"])}, name="mine")
+
+
+def test_a_description_holds_name_module_source_and_options():
+    found = describe(mine(0.3))
+    assert (found["name"], found["module"]) == ("mine", __name__)
+    assert (found["options"]["lr"], found["options"]["size"], found["options"]["TEMPERATURE"]) == (0.3, 4, 1.0)
+    assert len(found["source"]) == 64
+    assert describe(mine(name="called"))["name"] == "called"
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_other_code_and_other_options_are_told_apart(monkeypatch):
+    base = describe(mine())
+    assert describe(mine()) == base
+    assert differences(base, describe(mine(1.0))) == ("lr=0.1", "lr=1.0")
+    assert describe(other())["source"] != base["source"]
+    assert describe(other())["options"] == base["options"]
+    monkeypatch.setattr(sys.modules[__name__], "TEMPERATURE", 2.0)
+    assert differences(base, describe(mine())) == ("TEMPERATURE=1.0", "TEMPERATURE=2.0")
+    monkeypatch.undo()
+    monkeypatch.setattr(sys.modules[__name__], "heated", lambda lr: lr)  # a helper that is only named
+    assert describe(mine())["source"] != base["source"]
+
+
+@dataclass(frozen=True)
+class Rate:
+    lr: float
+    schedule: object = None
+
+    def __call__(self, z, rnd):
+        return z, {}
+
+
+def step(z, rnd, scale=1.0):
+    return z, {"scale": scale}
+
+
+def test_partials_callables_and_nested_functions_are_followed():
+    def of(round_):
+        return describe(Algorithm(lambda z, key, problem: z, round_, (), {}))
+
+    assert of(partial(step, scale=2.0))["options"]["scale"] == 2.0
+    assert of(partial(step, scale=2.0))["name"] == "step"
+    assert of(Rate(0.1))["options"] != of(Rate(0.2))["options"]
+    assert of(Rate(0.1))["name"] == "Rate"
+    assert of(Rate(0.1, lambda t: t))["source"] != of(Rate(0.1, lambda t: t + 1))["source"]
+
+    def with_mask(mask):
+        return of(lambda z, rnd: (z, {"m": mask}))
+
+    assert with_mask(torch.ones(2)) == with_mask(torch.ones(2))
+    assert with_mask(torch.ones(2))["options"] != with_mask(torch.zeros(2))["options"]
+
+
+def test_fedfleets_own_classes_have_no_source_but_options():
+    found = describe(Classification(ModelOptions(hidden=(3,)), DataShape((1, 8, 8), 10)))
+    assert (found["name"], found["source"]) == ("Classification", None)
+    assert found["options"]["_options"] == {"model": "mlp", "hidden": [3]}
+
+
+SCRIPT = """
+from fedfleet.experiments.provenance import describe
+from fedfleet.simulator.author import Algorithm
+import json, torch
+{comment}
+KINDS = frozenset({{"a", "b", "c", "dd"}})
+
+def made(lr):
+    def helper(x):
+        return x in {{"one", "two", "three"}} or (lambda: x)
+    def round_(z, rnd):
+        return helper(z), {{"lr": lr, "unknown": object, "k": KINDS}}
+    return Algorithm(lambda z, key, problem: z, round_, (), {{}}, saddle=lambda s, p: (s, torch.ones(3)))
+
+{call}
+"""
+
+
+def test_a_description_is_the_same_in_every_process_with_or_without_a_file(tmp_path):
+    call = "print(json.dumps(describe(made(0.5))))"
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT.format(comment="# said later", call=f"print(end='')\n{call}"))
+    text = SCRIPT.format(comment="", call=call)
+    ways = [[str(file)], ["-c", text]]
+    said = []
+    for way, seed in zip(ways, "12", strict=True):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        ended = subprocess.run([sys.executable, *way], env=environment, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        said.append(ended.stdout)
+    assert said[0] == said[1]
+    assert json.loads(said[0])["options"] == {"phases": [], "views": {}, "lr": 0.5, "KINDS": ["a", "b", "c", "dd"]}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A run of an algorithm, a task and data of one's own."""
+    data = load_data(fedfleet.load(CONFIG))
+    parts = {
+        "algorithm": mine(),
+        "task": Classification(ModelOptions(model="logistic"), DataShape((1, 8, 8), 10)),
+        "data": replace(data, name="my digits"),
+    }
+    return fedfleet.run(CONFIG, out=tmp_path_factory.mktemp("own") / "run", **parts), parts
+
+
+def test_config_and_summary_say_what_ran_and_nothing_that_did_not(done):
+    run, parts = done
+    written = yaml.safe_load((run.folder / "config.yaml").read_text())
+    assert written["algorithm"] == {"own": describe(parts["algorithm"])}
+    assert written["task"] == {"own": describe(parts["task"])}
+    assert written["population"]["dataset"] == {"own": describe(parts["data"])}
+    assert written["cohort"]["invite"] == 4
+    assert run.summary["label"] == "mine"
+    assert run.summary["own"] == {part: describe(given) for part, given in parts.items()}
+    report = fedfleet.write_report([run.folder], run.folder).read_text()
+    assert describe(parts["algorithm"])["source"] in report
+    assert "mine · Classification · my digits" in report
+
+
+def test_a_report_pools_no_two_things(done, tmp_path):
+    run, parts = done
+    others = {"own rate": {"algorithm": mine(1.0)}, "fedavg": {"algorithm": None}}
+    for seed, (name, given) in enumerate(others.items(), 1):
+        fedfleet.run(CONFIG, {"label": "mine", "seed": seed}, out=tmp_path / name, **{**parts, **given})
+    fedfleet.run(CONFIG, {"seed": 9}, out=tmp_path / "seed", **parts)
+    found = grouped([read(p) for p in (run.folder, *sorted(tmp_path.iterdir()))])
+    assert sorted(map(len, found.values())) == [1, 1, 2]
+    assert len({name.partition(" (")[0] for name in found}) == 1
+
+
+@pytest.mark.parametrize("verb", ["run", "plan", "resume"])
+def test_the_command_line_says_that_it_cannot(done, command, tmp_path, verb):
+    run, _ = done
+    target = run.folder if verb == "resume" else run.folder / "config.yaml"
+    status, _, error = command(verb, target, *(["rounds=2"] if verb == "resume" else []))
+    assert (status, error.count("\n")) == (2, 1), error
+    assert ".own='" in error
+    assert "made in Python" in error
+    assert "fedfleet.resume(RUN, " in error
+
+
+def test_resuming_takes_the_same_and_refuses_what_differs(done, tmp_path):
+    run, parts = done
+    folder = shutil.copytree(run.folder, tmp_path / "run")
+    for given, says in (
+        ({"algorithm": mine(1.0)}, r"began with algorithm mine \(lr=0.1\), and this one is mine \(lr=1.0\)"),
+        ({"algorithm": other()}, r"began with algorithm mine \(source [0-9a-f]{8}\), and this one is mine \(source"),
+        ({"task": Classification(ModelOptions(model="logistic", hidden=(5,)), DataShape((1, 8, 8), 10))}, "with task"),
+    ):
+        with pytest.raises(fedfleet.ConfigError, match=says) as e:
+            fedfleet.resume(str(folder), {"rounds": 2}, **{**parts, **given})
+        assert "\n" not in str(e.value)
+    assert fedfleet.resume(str(folder), {"rounds": 2}, **parts).summary["rounds"] == 2
+    whole = fedfleet.run(CONFIG, {"rounds": 2}, out=tmp_path / "whole", **parts)
+    assert (folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+    assert fedfleet.resume(folder, {"rounds": 2}, **parts).summary["rounds"] == 2  # at its end
+
+
+def test_a_cohort_that_is_not_asked_for_is_refused(tmp_path):
+    with pytest.raises(
+        fedfleet.ConfigError, match=r"cohort\.invite=7: the algorithm mine invites 4 clients: set cohort\.invite=4"
+    ):
+        fedfleet.run(CONFIG, {"cohort.invite": 7}, algorithm=mine(), out=tmp_path / "run")
+    assert fedfleet.Experiment(fedfleet.load(CONFIG, {"cohort.invite": 4}), algorithm=mine()).config.cohort.invite == 4
+
+
+@pytest.mark.parametrize(
+    ("part", "given", "says"),
+    [
+        ("algorithm", "fedprox", "algorithm='fedprox'.*fedfleet.simulator.author.Algorithm.*algorithm=fedprox"),
+        ("algorithm", mine, "algorithm=a function: it cannot be one"),
+        ("task", "auc", "task='auc'.*task=auc"),
+        ("task", Classification, "task=a type"),
+        ("population", 30, "population=30: .*Population"),
+        ("population", "digits", "population='digits'.*population.dataset=digits"),
+        ("data", {"x": 1}, "data=.*fedfleet.Dataset"),
+        ("data", "mnist", "data='mnist'.*population.dataset=mnist"),
+    ],
+)
+def test_what_is_no_part_is_refused_in_one_line(tmp_path, part, given, says):
+    with pytest.raises(fedfleet.ConfigError, match=says) as e:
+        fedfleet.run(CONFIG, out=tmp_path / "run", **{part: given})
+    assert "\n" not in str(e.value)
+    assert not (tmp_path / "run").exists()
+
+
+def clients(domains=3, features=5):
+    """Twelve clients of ten examples, of so many domains."""
+    x = torch.randn(120, features, generator=torch.Generator().manual_seed(1))
+    data = {"x": x, "y": (x[:, 0] > 0).long()}
+    return InMemoryPopulation(data, torch.arange(120), torch.arange(13) * 10, torch.arange(12) % domains)
+
+
+def examples(domains=3, features=5):
+    x = torch.randn(30, features, generator=torch.Generator().manual_seed(2))
+    return fedfleet.Examples(x, (x[:, 0] > 0).long(), 2, torch.arange(30) % domains)
+
+
+def test_clients_of_ones_own_bring_their_test_examples(tmp_path):
+    population = clients()
+    with pytest.raises(
+        fedfleet.ConfigError, match=r"population=InMemoryPopulation: it comes without test examples.*data="
+    ):
+        fedfleet.run(CONFIG, {"population.clients": None}, population=population, out=tmp_path / "run")
+    data = fedfleet.FederatedDataset("mine", population, examples(), examples().sample)
+    overrides = {"population.clients": None, "algorithm.batch_size": 5, "evaluation.train_examples": 7}
+    run = fedfleet.run(CONFIG, {**overrides, "algorithm.name": "afl"}, data=data, out=tmp_path / "run")
+    domains = run.table("domains")
+    assert len(domains) == 3
+    assert domains.notna().all(axis=None)
+    assert yaml.safe_load((run.folder / "config.yaml").read_text())["population"]["dataset"]["own"]["name"] == "mine"
+    beside = fedfleet.run(
+        CONFIG, {**overrides, "algorithm.name": "afl"}, population=population, data=data, out=tmp_path / "b"
+    )
+    assert (beside.folder / "model.safetensors").read_bytes() == (run.folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("test", "says"),
+    [
+        (examples(2), "clients are of 3 domains, test examples of 2"),
+        (examples(4), "clients are of 3 domains, test examples of 4"),
+        (examples(features=6), r"of shape \(5,\), those to test on of \(6,\)"),
+    ],
+)
+def test_test_examples_of_another_kind_are_refused(tmp_path, test, says):
+    data = fedfleet.FederatedDataset("mine", clients(), test, test.sample)
+    with pytest.raises(fedfleet.ConfigError, match=says):
+        fedfleet.run(CONFIG, {"population.clients": None, "algorithm.batch_size": 5}, data=data, out=tmp_path / "run")
+
+
+def test_a_partition_of_clients_is_refused_and_training_examples_that_are_not_there(tmp_path):
+    population = clients()
+    object.__setattr__(population, "test", examples())
+    given = {"population.clients": None, "algorithm.batch_size": 5}
+    for more, says in (
+        ({"population.partition": "shards"}, r"population\.partition='shards'.*comes in clients"),
+        ({"evaluation.train_examples": 5}, r"evaluation\.train_examples=5: the population InMemoryPopulation.*sample"),
+    ):
+        with pytest.raises(fedfleet.ConfigError, match=says):
+            fedfleet.run(CONFIG, {**given, **more}, population=population, out=tmp_path / "no")
+    assert fedfleet.run(CONFIG, given, population=population, out=tmp_path / "run").summary["status"] == "finished"

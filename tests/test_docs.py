@@ -1,0 +1,167 @@
+"""What the documentation shows works: its Python runs, its commands are accepted, the files it names are there."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import typer
+import yaml
+
+import fedfleet
+from fedfleet.commands import cli, paper
+from fedfleet.config.schema import load
+from fedfleet.experiments import campaign
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/**/*.md")]
+)
+PLACEHOLDERS = {
+    "CONFIG": "configs/quickstart.yaml",
+    "DIR": "runs/study",
+    "executor.address=auto": "executor.kind=local",
+}
+PLACEHOLDERS |= {"executor.actors=64": "executor.actors=1"}
+"""What a command of the documentation leaves to its reader, or to another machine."""
+MADE = r"runs/|\.json$|/x\.(py|yaml)$"
+"""Files that commands or readers write."""
+QUICK = {"rounds": 2, "population.clients": 20, "cohort.invite": 4, "executor.kind": "local", "until": None}
+
+
+class Block(NamedTuple):
+    """A fenced block."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks() -> Iterator[Block]:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for found in re.finditer(r"^```(\w*)\n(.*?)^```", text, re.M | re.S):
+            yield Block(page, text.count("\n", 0, found.start()) + 1, found[1], found[2])
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Every line of a block that calls fedfleet or a module, without its comment."""
+    for block in blocks():
+        for number, line in enumerate(block.text.splitlines(), block.line + 1):
+            if block.language in ("", "sh", "bash") and re.match(r"(fedfleet|python -m) ", line):
+                yield f"{block.page.relative_to(ROOT)}:{number}", shlex.split(line, comments=True)
+
+
+BLOCKS, COMMANDS = list(blocks()), list(commands())
+PYTHON = [b for b in BLOCKS if b.language == "python"]
+
+
+def test_the_documentation_has_what_is_tested_here():
+    assert len(PAGES) > 15
+    assert len(PYTHON) >= 2
+    assert len(COMMANDS) > 25
+    assert {words[1] for _, words in COMMANDS if words[0] == "fedfleet"} >= {
+        "run",
+        "plan",
+        "study",
+        "paper",
+        "bench",
+        "resume",
+    }
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in that has the repository's configurations, and short runs where the documentation has long ones."""
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    for path in tmp_path.glob("configs/*.yaml"):
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if path.name == "quickstart.yaml":
+            path.write_text(yaml.safe_dump(load(given, QUICK).model_dump(mode="json", exclude_unset=True)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=lambda b: b.where)
+def test_python_runs(repository: Path, block: Block):
+    if "fedfleet.resume(" in block.text:  # what it goes on with
+        fedfleet.run("configs/quickstart.yaml", out="runs/long")
+    few = re.sub(r'"rounds": \d+', '"rounds": 3', block.text)
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(few, block.where, "exec"), {"__name__": "__main__"})
+    assert list(repository.glob("runs/*/model.safetensors"))
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in ("yaml", "json")], ids=lambda b: b.where)
+def test_configurations_and_records_are_read(block: Block):
+    if block.language == "json":
+        assert json.loads(block.text)
+    else:
+        assert fedfleet.load(yaml.safe_load(block.text))
+
+
+FEDFLEET = [pytest.param(words, id=where) for where, words in COMMANDS if words[0] == "fedfleet"]
+
+
+@pytest.mark.parametrize("words", FEDFLEET)
+def test_commands_of_fedfleet_are_accepted(monkeypatch: pytest.MonkeyPatch, words: list[str]):
+    """Their options exist, and configurations and overrides make runs that can be; long runs are not begun."""
+    monkeypatch.chdir(ROOT)
+    words = [PLACEHOLDERS.get(word, word) for word in words[1:]]
+    command = typer.main.get_command(cli.app).commands[words[0]]  # pyright: ignore[reportAttributeAccessIssue]
+    given = command.make_context(words[0], words[1:]).params
+    if "table" in given:
+        assert load(given["table"].parent / paper.read(given["table"]).config, given["overrides"]).compare
+    elif "config" in given:
+        assert campaign.trials(load(given["config"], given["overrides"]))
+    elif "what" in given:
+        command.invoke(command.make_context(words[0], words[1:]))
+
+
+MODULES = [pytest.param(words, id=where) for where, words in COMMANDS if words[0] == "python"]
+
+
+@pytest.mark.parametrize("words", MODULES)
+def test_measurements_know_their_options(words: list[str]):
+    """The module is there, and the help of its command names every option."""
+    source = Path(str(importlib.util.find_spec(words[2]).origin))  # pyright: ignore
+    if source.name == "__init__.py":
+        source = source.with_name("__main__.py")
+    assert source.exists()
+    text = "".join(path.read_text(encoding="utf-8") for path in {source, ROOT / "benchmarks" / "command.py"})
+    for word in words[3:]:
+        if word.startswith("--"):
+            assert f'"{word}"' in text, f"{words[2]} has no option {word}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_that_are_named_are_there(page: Path):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    named = re.findall(r"`([\w.-]+(?:/[\w.-]+)+/?)`", text)
+    ours = [n for n in named if n.split("/")[0] in {p.name for p in ROOT.iterdir()}]
+    missing = [n for n in ours if not re.search(MADE, n) and not (ROOT / n).exists()]
+    assert not missing
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (page.parent / link).exists(), link
+
+
+def test_commands_would_say_what_is_wrong(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["fedfleet", "run", "configs/none.yaml"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "no such configuration file" in capsys.readouterr().err
