@@ -39,6 +39,11 @@ class Batch:
         """Whether a task waits that is not too far ahead of the merge front."""
         return bool(self.waiting) and self.waiting[0][0] - self.front < AHEAD
 
+    def fail(self, number: int, error: Exception) -> None:
+        """Let a task have an error for a result; it ends the batch in its turn, so none that waits behind it is begun."""
+        self.done[number] = error
+        self.waiting = deque(item for item in self.waiting if item[0] < number)
+
     def again(self, number: int, task: Any) -> None:
         """Let a task wait once more."""
         self.waiting = deque(sorted([*self.waiting, (number, task)], key=itemgetter(0)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
@@ -21,8 +22,10 @@ from fedfleet.simulator.executors.slab import Slab
 
 LINE_BYTES = 30_000  # of one call, with its head
 PIPE_BYTES = 1 << 16  # for two calls, the most an actor has at hand, so that the driver never waits to write
+FROZEN_S = 30.0  # how long an actor may be silent in the middle of an answer; about as long as Ray waits for a node
 STOP = b""
-HEAD = struct.Struct("!q")  # before each call and each answer: the number of the call
+HEAD = struct.Struct("!q")  # before each call: its number
+ANSWER = struct.Struct("!qq")  # before each answer: the number of the call, and the bytes that follow
 
 
 class Offer(NamedTuple):
@@ -37,15 +40,18 @@ class Near:
     """The driver's side. Raises OSError where there are no pipes to be had, or only small ones.
 
     ``free`` are the slabs not in use; ``serving`` says whether the actor listens, or is to do so yet: after STOP it does not, but
-    answers may still come.
+    answers may still come. ``frozen_at`` is when to take it for frozen, while only a part of an answer has come; else None.
     """
 
     def __init__(self, slabs: list[Slab]):
         import fcntl  # which Windows has not
 
         self.free, self.serving = list(slabs), False
+        self.frozen_at: float | None = None
+        self._heard = bytearray()
         self._asked, self._asks = Pipe(duplex=False)
         self._answers, self._answered = Pipe(duplex=False)
+        os.set_blocking(self._answers.fileno(), False)  # an actor may stop in the middle of an answer
         if (
             fcntl.fcntl(self._asks.fileno(), fcntl.F_GETPIPE_SZ) < PIPE_BYTES
         ):  # a user who has a thousand gets small ones
@@ -68,24 +74,34 @@ class Near:
         with suppress(OSError):
             self._asks.send_bytes(call)
 
-    def answer(self) -> tuple[int, Future[Any]]:
-        """Return the answer that has come, and which call it belongs to. Raises OSError or EOFError where the actor is gone."""
-        answer = self._answers.recv_bytes()
-        future: Future[Any] = Future()
-        try:
-            found, error = loads(answer[HEAD.size :])
-        except Exception as e:
-            found, error = None, e
-        if error is None:
-            future.set_result(found)
-        else:
-            future.set_exception(error)
-        return HEAD.unpack_from(answer)[0], future
+    def hear(self) -> list[tuple[int, Future[Any]]]:
+        """Take what has come, without waiting for more; return the answers that are whole now, each after the number of its call.
 
-    @property
-    def answered(self) -> bool:
-        """Whether an answer has come, or the end of the line."""
-        return self._answers.poll()
+        Raises OSError or EOFError where the actor is gone, and all it has answered was heard.
+        """
+        came, gone = self._take()
+        found = []
+        while len(self._heard) >= ANSWER.size:
+            order, size = ANSWER.unpack_from(self._heard)
+            end = ANSWER.size + size
+            if len(self._heard) < end:
+                break
+            found.append((order, _opened(bytes(self._heard[ANSWER.size : end]))))
+            del self._heard[:end]
+        if came:
+            self.frozen_at = time.monotonic() + FROZEN_S if self._heard else None
+        if gone and not found:
+            raise EOFError
+        return found
+
+    def _take(self) -> tuple[bool, bool]:
+        """Take what is in the pipe; return whether there was anything, and whether nothing will follow."""
+        before = len(self._heard)
+        with suppress(BlockingIOError):
+            while came := os.read(self._answers.fileno(), PIPE_BYTES):
+                self._heard += came
+            return len(self._heard) > before, True
+        return len(self._heard) > before, False
 
     def fileno(self) -> int:
         """Return what to wait for."""
@@ -131,7 +147,24 @@ class Line:
 
     def answer(self, order: int, found: Any, error: Exception | None = None) -> None:
         """Send what has come of a call."""
-        self._answers.send_bytes(HEAD.pack(order) + dumps((found, None if error is None else _portable(error))))
+        answer = dumps((found, None if error is None else _portable(error)))
+        rest = memoryview(ANSWER.pack(order, len(answer)) + answer)
+        while rest:
+            rest = rest[os.write(self._answers.fileno(), rest) :]
+
+
+def _opened(answer: bytes) -> Future[Any]:
+    """Return what has come of a call: what an answer says, or why it cannot be read."""
+    future: Future[Any] = Future()
+    try:
+        found, error = loads(answer)
+    except Exception as e:
+        found, error = None, e
+    if error is None:
+        future.set_result(found)
+    else:
+        future.set_exception(error)
+    return future
 
 
 def _portable(error: Exception) -> Exception:

@@ -17,7 +17,12 @@ from fedfleet.simulator.executors.bell import Bell
 from fedfleet.simulator.executors.cluster import R, ray
 from fedfleet.simulator.executors.near import STOP, Near, offered
 
-DIED = (R.RayActorError, R.OutOfMemoryError, R.NodeDiedError, R.WorkerCrashedError)
+
+class Frozen(Exception):
+    """An actor does not go on with an answer it has begun."""
+
+
+DIED = (R.RayActorError, R.OutOfMemoryError, R.NodeDiedError, R.WorkerCrashedError, Frozen)
 NO_ROOM = (R.ObjectStoreFullError, R.OutOfDiskError)
 LOST = (*DIED, *NO_ROOM, R.ObjectLostError)
 """What becomes of a block that is to run again: its actor died, or its result found no room or went with a node."""
@@ -207,6 +212,8 @@ def why(error: Exception) -> str:
     text = one_line(error)
     if isinstance(error, R.OutOfMemoryError) or "low on memory" in text:
         return "memory ran out, and Ray stopped it"
+    if isinstance(error, Frozen):
+        return "it stopped in the middle of an answer"
     if isinstance(error, NO_ROOM):
         return "the object store is full"
     if isinstance(error, R.ObjectLostError):

@@ -21,7 +21,7 @@ from fedfleet.simulator.executors.actor import ClientActor
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.batch import Batch, Run
 from fedfleet.simulator.executors.cluster import DIRECT_BYTES, dumps, ray, share_tensors, start_ray
-from fedfleet.simulator.executors.pool import DIED, LOST, MEND, NO_ROOM, TRIES, Pool, Slot, describe, why
+from fedfleet.simulator.executors.pool import DIED, LOST, MEND, NO_ROOM, TRIES, Frozen, Pool, Slot, describe, why
 from fedfleet.simulator.executors.slab import SLAB_BYTES, Slab, own
 from fedfleet.simulator.signals import put_off
 from fedfleet.simulator.work import Message
@@ -140,14 +140,21 @@ class RayExecutor:
         self._batches = [b for b in self._batches if b is not batch]
 
     def _dispatch(self) -> None:
-        """Give every actor that has room its next task."""
+        """Give every actor that has room its next task. Where one cannot be sent, whoever takes its result is told."""
         assert self._pool is not None, "start the executor first"
         for batch in self._batches:
             while batch.ready and (slot := self._pool.idlest()) is not None:
-                self._send(batch, *batch.waiting.popleft(), slot)
+                number, task = batch.waiting[0]
+                try:
+                    self._send(batch, number, task, slot)
+                except Exception as e:
+                    batch.fail(number, e)
 
     def _send(self, batch: Batch, number: int, task: Any, slot: Slot) -> None:
-        """Hand a task to an actor: by the line where there is one, with its own tensors and the message in slabs, else by Ray."""
+        """Hand the first task that waits to an actor.
+
+        By the line where there is one, with its own tensors and the message in slabs, else by Ray.
+        """
         assert self._pool is not None
         order, near, when = next(self._order), slot.near, self._pool.bell.when
         message = self._near(batch) if near is not None and near.free else None
@@ -168,6 +175,7 @@ class RayExecutor:
                 except NO_ROOM as e:
                     raise _full(e) from e
                 when(reference, partial(self._settle, order))
+            batch.waiting.popleft()
             if not slot.load:
                 slot.since = time.monotonic()
             slot.load += 1
@@ -214,14 +222,15 @@ class RayExecutor:
         assert pool is not None
         if not self._running and not pool.starting:
             raise FedfleetError("executor: no Ray actor is left")
-        due_s, overdue = self._next_due()
+        due_s, stop = self._next_due()
         bell = pool.bell.fileno()
         lines = {s.near.fileno(): s for s in pool.slots if s.near is not None}
         ready = list[Any](wait([bell, *lines], due_s if self._running else pool.patience_s))
         if not ready:
             pool.check_patience()
-            if overdue is not None:
-                self._stop(self._running.pop(overdue))
+            if stop is not None:
+                with put_off():
+                    stop()
             return
         with put_off():
             if ready[0] == bell:
@@ -230,14 +239,18 @@ class RayExecutor:
                 self._hear(lines[ready[0]])
 
     def _hear(self, slot: Slot) -> None:
-        """Take the answer that has come by a line."""
+        """Take what has come by a line. Everything answered is settled before a FedfleetError is raised."""
         assert slot.near is not None
         try:
-            order, found = slot.near.answer()
+            answers = slot.near.hear()
         except (OSError, EOFError):  # Ray will tell what became of the actor
             slot.hang_up()
-        else:
-            self._settle(order, found)
+            return
+        fatal = None
+        for order, found in answers:
+            fatal = _failure(self._settle, order, found) or fatal
+        if fatal is not None:
+            raise fatal
 
     def _ended(self, slot: Slot, actor: Any, future: Future[Any]) -> None:
         """Take note that an actor serves its line no more: it was told to stop, or is dead, and what it had at hand with it.
@@ -249,9 +262,8 @@ class RayExecutor:
                 del self._running[run.order]
                 run.batch.again(run.number, run.task)
             return
-        error, fatal = future.exception(), None
-        while slot.near is not None and slot.near.answered:  # before it ended
-            fatal = _failure(self._hear, slot) or fatal
+        error = future.exception()
+        fatal = _failure(self._hear, slot) if slot.near is not None else None  # what it answered before it ended
         for run in self._at_hand(actor) if error is not None else []:
             fatal = _failure(self._settle, run.order, future) or fatal
         if fatal is not None:
@@ -319,29 +331,43 @@ class RayExecutor:
             f"else see whether it kills the process with executor.kind=local"
         )
 
-    def _next_due(self) -> tuple[float | None, int | None]:
-        """Return the seconds until the first task has run too long, and its order; (None, None) where none can."""
-        for batch in self._batches:
-            if batch.timeout_s is not None:
-                break
-        else:
+    def _next_due(self) -> tuple[float | None, Callable[[], None] | None]:
+        """Return the seconds until an actor has taken too long, and what is then to be done; (None, None) where none can."""
+        assert self._pool is not None
+        lines = ((s, s.near.frozen_at) for s in self._pool.slots if s.near is not None)
+        due: list[tuple[float, Callable[[], None]]]
+        due = [(at, partial(self._give_up, slot)) for slot, at in lines if at is not None]
+        if any(batch.timeout_s is not None for batch in self._batches):
+            due.extend(self._limits())
+        if not due:
             return None, None
-        first: dict[Slot, tuple[float, int | None]] = {}
-        for order, run in self._running.items():  # of what an actor has at hand, the first is what runs
-            limit = run.batch.timeout_s
-            if run.actor is run.slot.actor and run.slot not in first:
-                first[run.slot] = (float("inf") if limit is None else run.slot.since + limit, order)
-        due, order = min(first.values(), key=itemgetter(0), default=(float("inf"), None))
-        return (None, None) if due == float("inf") else (max(MOMENT_S, due - time.monotonic()), order)
+        at, stop = min(due, key=itemgetter(0))
+        return max(MOMENT_S, at - time.monotonic()), stop
+
+    def _limits(self) -> Iterator[tuple[float, Callable[[], None]]]:
+        """Yield of each actor when its task has run too long, and what is then to be done."""
+        seen: set[Slot] = set()
+        for run in self._running.values():  # of what an actor has at hand, the first is what runs
+            if run.actor is run.slot.actor and run.slot not in seen:
+                seen.add(run.slot)
+                if run.batch.timeout_s is not None:
+                    yield run.slot.since + run.batch.timeout_s, partial(self._stop, run)
 
     def _stop(self, run: Run) -> None:
         """Stop an actor whose task runs too long; what else it has at hand runs again."""
         assert self._pool is not None
+        del self._running[run.order]
         self._pool.replace(run.slot)
         limit = run.batch.timeout_s
         run.batch.done[run.number] = ClientTimeout(
             f"{describe(run.task)}: not done after {limit:g} s: look for a loop without end, or raise faults.client_timeout_s"
         )
+
+    def _give_up(self, slot: Slot) -> None:
+        """Take an actor for dead that does not go on with the answer it has begun."""
+        dead: Future[Any] = Future()
+        dead.set_exception(Frozen())
+        self._settle(self._at_hand(slot.actor)[0].order, dead)
 
     def close(self) -> None:
         """Stop the actors, and Ray if this executor started it."""

@@ -227,7 +227,7 @@ def test_a_full_object_store_is_a_clear_error(workers, monkeypatch):
     monkeypatch.setattr(ray, "put", full)
     assert list(workers.map(first, Message(send={"z": torch.zeros(10**6)}), blocks(2))) == [0, 3]  # not by the store
     with pytest.raises(FedfleetError) as e:
-        workers.map(first, Message(send={"z": torch.zeros(2 * 10**7)}), blocks(2))
+        next(workers.map(first, Message(send={"z": torch.zeros(2 * 10**7)}), blocks(2)))
     assert str(e.value) == (
         "executor: the object store is full, and so is the disk it spills to: free some space, lower cohort.invite, or take a "
         "smaller model"

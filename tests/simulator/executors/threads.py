@@ -1,0 +1,105 @@
+"""Actors made up of threads, for a pool without Ray: calls are pickled as they are made, and come in their order."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from fedfleet.simulator.executors import actor, pool
+from fedfleet.simulator.executors.cluster import dumps, loads
+from fedfleet.simulator.executors.near import ANSWER, Line
+from fedfleet.simulator.executors.pool import Pool
+from fedfleet.simulator.executors.ray import RayExecutor
+
+FREEZE, FROZEN_AT_MOST_S = "freeze", 20.0
+
+
+class Freezing(Line):
+    """A line that stops once in the middle of an answer that says so, after ``written`` bytes of it, until it is thawed."""
+
+    written = 0
+    freezes, thawed = threading.Event(), threading.Event()
+
+    def answer(self, order: int, found: Any, error: Exception | None = None) -> None:
+        if found != (FREEZE, None) or self.freezes.is_set():
+            super().answer(order, found, error)
+            return
+        self.freezes.set()
+        answer = dumps((found, error))
+        whole, to = ANSWER.pack(order, len(answer)) + answer, self._answers.fileno()
+        os.write(to, whole[: self.written])
+        self.thawed.wait(FROZEN_AT_MOST_S)
+        os.write(to, whole[self.written :])
+
+
+class ThreadActor:
+    """A handle as Ray's, of an actor that is a thread."""
+
+    def __init__(self) -> None:
+        self._actor = object.__new__(actor.ClientActor)
+        self._actor._setup = SimpleNamespace()
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._outstanding: list[Future[Any]] = []
+        for name in ("ready", "run", "serve"):
+            setattr(self, name, SimpleNamespace(remote=lambda *given, name=name: self._call(name, dumps(given))))
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread.start()
+
+    def _call(self, name: str, given: bytes) -> SimpleNamespace:
+        future: Future[Any] = Future()
+        self._outstanding.append(future)
+        self._calls.put((future, lambda: getattr(self._actor, name)(*loads(given))))
+        return SimpleNamespace(future=lambda: future)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            future, work = call
+            try:
+                found = work()
+            except Exception as e:
+                self._settle(future, e)
+            else:
+                self._settle(future, found)
+
+    def _settle(self, future: Future[Any], found: Any) -> None:
+        if not future.done():
+            (future.set_exception if isinstance(found, Exception) else future.set_result)(found)
+
+    def kill(self) -> None:
+        """Break off what is under way; a thread that is frozen ends once it is thawed."""
+        self._calls.put(None)
+        for future in self._outstanding:
+            self._settle(future, ray.exceptions.ActorDiedError())
+
+
+@contextmanager
+def threaded(count: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayExecutor]:
+    """Start an executor on so many threads instead of Ray's actors."""
+    monkeypatch.setattr(pool.ray, "kill", lambda actor: actor.kill())
+    monkeypatch.setattr(actor, "Line", Freezing)
+    Freezing.freezes.clear()
+    Freezing.thawed.clear()
+    made: list[ThreadActor] = []
+
+    def create() -> ThreadActor:
+        made.append(ThreadActor())
+        return made[-1]
+
+    executor = RayExecutor(count)
+    executor._pool = Pool(count, create, executor.events)
+    executor._pool.start()
+    try:
+        yield executor
+    finally:
+        executor.close()
+        Freezing.thawed.set()
+        for one in made:
+            one.thread.join(10)
+            assert not one.thread.is_alive()
