@@ -17,7 +17,7 @@ from fedfleet.algorithms.options import Options
 from fedfleet.commands import study as studying
 from fedfleet.config import schema as C
 from fedfleet.config.reading import parse
-from fedfleet.experiments import campaign
+from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.files import write_text
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.runfolder import ENVIRONMENT, summary_of
@@ -94,19 +94,9 @@ def run(
     for key, named in (("baseline", [table.baseline] if table.baseline else []), ("paper", list(table.paper))):
         if unknown := [row for row in named if row not in rows]:
             raise ConfigError(f"{path}: {key}: {unknown[0]!r} is no label of compare in {table.config}")
-    by_domain = [c for c, metric in table.columns.items() if "[" in metric]
-    prepared = studying.prepare(studying.plan(config, seeds=seeds, grid=False), progress)
-    first = campaign.prepare(prepared.study.trials[0], dict(prepared.data))
-    known = first.final_names()
-    for column, metric in table.columns.items():
-        if f"eval/{metric.partition('[')[0]}" not in known:
-            raise ConfigError(
-                f"{path}: columns.{column}: {C.unknown('metric', metric, [k.removeprefix('eval/') for k in known])}"
-            )
-    if by_domain and "domain" not in first.evaluation["test"]:
-        raise ConfigError(
-            f"{path}: columns.{by_domain[0]}: the test examples of {table.config} have no domains: write a metric alone"
-        )
+    prepared = studying.prepare(
+        studying.plan(config, seeds=seeds, grid=False), progress, lambda row: _check(row, table, path)
+    )
     errors = studying.run_trials(prepared, out, progress, jobs)
     found = collected(prepared, table, out)
     text = markdown(table, found) + _versions(prepared, out)
@@ -114,6 +104,20 @@ def run(
     write_text(out / "table.json", json.dumps(found, indent=2).replace("NaN", "null") + "\n")
     studying.check(errors, prepared.study)
     return text
+
+
+def _check(row: Experiment, table: PaperTable, path: Path) -> None:
+    """Refuse columns that a row would not have. Raises ConfigError."""
+    known = row.final_names()
+    for column, metric in table.columns.items():
+        if f"eval/{metric.partition('[')[0]}" not in known:
+            raise ConfigError(
+                f"{path}: columns.{column}: {C.unknown('metric', metric, [k.removeprefix('eval/') for k in known])}"
+            )
+        if "[" in metric and "domain" not in row.evaluation["test"]:
+            raise ConfigError(
+                f"{path}: columns.{column}: the test examples of {table.config} have no domains: write a metric alone"
+            )
 
 
 def collected(prepared: studying.Prepared, table: PaperTable, out: Path) -> Found:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,8 +114,8 @@ def varied(text: str) -> tuple[str, list[Any]]:
     return key, found
 
 
-def prepare(study: Study, progress: Progress) -> Prepared:
-    """Check every trial as a run would be, and resolve it. Raises ConfigError or DataError naming the trial."""
+def prepare(study: Study, progress: Progress, check: Callable[[Experiment], None] | None = None) -> Prepared:
+    """Check every trial as a run would be, and by ``check``, and resolve it. Raises ConfigError or DataError naming the trial."""
     progress.say(f"checking {len(study.trials)} trials")
     data: dict[str, Data] = {}
     resolved: dict[str, dict[str, Any]] = {}
@@ -124,6 +124,8 @@ def prepare(study: Study, progress: Progress) -> Prepared:
         names = experiment.metric_names()
         if study.target is not None and study.target.metric not in names:
             raise ConfigError(C.unknown("--target", study.target.metric, names))
+        if check is not None:
+            check(experiment)
         resolved[trial.name] = C.complete(experiment.config)
     return Prepared(study, tuple({**resolved[t.name], "seed": t.config.seed} for t in study.trials), data)
 

@@ -16,6 +16,7 @@ from fedfleet.algorithms.mixture import Dual, DualOptions
 from fedfleet.commands import cli
 from fedfleet.commands.plan import describe
 from fedfleet.datasets.files import DataError
+from fedfleet.experiments import campaign
 from fedfleet.experiments.gap import DomainLosses
 from fedfleet.report import domain_figures, write_report
 from fedfleet.report.tables import read as read_run
@@ -336,6 +337,9 @@ def test_a_papers_table(tmp_path, capsys, monkeypatch):
     compare = {"plain": {"algorithm.dual.lambda_set.kind": "sizes"}, "agnostic": {}}
     (tmp_path / "digits.yaml").write_text(json.dumps({**BASE, "seeds": [0, 1], "compare": compare}))
     (tmp_path / "table.yaml").write_text(TABLE)
+    made: list[str] = []
+    ready = campaign.prepare
+    monkeypatch.setattr(campaign, "prepare", lambda trial, data: made.append(trial.name) or ready(trial, data))
 
     def command(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["fedfleet", *map(str, arguments)])
@@ -346,6 +350,7 @@ def test_a_papers_table(tmp_path, capsys, monkeypatch):
 
     status, said, _ = command("paper", tmp_path / "table.yaml", "--out", tmp_path / "out", "--jobs", 1)
     assert status == 0
+    assert made == ["plain", "agnostic"]  # once each
     lines = said.splitlines()
     assert lines[0] == "Digits (a paper); ours: mean ± standard deviation over 2 seeds"
     assert lines[2] == "| trained on | | all | ones | eights | worst | worst of the means |"
@@ -360,6 +365,10 @@ def test_a_papers_table(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "out" / "table.md").read_text() == said
     again = command("paper", tmp_path / "table.yaml", "--out", tmp_path / "out", "--jobs", 1)
     assert again[1] == said
+    (tmp_path / "table.yaml").write_text(TABLE.replace('"accuracy[2]"', "nonsense"))
+    status, _, error = command("paper", tmp_path / "table.yaml", "--out", tmp_path / "out")
+    assert status == 2
+    assert "columns.eights: metric='nonsense'" in error
     (tmp_path / "table.yaml").write_text(TABLE.replace("worst_of: [ones", "worst_of: [twos"))
     status, _, error = command("paper", tmp_path / "table.yaml", "--out", tmp_path / "out")
     assert (status, error.count("\n")) == (2, 1)
