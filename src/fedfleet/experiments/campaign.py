@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from fedfleet.config.population import Data, data_key, load_data
 from fedfleet.config.reading import show
 from fedfleet.config.schema import Config, named, with_overrides
 from fedfleet.datasets.files import DataError
+from fedfleet.experiments.child import child
 from fedfleet.experiments.experiment import Experiment, Run
 from fedfleet.experiments.files import write_text
 from fedfleet.experiments.progress import Progress
@@ -192,14 +192,11 @@ def _in_processes(plan: list[Trial], out: Path, progress: Progress, jobs: int) -
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "config.yaml"
             path.write_text(as_given(trial.config), encoding="utf-8")
-            command = [sys.executable, "-m", "fedfleet", "run", str(path), "--out", str(folder), "--no-report"]
-            process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-            )
-            under_way.add(process)
-            progress.say(f"started: {trial.place}")
-            lines = process.communicate()[0].strip().splitlines() or ["no output"]
-            under_way.remove(process)
+            with child("fedfleet", "run", str(path), "--out", str(folder), "--no-report") as process:
+                under_way.add(process)
+                progress.say(f"started: {trial.place}")
+                lines = process.communicate()[0].strip().splitlines() or ["no output"]
+                under_way.remove(process)
         said = next((line for line in lines if line.startswith("failed: ")), lines[-1])  # a traceback may follow
         progress.say(f"{trial.place}: {said}")
         if process.returncode:
