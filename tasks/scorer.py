@@ -18,7 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torchvision.models import inception_v3, resnet18
 
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.population import decode
@@ -73,6 +72,8 @@ def untrained(options: ScorerOptions, shape: tuple[int, ...], classes: int, seed
         torch.manual_seed(seed)
         channels, height, width = shape
         if options.net == "resnet18":
+            from torchvision.models import resnet18  # here, for torchvision takes more than a second to import
+
             net = resnet18(num_classes=classes)
             net.conv1 = nn.Conv2d(channels, 64, 7, 2, 3)
             head, net.fc = net.fc, nn.Identity()  # pyright: ignore
@@ -103,7 +104,8 @@ def prepared(options: ScorerOptions, x: Tensor, y: Tensor, classes: int, say: Ca
             save_file({k: v.cpu().contiguous() for k, v in made.state_dict().items()}, scratch)
             scratch.replace(path)
             _kept(made.cpu(), path)
-    made.about = f"a classifier trained here ({name})"
+    weights = digest("", dict(made.state_dict()))[:12]  # trained elsewhere, or again, they are others
+    made.about = f"a classifier trained here ({name}, weights {weights})"
     return _frozen(made)
 
 
@@ -150,6 +152,8 @@ def _inception() -> Scorer:
     expected = INCEPTION.removesuffix(".pth").rpartition("-")[2]
     if not hashlib.sha256(path.read_bytes()).hexdigest().startswith(expected):
         raise ValueError(f"task.scorer.net='inception': {path} is not torchvision's file: download it again")
+    from torchvision.models import inception_v3
+
     net = inception_v3(weights=None, transform_input=False, init_weights=False)
     net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     net.aux_logits, net.AuxLogits = False, None

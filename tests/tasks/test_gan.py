@@ -1,11 +1,13 @@
 """GAN training: nets, objectives and scores against what can be worked out."""
 
 import hashlib
+import json
 import math
+import re
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from torchvision.models import inception_v3
 
@@ -175,6 +177,23 @@ def test_a_run_is_scored_by_a_classifier_that_is_trained_once(tmp_path, monkeypa
     monkeypatch.setattr(scorer, "_train", never)
     again = fedfleet.Experiment(fedfleet.load(CONFIG)).run(tmp_path / "again")
     assert again.summary["final"] == final
+    longer = fedfleet.resume(again.folder, {"rounds": 3})
+    assert longer.summary["scorer"] == run.summary["scorer"]
+
+    (kept,) = (tmp_path.parent / "cache").rglob("small-3-*.safetensors")
+    trained = load_file(kept)
+    try:
+        save_file({name: 2 * weights for name, weights in trained.items()}, kept)
+        with pytest.raises(fedfleet.ConfigError) as e:
+            fedfleet.resume(again.folder, {"rounds": 4})
+    finally:
+        save_file(trained, kept)
+    found = re.fullmatch(
+        r"\S+: its images were judged by (.*), and here would be by (.*): bring the run's .*", str(e.value)
+    )
+    assert found is not None
+    assert found[1] == run.summary["scorer"] != found[2]
+    assert json.loads((again.folder / "summary.json").read_text())["status"] == "finished"
 
 
 def test_the_classifier_has_learnt_something():

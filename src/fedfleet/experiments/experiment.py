@@ -67,6 +67,12 @@ class Experiment(Prepared):
             raise ConfigError(
                 f"{folder}: its clients or test data were others: give the data of the run, or start a new run"
             )
+        before, scorer = found.account.get("scorer"), self.prepare(progress.say)
+        if before is not None and before != scorer:
+            raise ConfigError(
+                f"{folder}: its images were judged by {before}, and here would be by {scorer}: bring the run's classifier to this "
+                f"machine's cache, or start a new run"
+            )
         return found
 
     def _run(

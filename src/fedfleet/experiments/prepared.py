@@ -74,6 +74,7 @@ class Prepared:
         loaded: Data | None = None,
     ):
         own.check(task, algorithm, population, data)
+        self._scorer: str | None = None
         resolve.check_early(config)
         self._train = None
         if population is not None or data is not None:
@@ -150,7 +151,12 @@ class Prepared:
         return self.config.label or C.named(self.config, "algorithm")
 
     def prepare(self, say: Callable[[str], None]) -> str | None:
-        """Let the task make ready what it measures with; return what that is. Raises ConfigError."""
+        """Let the task make ready, once, what it measures with; return what that is. Raises ConfigError."""
+        if self._scorer is None:
+            self._scorer = self._made_ready(say)
+        return self._scorer
+
+    def _made_ready(self, say: Callable[[str], None]) -> str | None:
         ready = getattr(self.task, "prepare", None)
         if ready is None or self._train is None:
             return None

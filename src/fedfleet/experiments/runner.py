@@ -262,6 +262,7 @@ class Runner:
             "evaluated": self.folder.tables.evaluated,
             "own": self.x.own,
             "data": self.x.fingerprint,
+            "scorer": self.scorer,
         }
         if self.initial is not None:
             with self.folder.writing():
