@@ -11,7 +11,6 @@ a missing one is "?".
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import torch
 
 from fedfleet.datasets.examples import Column, Dataset, Examples
@@ -59,6 +58,8 @@ def load(folder: Path) -> Dataset:
 
 def _read(path: Path) -> tuple[Examples, dict[str, torch.Tensor]]:
     """Return the examples of a file, and each of their columns as numbers of its categories, the last of them missing values."""
+    import pandas as pd  # here, for what else reads data sets needs none
+
     try:
         table = pd.read_csv(path, names=COLUMNS, skipinitialspace=True, dtype=str, comment="|", keep_default_na=False)
     except (OSError, ValueError) as error:

@@ -28,7 +28,6 @@ from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torchvision.transforms.functional import pil_to_tensor
 
 from fedfleet.datasets.examples import Dataset, Examples
 from fedfleet.datasets.files import ENVIRONMENT, DataError, broken, is_there
@@ -125,6 +124,10 @@ def _opened(root: Path) -> Iterator[Callable[[str], bytes]]:
 
 
 def _small(root: Path, name: str, read: Callable[[str], bytes]) -> Tensor:
+    from torchvision.transforms.functional import (
+        pil_to_tensor,  # here, for torchvision takes more than a second to import
+    )
+
     path = root / "img_align_celeba" / name
     try:
         image = Image.open(io.BytesIO(read(name)), formats=["JPEG"]).convert("RGB")

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
-from sklearn.cluster import KMeans, kmeans_plusplus
 
 from fedfleet.simulator.population import Population
 
@@ -91,11 +90,15 @@ def histograms(clients: Population) -> Array:
 
 
 def _euclidean(shares: Array, count: int, seed: int) -> NDArray[np.int64]:
+    from sklearn.cluster import KMeans  # here, for scikit-learn takes a second to import
+
     return np.asarray(KMeans(count, n_init="auto", random_state=seed).fit_predict(shares), np.int64)
 
 
 def _kl(shares: Array, count: int, seed: int) -> NDArray[np.int64]:
     """Cluster by the divergence of a client from the mean of its cluster, which is the arithmetic mean (Lloyd's algorithm)."""
+    from sklearn.cluster import kmeans_plusplus
+
     centres, _ = kmeans_plusplus(shares, count, random_state=seed)
     found = np.zeros(len(shares), np.int64)
     for _ in range(STEPS):

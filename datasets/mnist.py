@@ -8,24 +8,33 @@
 Mirrors and checksums are those torchvision publishes.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from torchvision.datasets import EMNIST, MNIST, FashionMNIST
 
 from fedfleet.datasets.examples import Dataset, Examples
 from fedfleet.datasets.files import broken, fetch, fetch_members, is_there, read_idx
 
-EMNIST_SPLITS: tuple[str, ...] = EMNIST.splits
+if TYPE_CHECKING:  # else where it is needed: torchvision takes more than a second to import
+    from torchvision.datasets import MNIST
+
+EMNIST_SPLITS = ("byclass", "bymerge", "balanced", "letters", "digits", "mnist")
 
 
 def load_mnist(folder: Path) -> Dataset:
     """Return MNIST from `folder`/mnist: uint8 (60,000 + 10,000, 1, 28, 28), digits 0..9. Raises DataError."""
+    from torchvision.datasets import MNIST
+
     return _load("mnist", folder, "mnist", MNIST)
 
 
 def load_fashion_mnist(folder: Path) -> Dataset:
     """Return Fashion-MNIST from `folder`/fashion-mnist, shaped as MNIST; 10 classes of clothes. Raises DataError."""
+    from torchvision.datasets import FashionMNIST
+
     return _load("fashion_mnist", folder, "fashion-mnist", FashionMNIST)
 
 
@@ -34,6 +43,8 @@ def load_emnist(folder: Path, split: str = "balanced") -> Dataset:
 
     Classes: byclass 62, bymerge and balanced 47, letters 26, digits and mnist 10. Raises DataError.
     """
+    from torchvision.datasets import EMNIST
+
     stem = f"emnist-{split}"
     names = [f"{stem}-{part}-{kind}-ubyte.gz" for part in ("train", "test") for kind in ("images-idx3", "labels-idx1")]
     unpacked = [(folder / "emnist" / name).with_suffix("") for name in names]

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -97,4 +96,8 @@ class AucMaximisation:
             return {"auc": math.nan}
         if not bool(torch.isfinite(outputs).all()):
             return {"auc": 0.0}
+        from sklearn.metrics import (
+            roc_auc_score,  # here, for scikit-learn takes a second to import, and workers need none
+        )
+
         return {"auc": float(roc_auc_score(positive.numpy(), outputs.numpy()))}

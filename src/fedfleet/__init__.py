@@ -8,19 +8,22 @@ print(run.rounds[["round", "eval/auc", "floats_up"]].dropna())
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedfleet.config.schema import Config, load
-from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
-from fedfleet.experiments.experiment import Experiment
-from fedfleet.experiments.resume import resume
-from fedfleet.experiments.runner import Run
-from fedfleet.report import write_report
-from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.errors import ClientError, ConfigError, FedfleetError
-from fedfleet.simulator.population import Population
+
+if TYPE_CHECKING:
+    from fedfleet.config.schema import Config, load
+    from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
+    from fedfleet.experiments.experiment import Experiment
+    from fedfleet.experiments.resume import resume
+    from fedfleet.experiments.runner import Run
+    from fedfleet.report import write_report
+    from fedfleet.simulator.algorithm import Algorithm, Task
+    from fedfleet.simulator.population import Population
 
 __all__ = [
     "ClientError",
@@ -37,6 +40,31 @@ __all__ = [
     "run",
     "write_report",
 ]
+HOMES = {
+    "Config": "config.schema",
+    "Dataset": "datasets.examples",
+    "Examples": "datasets.examples",
+    "FederatedDataset": "datasets.examples",
+    "Experiment": "experiments.experiment",
+    "Run": "experiments.runner",
+    "load": "config.schema",
+    "resume": "experiments.resume",
+    "write_report": "report",
+}
+"""Where the names are that are imported when first asked for: PyTorch and pandas take seconds, which `fedfleet --help` need not."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for (PEP 562)."""
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = getattr(importlib.import_module(f"{__name__}.{HOMES[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    """List what is there, imported yet or not."""
+    return sorted({*globals(), *__all__})
 
 
 def run(
@@ -62,5 +90,8 @@ def run(
     Raises ConfigError or DataError for input that cannot run, FedfleetError for a run that failed.
 
     """
+    from fedfleet.config.schema import load
+    from fedfleet.experiments.experiment import Experiment
+
     experiment = Experiment(load(config, overrides), task=task, algorithm=algorithm, population=population, data=data)
     return experiment.run(Path(out))

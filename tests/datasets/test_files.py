@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torchvision.datasets import EMNIST
 
 from fedfleet.datasets import cifar, mnist
 from fedfleet.datasets.files import DataError, data_dir, fetch, fetch_members, read_idx
@@ -303,8 +304,8 @@ def test_emnist_comes_out_of_its_zip(tmp_path: Path, serve, monkeypatch: pytest.
         {f"{stem}-{part}-images-idx3-ubyte.gz": gzip.compress(image) for part in ("train", "test")}
         | {f"{stem}-{part}-labels-idx1-ubyte.gz": gzip.compress(label) for part in ("train", "test")}
     )
-    serve({mnist.EMNIST.url: data})
-    monkeypatch.setattr(mnist.EMNIST, "md5", md5(data))
+    serve({EMNIST.url: data})
+    monkeypatch.setattr(EMNIST, "md5", md5(data))
     assert mnist.load_emnist(tmp_path, "digits").train.y.tolist() == [3]
 
 

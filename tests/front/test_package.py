@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import fedfleet
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -37,6 +39,15 @@ def wheel(tmp_path_factory):
     ]
     subprocess.run(command, check=True, cwd=out)
     return next(out.glob("fedfleet-*.whl"))
+
+
+def test_the_names_of_the_package_are_there_and_no_others():
+    assert set(fedfleet.__all__) <= set(dir(fedfleet))
+    for name in fedfleet.__all__:
+        assert getattr(fedfleet, name).__name__ == name
+    assert {*fedfleet.HOMES} <= {*fedfleet.__all__}
+    with pytest.raises(AttributeError, match="module 'fedfleet' has no attribute 'nonsense'"):
+        _ = fedfleet.nonsense
 
 
 def test_the_wheel_holds_every_module_once(wheel):

@@ -47,11 +47,11 @@ def run(
     report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
 ) -> None:
     """Run an experiment and write its run folder."""
-    from fedfleet.config.schema import load, with_overrides
+    chosen = _load(config, overrides)
+    from fedfleet.config.schema import with_overrides
     from fedfleet.experiments import campaign
 
     given = {"until": until, "max_seconds": max_seconds, "warm_start": warm_start}
-    chosen = load(config, overrides)
     chosen = with_overrides(chosen, {k: v for k, v in given.items() if v is not None})
     out = out or _new_folder(config)
     with _interruptible(f"go on with `fedfleet resume {out}`"):
@@ -60,7 +60,7 @@ def run(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="What was given as --out.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", exists=True, help="What was given as --out.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What is to change, such as rounds=200.")
     ] = None,
@@ -76,13 +76,13 @@ def resume(
 @app.command()
 def plan(config: ConfigArg, overrides: OverridesArg = None) -> None:
     """Check a configuration and show what a run would do, without running it."""
+    chosen = _load(config, overrides)
     from fedfleet.commands.plan import describe
-    from fedfleet.config.schema import load
     from fedfleet.experiments import campaign
 
     console = Console()
     loaded: dict[Any, Any] = {}
-    for trial in campaign.distinct(campaign.trials(load(config, overrides))):
+    for trial in campaign.distinct(campaign.trials(chosen)):
         lines = list(describe(campaign.prepare(trial, loaded)))
         table = Table(title=trial.name or None, show_header=False)
         for key, value in lines:
@@ -111,15 +111,15 @@ def study(
 
     The same command goes on where it was interrupted.
     """
-    from fedfleet.commands import study as studying
-    from fedfleet.config.schema import load
-
     if executor not in ("local", "config"):
         raise ConfigError(f"--executor {executor!r}: give local or config")
     if out is None and not dry_run:
         raise ConfigError("--out: not given: give the folder of the study")
+    chosen = _load(config, overrides)
+    from fedfleet.commands import study as studying
+
     progress = _progress(stderr=True)
-    planned = studying.plan(load(config, overrides), vary or [], seeds, target, in_process=executor == "local")
+    planned = studying.plan(chosen, vary or [], seeds, target, in_process=executor == "local")
     prepared = studying.prepare(planned, progress)
     if dry_run or out is None:
         for line in studying.describe(prepared, out):
@@ -132,7 +132,9 @@ def study(
 
 @app.command()
 def paper(
-    table: Annotated[Path, typer.Argument(metavar="TABLE", help="A file such as configs/afl/adult_table.yaml.")],
+    table: Annotated[
+        Path, typer.Argument(metavar="TABLE", exists=True, help="A file such as configs/afl/adult_table.yaml.")
+    ],
     overrides: OverridesArg = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each row, instead of the configuration's.")] = None,
     out: Annotated[Path, typer.Option(help="Folder; one that is there is gone on with.")] = Path("runs/paper"),
@@ -162,17 +164,17 @@ def bench(
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write what was measured as JSON.")] = None,
 ) -> None:
     """Run a few rounds and show where their time goes; nothing of the run is written."""
-    from fedfleet.commands import bench as measuring
-    from fedfleet.commands import tune as tuning
-    from fedfleet.config.schema import load
-    from fedfleet.experiments import campaign
-
     if json is not None and (
         json.is_dir() or not os.access(json if json.exists() else json.absolute().parent, os.W_OK)
     ):
         raise ConfigError(f"--json={str(json)!r}: it cannot be written: give the path of a file in an existing folder")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    experiment, tell = campaign.only(load(config, overrides), "bench"), _progress(stderr=True).say
+    chosen = _load(config, overrides)
+    from fedfleet.commands import bench as measuring
+    from fedfleet.commands import tune as tuning
+    from fedfleet.experiments import campaign
+
+    experiment, tell = campaign.only(chosen, "bench"), _progress(stderr=True).say
     given = {k: v for k, v in {"rounds": rounds, "seconds": seconds}.items() if v is not None}
     measure, show = (tuning.tune, tuning.show) if tune else (measuring.measure, measuring.show)
     found = measure(experiment, tell=tell, **given)
@@ -202,7 +204,7 @@ def list_(what: Annotated[str, typer.Argument(help="algorithms, datasets or task
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="A Parquet file, or a folder of them.")],
+    source: Annotated[Path, typer.Argument(metavar="IN", exists=True, help="A Parquet file, or a folder of them.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the clients.")],
     test: Annotated[Path | None, typer.Option(help="Parquet of test examples.")] = None,
     hold_out: Annotated[
@@ -232,7 +234,9 @@ def convert(
 
 @app.command()
 def trace(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="A pickle or JSON file in FedScale's layout.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", exists=True, help="A pickle or JSON file in FedScale's layout.")
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New Parquet file.")],
 ) -> None:
     """Convert a trace of device behaviour in FedScale's layout to Parquet for availability=trace. Nothing is unpickled.
@@ -263,6 +267,18 @@ def report(
         typer.echo(write_report(runs, out or runs[0]))
     except ValueError as e:
         raise ConfigError(str(e)) from None
+
+
+def _load(config: Path, overrides: list[str] | None) -> Any:
+    """Load a configuration. What cannot be read at all is said before PyTorch is imported, which takes seconds."""
+    from fedfleet.config.reading import override, read
+
+    read(config)
+    for text in overrides or []:
+        override(text)
+    from fedfleet.config.schema import load
+
+    return load(config, overrides)
 
 
 def _progress(*, stderr: bool = False) -> Any:
@@ -316,13 +332,11 @@ def _new_folder(config: Path) -> Path:
 
 def main() -> None:
     """Run the command line and end the process with its status: 2 for bad input, 1 for a failed run, 130 or 143 if interrupted."""
-    from fedfleet.datasets.files import DataError
-
     if strange := [text for text in sys.argv if "\0" in text]:  # as where it is called from Python
         _end(f"error: {strange[0]!r}: text with the character NUL, which no path has: leave it out", BAD_INPUT)
     try:
         sys.exit(app(standalone_mode=False))
-    except (ConfigError, DataError) as e:
+    except ConfigError as e:
         _end(f"error: {e}", BAD_INPUT)
     except FedfleetError as e:
         _end(f"failed: {e}", FAILED)
@@ -335,10 +349,14 @@ def main() -> None:
         usage = getattr(
             e, "format_message", None
         )  # click's errors of usage, of which some versions of typer have a copy
-        if usage is None:
+        if usage is not None:
+            commands = "run, resume, plan, study, paper, bench, list, convert, trace or report"
+            _end(f"error: {' '.join(usage().split()) or f'give a command: {commands}'}", BAD_INPUT)
+        from fedfleet.datasets.files import DataError  # here, for it imports PyTorch
+
+        if not isinstance(e, DataError):
             raise
-        commands = "run, resume, plan, study, paper, bench, list, convert, trace or report"
-        _end(f"error: {' '.join(usage().split()) or f'give a command: {commands}'}", BAD_INPUT)
+        _end(f"error: {e}", BAD_INPUT)
 
 
 def _end(text: str, status: int) -> NoReturn:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student
 
 from fedfleet.report.tables import Run, answered, gini, read
 
@@ -196,6 +195,8 @@ def interval(values: np.ndarray) -> tuple[float, float]:
     known = values[np.isfinite(values)]
     if len(known) < 2:
         return (float(known[0]) if len(known) else math.nan), math.nan
+    from scipy.stats import t as student  # here, for it takes half a second to import
+
     return float(known.mean()), float(student.ppf(0.975, len(known) - 1) * known.std(ddof=1) / math.sqrt(len(known)))
 
 

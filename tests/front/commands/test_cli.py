@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,44 @@ def summary(run: Path) -> dict[str, Any]:
 def test_list(command: Command, what: str, names: Any) -> None:
     status, out, _ = command("list", what)
     assert (status, [line.split()[0] for line in out.splitlines()]) == (0, list(names))
+
+
+HEAVY = {"torch", "torchvision", "ray", "pandas", "pyarrow", "matplotlib", "sklearn", "scipy", "numpy"}
+COMMAND = """
+import sys
+from fedfleet.commands import cli
+sys.argv[0] = "fedfleet"
+try:
+    cli.main()
+except SystemExit as end:
+    print(end.code, *sorted(name for name in sys.modules if "." not in name), sep=" ", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["--help"], 0),
+        (["study", "--help"], 0),
+        (["run", "--nonsense"], 2),
+        (["run", "nowhere.yaml"], 2),
+        (["plan", __file__, "rounds"], 2),
+        (["resume", "nowhere"], 2),
+    ],
+)
+def test_what_needs_no_arithmetic_imports_none(arguments: list[str], status: int) -> None:
+    done = subprocess.run([sys.executable, "-c", COMMAND, *arguments], capture_output=True, text=True, check=True)
+    found, *modules = done.stderr.splitlines()[-1].split()
+    assert int(found) == status
+    assert "typer" in modules
+    assert HEAVY.isdisjoint(modules)
+
+
+def test_a_worker_imports_what_blocks_need_alone() -> None:
+    needed = "fedfleet.simulator.executors.actor, fedfleet.tasks.registry, fedfleet.datasets.registry"
+    code = f"import sys, {needed}; print(*(name for name in sys.modules if '.' not in name))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"torchvision", "pandas", "matplotlib", "sklearn", "scipy", "typer"}.isdisjoint(done.stdout.split())
 
 
 def test_plan_says_what_a_run_would_do_and_writes_nothing(command: Command, tiny: Path) -> None:
