@@ -23,6 +23,14 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 PLAIN_WIDTH = 140  # of tables that do not go to a terminal
 
+
+def _there(path: Path) -> Path:
+    """Refuse a file that is not there, before what would read it is imported, which takes seconds."""
+    if not path.exists():
+        raise ConfigError(f"{path}: there is no such file: give the path of one")
+    return path
+
+
 ConfigArg = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")]
 OverridesArg = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as rounds=20.")
@@ -60,13 +68,16 @@ def run(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", exists=True, help="What was given as --out.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="What was given as --out.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What is to change, such as rounds=200.")
     ] = None,
     report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
 ) -> None:
     """Go on with a run, or several in one folder, from the last checkpoint; the result is that of one never interrupted."""
+    from fedfleet.config.reading import check_there
+
+    check_there(folder, "config.yaml", "campaign.yaml")
     from fedfleet.experiments import campaign
 
     with _interruptible(f"go on with `fedfleet resume {folder}`"):
@@ -133,7 +144,7 @@ def study(
 @app.command()
 def paper(
     table: Annotated[
-        Path, typer.Argument(metavar="TABLE", exists=True, help="A file such as configs/afl/adult_table.yaml.")
+        Path, typer.Argument(metavar="TABLE", callback=_there, help="A file such as configs/afl/adult_table.yaml.")
     ],
     overrides: OverridesArg = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each row, instead of the configuration's.")] = None,
@@ -204,7 +215,7 @@ def list_(what: Annotated[str, typer.Argument(help="algorithms, datasets or task
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", exists=True, help="A Parquet file, or a folder of them.")],
+    source: Annotated[Path, typer.Argument(metavar="IN", callback=_there, help="A Parquet file, or a folder of them.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the clients.")],
     test: Annotated[Path | None, typer.Option(help="Parquet of test examples.")] = None,
     hold_out: Annotated[
@@ -235,7 +246,7 @@ def convert(
 @app.command()
 def trace(
     source: Annotated[
-        Path, typer.Argument(metavar="IN", exists=True, help="A pickle or JSON file in FedScale's layout.")
+        Path, typer.Argument(metavar="IN", callback=_there, help="A pickle or JSON file in FedScale's layout.")
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New Parquet file.")],
 ) -> None:

@@ -78,6 +78,12 @@ def read(path: Path) -> Mapping[str, Any]:
     return found or {}
 
 
+def check_there(folder: Path, *names: str) -> None:
+    """Refuse a folder with none of these files of a run. Raises ConfigError."""
+    if not any((folder / name).exists() for name in names):
+        raise ConfigError(f"{folder}: no {names[0]} there: give the folder of a run")
+
+
 def override(text: str) -> dict[str, Any]:
     """Read ``dotted.key=value``. Raises ConfigError."""
     key, equals, value = text.partition("=")

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from fedfleet.config.reading import override, read, show
+from fedfleet.config.reading import check_there, override, read, show
 from fedfleet.config.schema import Config, complete, load, recorded, without_own
 from fedfleet.experiments.checkpoint import newest
 from fedfleet.experiments.experiment import Experiment
@@ -123,8 +123,7 @@ def changed(
 
     Raises ConfigError.
     """
-    if not path.exists():
-        raise ConfigError(f"{path.parent}: no {path.name} there: give the folder of a run")
+    check_there(path.parent, path.name)
     if isinstance(overrides, Mapping):
         given = dict(overrides)
     else:

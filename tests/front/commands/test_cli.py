@@ -71,6 +71,8 @@ except SystemExit as end:
         (["run", "nowhere.yaml"], 2),
         (["plan", __file__, "rounds"], 2),
         (["resume", "nowhere"], 2),
+        (["paper", "nowhere.yaml"], 2),
+        (["convert", "nowhere.parquet", "out"], 2),
     ],
 )
 def test_what_needs_no_arithmetic_imports_none(arguments: list[str], status: int) -> None:
