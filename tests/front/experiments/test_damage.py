@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import fedfleet
 from fedfleet.experiments import parts, runfolder
 from fedfleet.experiments.checkpoint import Damaged, load
+from fedfleet.experiments.progress import Progress
 from fedfleet.simulator.driver import state
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 from tests.front.experiments.resuming import BASE, CASES, check_equal, config
@@ -38,7 +39,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, undisturbed, case):
     old, new = sorted((out / "checkpoints").glob("*.safetensors"))
     new.write_bytes(new.read_bytes()[:-7])
     said: list[str] = []
-    progress = fedfleet.progress.Progress.silent()
+    progress = Progress.silent()
     progress.say = said.append
     fedfleet.resume(out, ["rounds=9"], progress)
     assert any(f"{new}: not a readable checkpoint" in line for line in said)

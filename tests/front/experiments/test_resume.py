@@ -90,9 +90,9 @@ def test_killed_anywhere(tmp_path, undisturbed, case):
     out, draw = tmp_path / "run", random.Random(2)
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(complete(config(case))))
-    slow = "import time, fedfleet.simulator.simulate as s; add = s.Position.accept\n"
+    slow = "import time, fedfleet.simulator.driver.simulate as s; add = s.Position.accept\n"
     slow += "s.Position.accept = lambda self, r: (time.sleep(0.05), add(self, r))[1]\n"
-    slow += "from fedfleet.cli import main; main()"
+    slow += "from fedfleet.commands.cli import main; main()"
     killed = 0
     for _ in range(20):
         there = newest(out / "checkpoints")[0] is not None
