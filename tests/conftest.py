@@ -43,7 +43,8 @@ def cluster() -> Iterator[Any]:
 
     from fedfleet.simulator.executors.cluster import ray
 
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 1, "include_dashboard": False})
+    head = {"num_cpus": 4, "num_gpus": 1, "include_dashboard": False}
+    found = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=found.address, log_to_driver=False, configure_logging=False)
     yield found
     ray.shutdown()

@@ -62,7 +62,7 @@ def blocks() -> Iterator[Block]:
 def commands() -> Iterator[tuple[str, list[str]]]:
     """Every line of a block that calls fedfleet or a module, without its comment."""
     for block in blocks():
-        for number, line in enumerate(block.text.splitlines(), block.line + 1):
+        for number, line in enumerate(block.text.replace("\\\n", " ").splitlines(), block.line + 1):
             if block.language in ("", "sh", "bash") and re.match(r"(fedfleet|python -m) ", line):
                 yield f"{block.page.relative_to(ROOT)}:{number}", shlex.split(line, comments=True)
 

@@ -21,6 +21,7 @@ def world(task: str):
     return digits(task, "quantity_skew", alpha=1.0, min_size=2)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", CASES)
 def test_batched_equals_serial(name):
     task, options = CASES[name]

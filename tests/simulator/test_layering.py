@@ -131,7 +131,7 @@ print(datasets.__file__)
 """
 RAY_SCRIPT = """
 import ray
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
 
 @ray.remote
 def where():

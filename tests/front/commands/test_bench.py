@@ -100,7 +100,7 @@ def test_it_ends_after_its_seconds_with_one_round_at_least():
 
 
 @pytest.fixture(scope="module")
-def pool():
+def pool(cluster):
     """A Ray actor that has the tiny experiment."""
     from fedfleet.simulator.executors.ray import RayExecutor
 

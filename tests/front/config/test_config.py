@@ -15,6 +15,8 @@ from fedfleet.config import resolve
 from fedfleet.config.schema import NAMED, Config, complete, load, named, options, with_overrides
 from fedfleet.simulator.errors import ConfigError
 
+pytestmark = pytest.mark.quick
+
 
 def message(source: Any, overrides: Any = None) -> str:
     with pytest.raises(ConfigError) as caught:

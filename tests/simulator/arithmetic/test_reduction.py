@@ -13,6 +13,8 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import ByDomainMean, DomainMeans, Mean, Rows, Store, Total, merge
 from fedfleet.simulator.arithmetic.stored import Stored
 
+pytestmark = pytest.mark.quick
+
 REDUCTIONS = [Total(), Mean(), Mean(weighted=False), ByDomainMean(), Store()]
 
 

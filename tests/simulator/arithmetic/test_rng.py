@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from fedfleet.simulator.arithmetic import rng
 
+pytestmark = pytest.mark.quick
+
 MASK = (1 << 64) - 1
 GOLDEN = {
     "0": 2488344525752971010,

@@ -9,6 +9,8 @@ from torch.testing import assert_close
 
 from fedfleet.simulator.arithmetic import tree as T
 
+pytestmark = pytest.mark.quick
+
 
 class Pair(NamedTuple):
     left: Any

@@ -11,6 +11,8 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.block.batches import Schedule, least_first, schedule
 from fedfleet.simulator.work import Batch, BatchPlan
 
+pytestmark = pytest.mark.quick
+
 START = 1000
 """Client c holds rows START * (c + 1), START * (c + 1) + 1, ..."""
 

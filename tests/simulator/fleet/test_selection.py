@@ -10,6 +10,8 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.selection import ByExamples, Heard, Known, Oort, PowerOfChoice, RoundRobin, Uniform
 
+pytestmark = pytest.mark.quick
+
 SIZES = torch.tensor([1, 1, 2, 4, 8, 16])
 PROBLEM = Problem(6, 5.0, lambda clients: SIZES[clients])
 MANY = Problem(1000, 5.0, lambda clients: 1 + clients % 7)
