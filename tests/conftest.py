@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the tests share the cores among them
+
 from collections.abc import Callable, Iterator
 from typing import Any
 

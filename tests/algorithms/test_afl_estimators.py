@@ -86,7 +86,7 @@ def test_a_step_of_ratios_is_the_mean_over_those_heard(monkeypatch):
 def test_drawn_cohorts_are_unbiased(options):
     """Enough seeds to see a bias of a tenth of the step."""
     (whole,) = run(MANY, 1, w=0.7)
-    ones = [run(MANY, 1, w=0.7, seed=s, invite=3, dual={"lr": 1e-4}, **options)[0] for s in range(400)]
+    ones = [run(MANY, 1, w=0.7, seed=s, invite=3, dual={"lr": 1e-4}, **options)[0] for s in range(250)]
     mean, error = mean_of([torch.tensor([w(s)]) for s in ones])
     assert abs(float(mean) - w(whole)) < 4.5 * float(error)
     assert float(error) < 0.1 * abs(w(whole) - 0.7)
@@ -111,9 +111,9 @@ def test_variances_of_the_gradients():
     }
     for kind, expected in wanted.items():
         options = {"gradient": kind, "batch_size": 1, "invite": 3 if kind == "per_domain" else 1}
-        found = torch.tensor([(0.7 - w(run(where, 1, w=0.7, seed=s, **options)[0])) / 0.1 for s in range(500)])
-        assert float(found.mean()) == pytest.approx(float(whole), abs=4.5 * math.sqrt(float(expected) / 500))
-        assert float(found.var()) == pytest.approx(float(expected), rel=0.25)
+        found = torch.tensor([(0.7 - w(run(where, 1, w=0.7, seed=s, **options)[0])) / 0.1 for s in range(300)])
+        assert float(found.mean()) == pytest.approx(float(whole), abs=4.5 * math.sqrt(float(expected) / 300))
+        assert float(found.var()) == pytest.approx(float(expected), rel=0.3)
 
 
 def test_local_steps_are_fedavg_with_the_weights_lambda():

@@ -85,6 +85,7 @@ class Experiment(Prepared):
     ) -> Run:
         with (
             torch.random.fork_rng(devices=[]),
+            torch.set_grad_enabled(torch.is_grad_enabled()),  # an interruption may come between its being set and reset
             closing(Workers()) as own,
             (workers or own).of(self) as executor,
             closing(RunFolder(out, C.complete(self.config), lock)) as folder,

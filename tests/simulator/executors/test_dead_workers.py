@@ -20,7 +20,6 @@ from tests.simulator.executors.killing import KILLED, die, once
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
 
 CASES = {
-    "stateless": {"task": "classification", "algorithm": {"name": "fedavg", "epochs": 1}},
     "stateful": {"task": "classification", "algorithm": {"name": "scaffold", "epochs": 1}},
     "two phases": {"task": "auc", "algorithm": {"name": "cdma_ada", "steps": 3, "alpha": 0.5}},
 }

@@ -98,13 +98,13 @@ def test_three_actors_give_the_bytes_of_this_process(tmp_path, name, inner):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("actors", [1, 2, 4])
-def test_any_number_of_actors_gives_equal_bytes_and_so_does_any_way_to_them(tmp_path, actors, monkeypatch):
+@pytest.mark.parametrize(("actors", "way"), [(1, "lines"), (2, "calls"), (2, "store")])
+def test_any_number_of_actors_gives_equal_bytes_and_so_does_any_way_to_them(tmp_path, actors, way, monkeypatch):
     expected = run(tmp_path / "local", "two phases", kind="local", inner="batched")
-    on = {"kind": "ray", "actors": actors, "cpus_per_actor": 0.1 + 0.01 * actors, "inner": "batched"}
-    if actors > 1:  # as to other machines: a small model with the blocks,
+    on = {"kind": "ray", "actors": actors, "cpus_per_actor": 0.1, "inner": "batched"}
+    if way != "lines":  # as to other machines: a small model with the blocks,
         monkeypatch.setattr(slab, "own", lambda count: [])
-    if actors == 4:  # and a larger one through the object store
+    if way == "store":  # and a larger one through the object store
         monkeypatch.setattr(executor, "INLINE_BYTES", 0)
         monkeypatch.setattr(executor, "TOGETHER_BYTES", 0)
     check_equal(run(tmp_path / "ray", "two phases", **on), expected)
