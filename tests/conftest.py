@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the tests share the cores among them
 
@@ -14,6 +15,10 @@ from hypothesis import settings
 
 from fedfleet.experiments.prepared import Prepared
 from fedfleet.simulator.executors.base import Executor
+
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell's background job ignores it, and so would what it starts
 
 settings.register_profile("suite", deadline=None, max_examples=25)
 settings.register_profile("thorough", deadline=None, max_examples=400)  # pytest --hypothesis-profile=thorough
