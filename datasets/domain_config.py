@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedfleet.simulator.population import Population
 
 Array = NDArray[np.float64]
+Vectors = Callable[[str, Population], Array]
+"""``(kind, clients) -> vectors (N, k)`` of all clients at the initial model: of kind "gradient" or "loss"."""
+VECTORS_UP_TO = 100_000  # clients, at about a thousand a second
 STEPS = 300  # of Lloyd's algorithm, at most
 
 
@@ -21,7 +24,7 @@ class DomainConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    def group(self, clients: Population, seed: int) -> Population:
+    def group(self, clients: Population, seed: int, vectors: Vectors | None = None) -> Population:
         """Return the clients with their domains, numbered from 0 without a gap. Raises ValueError."""
         return clients
 
@@ -33,7 +36,7 @@ class Given(DomainConfig):
 class EachClient(DomainConfig):
     """Every client is a domain of its own."""
 
-    def group(self, clients: Population, seed: int) -> Population:
+    def group(self, clients: Population, seed: int, vectors: Vectors | None = None) -> Population:
         """Return the clients, each a domain."""
         return clients.grouped(torch.arange(clients.size))
 
@@ -41,17 +44,20 @@ class EachClient(DomainConfig):
 class ByLabel(DomainConfig):
     """Clients whose most frequent label is the same are a domain."""
 
-    def group(self, clients: Population, seed: int) -> Population:
+    def group(self, clients: Population, seed: int, vectors: Vectors | None = None) -> Population:
         """Return the clients by label; labels that are nobody's most frequent are no domain."""
         label = torch.from_numpy(histograms(clients).argmax(1))
         return clients.grouped(label.unique(return_inverse=True)[1])
 
 
 class Clusters(DomainConfig):
-    """Clusters of clients by the shares of their labels: k-means."""
+    """Clusters of clients by the shares of their labels, or by what they make of the initial model: k-means."""
 
     count: int = Field(default=10, ge=1)
     """Clusters, p, before small ones are merged."""
+    by: Literal["labels", "gradient", "loss"] = "labels"
+    """The share of each label; or, at the model that a run of ``population.partition_seed`` (or ``warm_start``) starts from, the
+    direction of a client's gradient, or its mean loss on each label."""
     distance: Literal["euclidean", "kl"] = "euclidean"
     """Squared Euclidean, or the Kullback-Leibler divergence of a client from its cluster (Banerjee et al., JMLR 2005)."""
     min_examples: int = Field(default=1, ge=1)
@@ -59,15 +65,34 @@ class Clusters(DomainConfig):
     max_skewness: float | None = Field(default=None, gt=1)
     """Merge small clusters until m / min_k m_k is at most this."""
 
-    def group(self, clients: Population, seed: int) -> Population:
+    @model_validator(mode="after")
+    def _shares(self) -> Clusters:
+        if self.distance == "kl" and self.by != "labels":
+            raise ValueError(f"distance=kl is between shares, and by={self.by} gives none: use euclidean, or by=labels")
+        return self
+
+    def group(self, clients: Population, seed: int, vectors: Vectors | None = None) -> Population:
         """Return the clients by cluster."""
         if self.count > clients.size:
             raise ValueError(f"count={self.count}: there are only {clients.size} clients")
-        counts = histograms(clients)
-        shares = counts / counts.sum(1, keepdims=True)
+        examples = clients.num_examples(torch.arange(clients.size)).double().numpy()
+        shares = self._vectors(clients, vectors)
         found = _euclidean(shares, self.count, seed) if self.distance == "euclidean" else _kl(shares, self.count, seed)
-        merged = _merged(shares, counts.sum(1), found, self.min_examples, self.max_skewness, self.distance)
+        merged = _merged(shares, examples, found, self.min_examples, self.max_skewness, self.distance)
         return clients.grouped(torch.from_numpy(merged).unique(return_inverse=True)[1])
+
+    def _vectors(self, clients: Population, vectors: Vectors | None) -> Array:
+        if self.by == "labels":
+            counts = histograms(clients)
+            return counts / counts.sum(1, keepdims=True)
+        if vectors is None:
+            raise ValueError(f"by={self.by}: there is no model to take it at: use by=labels")
+        if clients.size > VECTORS_UP_TO:
+            raise ValueError(
+                f"by={self.by}: it looks at the examples of all {clients.size:,} clients, and up to {VECTORS_UP_TO:,} may be: "
+                f"use by=labels"
+            )
+        return vectors(self.by, clients)
 
 
 DOMAINS: Mapping[str, type[DomainConfig]] = {

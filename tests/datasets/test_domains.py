@@ -62,7 +62,31 @@ def test_small_clusters_are_merged_into_the_nearest(distance):
     assert len(find(min_examples=10_000).unique()) == 1
 
 
+def test_clusters_of_vectors_see_neither_labels_nor_sizes():
+    """Clients alike in their labels, of vectors around three points; small clusters go to the nearest point."""
+    clients = people(*[[0, 1]] * 8, [0, 1, 0])
+    vectors = np.array([[0.0, 0], [0.1, 0], [5, 5], [5.1, 5], [5, 5.1], [9, 9], [0, 0.1], [5, 4.9], [9.1, 9]])
+    asked = []
+
+    def found(**given):
+        grouped = Clusters(count=3, **given).group(
+            clients, 0, lambda kind, who: (asked.append((kind, who.size)), vectors)[1]
+        )
+        return grouped.domains(torch.arange(9)).tolist()
+
+    a = found(by="gradient")
+    assert [len({a[i] for i in mine}) for mine in ([0, 1, 6], [2, 3, 4, 7], [5, 8])] == [1, 1, 1]
+    assert len(set(a)) == 3
+    b = found(by="loss", min_examples=6)
+    assert b[5] == b[8] == b[2] != b[0]
+    assert asked == [("gradient", 9), ("loss", 9)]
+
+
 def test_what_cannot_be_grouped_says_so():
+    with pytest.raises(ValueError, match="distance=kl is between shares, and by=loss gives none"):
+        Clusters(distance="kl", by="loss")
+    with pytest.raises(ValueError, match="there is no model to take it at"):
+        Clusters(count=2, by="gradient").group(MIXED, 0)
     with pytest.raises(ValueError, match="there are only 6 clients"):
         Clusters(count=7).group(MIXED, 0)
     law = synthetic.load(synthetic.SyntheticOptions(), 20, 0).population

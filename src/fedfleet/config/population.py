@@ -10,6 +10,7 @@ from torch import Tensor
 from fedfleet.config import schema as C
 from fedfleet.config.schema import Config
 from fedfleet.datasets import registry
+from fedfleet.datasets.domain_config import Vectors
 from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
 from fedfleet.datasets.files import DataError, data_dir
 from fedfleet.simulator.errors import ConfigError, one_line
@@ -48,14 +49,17 @@ def check_undealt(config: Config, name: str) -> None:
         )
 
 
-def make_population(config: Config, data: Data) -> Population:
-    """Return the clients of a data set in their domains, dealt by the configured partition if it has none. Raises ConfigError."""
+def make_population(config: Config, data: Data, vectors: Vectors | None = None) -> Population:
+    """Return the clients of a data set in their domains, dealt by the configured partition if it has none.
+
+    ``vectors`` says what clients make of the initial model. Raises ConfigError.
+    """
     clients = _clients(config, data)
     kind = C.named(config, "domains")
     if kind != "given":
         check_grouped(f"domains={kind!r}", clients.size)
     try:
-        return C.options(config, "domains").group(clients, config.population.partition_seed)
+        return C.options(config, "domains").group(clients, config.population.partition_seed, vectors)
     except ValueError as e:
         raise ConfigError(f"domains={kind!r}: {one_line(e)}") from None
 

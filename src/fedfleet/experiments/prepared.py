@@ -31,6 +31,7 @@ from fedfleet.experiments import own
 from fedfleet.experiments.gap import DomainLosses
 from fedfleet.experiments.provenance import describe
 from fedfleet.experiments.runfolder import load_model
+from fedfleet.experiments.vectors import Vectors
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
@@ -96,7 +97,7 @@ class Prepared:
             C.options(config, "algorithm"), self.task, config.cohort
         )
         resolve.check_pairing(config, self.algorithm, self.task)
-        self.population = make_population(config, data)
+        self.population = make_population(config, data, lambda kind, clients: self._vectors(config)(kind, clients))
         if "data" in self.own:
             own.check_data(config, data, self.population)
         summary, num_examples = self.population.summary(), self.population.num_examples
@@ -132,6 +133,11 @@ class Prepared:
         self.selection = selection(self.config)
         self.costs = timing.costs(self.config, self.algorithm, self.z, lambda: self.notes)
         timing.check_deadline(self.config, self.federation, self.algorithm, self.population, self.costs)
+
+    def _vectors(self, config: Config) -> Vectors:
+        """Return what clients make of the model they are grouped by, which is the same for runs of every seed."""
+        z = self.task.init(config.population.partition_seed)
+        return Vectors(self.task, z if config.warm_start is None else load_model(Path(config.warm_start), z))
 
     def _asked(self, config: Config) -> Config:
         """Return the configuration with the cohort that one's own algorithm invites. Raises ConfigError where it says another."""
