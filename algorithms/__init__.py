@@ -1,4 +1,4 @@
-"""Federated algorithms, a file an algorithm; ``registry`` names them.
+"""Federated algorithms, a file an algorithm, and what several share; ``registry`` names them.
 
 May import: simulator.author.
 """

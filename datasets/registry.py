@@ -1,4 +1,4 @@
-"""The data sets by name: a new one is a file with a loader, and a line here.
+"""The data sets by name: a new one is a file with a loader, and a line here. Beside them: partitions, domains, traces of devices.
 
 The folder is no package, or it would hide Hugging Face's ``datasets``; so what it says of itself stands here.
 

@@ -4,12 +4,12 @@ from fedfleet.simulator.algorithm import Algorithm, Cohort, Problem, Reduced, Ro
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.optim import Optimizer, adagrad, adam, adaptive, sgd
-from fedfleet.simulator.arithmetic.reduction import ByDomainMean, Mean, Store, Total
+from fedfleet.simulator.arithmetic.reduction import ByDomainMean, Mean, Reduction, Rows, Store, Total
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Scalar, Tree
 from fedfleet.simulator.domains import Domains
 from fedfleet.simulator.errors import ClientError, ConfigError, FedfleetError
-from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Objective, Ops, Phase, Stage
+from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Objective, Ops, Phase, Stage, Uplink
 
 __all__ = [
     "Algorithm",
@@ -32,7 +32,9 @@ __all__ = [
     "Phase",
     "Problem",
     "Reduced",
+    "Reduction",
     "Round",
+    "Rows",
     "Saddle",
     "Scalar",
     "Stage",
@@ -41,6 +43,7 @@ __all__ = [
     "Task",
     "Total",
     "Tree",
+    "Uplink",
     "View",
     "adagrad",
     "adam",

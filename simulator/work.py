@@ -151,7 +151,12 @@ class LocalWork:
 
 
 Uplink = Callable[[Mapping[str, Tree], Key], Mapping[str, Tree]]
-"""A transform of one client's slots on their way up: ``(send, key) -> send`` (clip, quantise, sparsify, add noise)."""
+"""A transform of one client's slots on their way up: ``(send, key) -> send`` (clip, quantise, sparsify, add noise).
+
+It sees neither the model that was sent nor the client's state: to compress an update, let ``finish`` send the difference, and keep
+there what is not sent. What is counted is the size of what it returns, zeros too: to send fewer numbers, return values and indices,
+to a reduction that puts them back.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What is learnt: models, objectives, metrics, a file a task; ``registry`` names them.
+"""What is learnt: models, objectives, metrics, a file a task, and what several share; ``registry`` names them.
 
 May import: simulator, simulator.arithmetic.
 """

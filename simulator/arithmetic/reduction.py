@@ -29,7 +29,11 @@ class Rows(NamedTuple):
 
 
 class Reduction(Protocol):
-    """Associative once partials are taken in block order; a partial of None is neutral."""
+    """Associative once partials are taken in block order; a partial of None is neutral.
+
+    A partial is a tree of tensors. Under ``inner: factored`` uploads may hold combinations: whoever does more with them than a
+    weighted sum takes ``multiplied_out`` of them first.
+    """
 
     def block(self, values: Tree, rows: Rows) -> Any:
         """Reduce stacked uploads (leaves (C, ...), or combinations) of one block."""

@@ -1,4 +1,6 @@
-"""Where blocks run: in this process, or on Ray actors, of this machine by pipes and shared memory.
+"""Where blocks run: in this process (``local``), or on Ray actors (``ray``), of this machine by pipes and shared memory.
+
+``base`` says what an executor is, ``inner`` and ``timed`` wrap one, ``worker`` is what runs jobs in any; the rest is Ray's.
 
 May import: simulator, simulator.arithmetic, simulator.block.
 """

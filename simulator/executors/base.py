@@ -26,7 +26,10 @@ class Executor(Protocol):
         ...
 
     def start(self, setup: Setup) -> None:
-        """Give the workers what they need for a run, the first or another."""
+        """Give the workers what they need for a run, the first or another.
+
+        A setup holds functions of authors, closures among them, which plain pickle cannot send; cloudpickle does.
+        """
         ...
 
     def map(

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from multiprocessing.connection import wait
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -341,7 +340,7 @@ class RayExecutor:
             due.extend(self._limits())
         if not due:
             return None, None
-        at, stop = min(due, key=itemgetter(0))
+        at, stop = min(due, key=lambda d: d[0])
         return max(MOMENT_S, at - time.monotonic()), stop
 
     def _limits(self) -> Iterator[tuple[float, Callable[[], None]]]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedfleet.config.schema import Config, load
     from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
     from fedfleet.experiments.experiment import Experiment
+    from fedfleet.experiments.progress import Tracker
     from fedfleet.experiments.resume import resume
     from fedfleet.experiments.runner import Run
     from fedfleet.report import write_report
@@ -76,6 +77,7 @@ def run(
     algorithm: Algorithm | None = None,
     population: Population | None = None,
     data: Dataset | FederatedDataset | None = None,
+    progress: Tracker | None = None,
 ) -> Run:
     """Run one experiment and write its run folder ``out``, which must be new.
 
@@ -86,6 +88,7 @@ def run(
         task, algorithm, data: your own, instead of the configured ones. A ``Dataset`` is dealt to clients by the configured
             partition, a ``FederatedDataset`` comes in clients.
         population: clients of your own; their attribute ``test`` (``Examples``), or ``data``, is what models are tested on.
+        progress: who is told how it goes, round by round; nobody, if not given.
 
     Raises ConfigError or DataError for input that cannot run, FedfleetError for a run that failed.
 
@@ -94,4 +97,4 @@ def run(
     from fedfleet.experiments.experiment import Experiment
 
     experiment = Experiment(load(config, overrides), task=task, algorithm=algorithm, population=population, data=data)
-    return experiment.run(Path(out))
+    return experiment.run(Path(out), progress)

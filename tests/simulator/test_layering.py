@@ -6,11 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from fedfleet.simulator import author
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = {d.name for d in importlib.metadata.distributions()}
@@ -115,6 +118,23 @@ def test_algorithms_take_gradients_through_ops_alone(module):
     for name in dotted(SOURCES[module]):
         assert not under(name, "torch.autograd", "torch.func", "torch.no_grad", "torch.enable_grad"), name
         assert name.rsplit(".", 1)[-1] not in {"backward", "requires_grad_", "EngineOps"}, name
+
+
+def test_every_module_is_type_checked():
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["basedpyright"]["include"]
+    checked = {path for place in told for path in ROOT.glob(place if place.endswith(".py") else f"{place}/**/*.py")}
+    assert not [name for name, path in MODULES.items() if path not in checked]
+
+
+def test_files_are_short():
+    paths = [*MODULES.values(), *ROOT.glob("tests/**/*.py")]
+    length = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in paths}
+    assert not {p: n for p, n in length.items() if n > (500 if p.startswith("tests") else 400)}
+
+
+def test_an_author_imports_all_that_the_table_of_new_things_needs_from_one_module():
+    assert {"Uplink", "Reduction", "Rows", "Phase"} <= set(author.__all__)
+    assert allowed("fedfleet.algorithms") == ["fedfleet.simulator.author"]
 
 
 def test_the_folder_of_data_sets_is_no_regular_package():

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedfleet.config import resolve
+from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.runner import describe
 from fedfleet.simulator.driver.evaluation import Measurement, evaluate_clients
@@ -155,7 +155,7 @@ def _account(x: Experiment, loop: _Loop, executor: TimedExecutor, wall_s: float)
         "evaluate": loop.evaluate_s,
         "other": wall_s - loop.rounds_s - loop.evaluate_s,
     }
-    workers = resolve.actors(x.config) if e.kind == "ray" else 1
+    workers = EXECUTORS[e.kind].workers(x.config)
     phases, evaluation = {k: t.compute_s / n for k, t in executor.phases.items()}, executor.evaluation.compute_s / n
     idle = workers * wall_s / n - evaluation - sum(phases.values())
     return {

@@ -1,4 +1,4 @@
-"""The command line: ``fedfleet run | resume | plan | study | bench | list | convert | trace | report``."""
+"""The command line: each function with ``@app.command`` is one of ``fedfleet``'s commands."""
 
 from __future__ import annotations
 
@@ -361,8 +361,8 @@ def main() -> None:
             e, "format_message", None
         )  # click's errors of usage, of which some versions of typer have a copy
         if usage is not None:
-            commands = "run, resume, plan, study, paper, bench, list, convert, trace or report"
-            _end(f"error: {' '.join(usage().split()) or f'give a command: {commands}'}", BAD_INPUT)
+            commands = ", ".join(c.name or c.callback.__name__ for c in app.registered_commands if c.callback)
+            _end(f"error: {' '.join(usage().split()) or f'give a command, one of {commands}'}", BAD_INPUT)
         from fedfleet.datasets.files import DataError  # here, for it imports PyTorch
 
         if not isinstance(e, DataError):

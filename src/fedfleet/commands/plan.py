@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedfleet.config import resolve, rules, timing
+from fedfleet.config import rules, timing
 from fedfleet.config.schema import named, options
+from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.fleet.hardware import Machines
@@ -37,11 +38,8 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     )
     yield "cohort", f"{invite} {waits}, availability: {named(x.config, 'availability')}"
     yield "blocks a phase", f"up to {-(-invite // block)} of {block} clients"
-    where = f"{resolve.actors(x.config)} Ray actors of {e.cpus_per_actor:g} CPUs and {e.gpus_per_actor:g} GPUs"
-    yield (
-        "executor",
-        f"{where if e.kind == 'ray' else 'this process'}, {e.inner}, {e.threads_per_actor} threads, {e.device}",
-    )
+    where = EXECUTORS[e.kind].describe(x.config)
+    yield "executor", f"{where}, {e.inner}, {e.threads_per_actor} threads, {e.device}"
     yield "factored weights", _factored(x)
     a_block = block * model_bytes * (1 if e.inner == "serial" else 4)
     yield "memory of a block", f"about {a_block / 1e6:.1f} MB of parameters and gradients"

@@ -11,7 +11,7 @@ import torch
 from fedfleet.config import schema as C
 from fedfleet.experiments.checkpoint import Checkpoint, newest
 from fedfleet.experiments.prepared import Prepared
-from fedfleet.experiments.progress import Progress
+from fedfleet.experiments.progress import Progress, Tracker
 from fedfleet.experiments.provenance import differences
 from fedfleet.experiments.runfolder import CHECKPOINTS, RunFolder, check_free, claim, locked
 from fedfleet.experiments.runner import Run, Runner
@@ -22,7 +22,7 @@ from fedfleet.simulator.errors import ConfigError
 class Experiment(Prepared):
     """A configuration made ready to run, as ``Prepared``, and its runs."""
 
-    def run(self, out: Path, progress: Progress | None = None, workers: Workers | None = None) -> Run:
+    def run(self, out: Path, progress: Tracker | None = None, workers: Workers | None = None) -> Run:
         """Run to the end and write the run folder ``out``, which must be new.
 
         An interruption (KeyboardInterrupt, SystemExit) or an error still leaves the tables, the model, a summary with the
@@ -32,7 +32,7 @@ class Experiment(Prepared):
         self.try_out()
         return self._run(claim(out), None, progress, workers)
 
-    def resume(self, folder: Path, progress: Progress | None = None, workers: Workers | None = None) -> Run:
+    def resume(self, folder: Path, progress: Tracker | None = None, workers: Workers | None = None) -> Run:
         """Go on with the run in a folder from its last checkpoint; the result is that of a run that was never interrupted.
 
         Raises ConfigError where there is no checkpoint to go on from, or where it is of another run.
@@ -42,7 +42,7 @@ class Experiment(Prepared):
         with closing(locked(folder)) as lock:
             return self._run(folder, self._last(folder, progress), progress, workers, lock)
 
-    def _last(self, folder: Path, progress: Progress) -> Checkpoint:
+    def _last(self, folder: Path, progress: Tracker) -> Checkpoint:
         """Return the checkpoint to go on from. Raises ConfigError."""
         found, faults = newest(folder / CHECKPOINTS)
         if found is None:
@@ -79,7 +79,7 @@ class Experiment(Prepared):
         self,
         out: Path,
         found: Checkpoint | None,
-        progress: Progress | None,
+        progress: Tracker | None,
         workers: Workers | None,
         lock: IO[str] | None = None,
     ) -> Run:

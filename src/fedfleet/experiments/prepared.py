@@ -28,6 +28,7 @@ from fedfleet.config.population import (
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Dataset
 from fedfleet.experiments import own
+from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.gap import DomainLosses
 from fedfleet.experiments.provenance import describe
 from fedfleet.experiments.runfolder import load_model
@@ -49,7 +50,6 @@ from fedfleet.simulator.driver.probe import asked, probe
 from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.executors.base import Executor
-from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.population import Population, gather
 from fedfleet.simulator.work import Batch, Message
 from fedfleet.tasks.options import DataShape
@@ -289,20 +289,13 @@ class Prepared:
     @property
     def asked_of_executor(self) -> tuple[Any, ...]:
         """Return the kind of the configured executor, and what one is made of."""
-        e = self.config.executor
-        if e.kind == "local":
-            return e.kind, e.threads_per_actor
-        one = (e.cpus_per_actor, e.gpus_per_actor, e.threads_per_actor)
-        return e.kind, resolve.actors(self.config), *one, e.address, resolve.cpus()
+        kind = self.config.executor.kind
+        return kind, *EXECUTORS[kind].asked(self.config)
 
     def executor(self) -> Executor:
         """Return the configured executor, not yet started."""
         kind, *asked = self.asked_of_executor
-        if kind == "local":
-            return LocalExecutor(*asked)
-        from fedfleet.simulator.executors.ray import RayExecutor  # importing Ray takes a second
-
-        return RayExecutor(*asked)
+        return EXECUTORS[kind].build(*asked)
 
     @cached_property
     def fingerprint(self) -> str:

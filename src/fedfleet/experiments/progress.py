@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.live import Live
@@ -13,6 +13,29 @@ from rich.text import Text
 PLAIN_EVERY_S = 5.0
 FATES = ("heard", "stale", "late", "failed", "offline")
 QUIET = ("_worst_tenth", "_spread")  # metrics for the tables
+
+
+class Tracker(Protocol):
+    """Who is told how a run goes, in its own process; after a resume the rounds since the last checkpoint come again.
+
+    ``fedfleet.run(..., progress=mine)`` takes anything with these methods.
+    """
+
+    def say(self, text: str) -> None:
+        """Take a line about what is going on."""
+        ...
+
+    def initial(self, metrics: Mapping[str, float], done: int = 0) -> None:
+        """Take the initial model's ``eval/<metric>`` values, as a run begins, or goes on after so many rounds."""
+        ...
+
+    def round(self, row: Mapping[str, Any], phases: Sequence[Mapping[str, int]], rounds: int) -> None:
+        """Take a row of ``rounds.parquet``, the counts of its phases, each attempt for itself, and how many rounds there are."""
+        ...
+
+    def close(self) -> None:
+        """The run has ended, however it has."""
+        ...
 
 
 class Progress:

@@ -12,7 +12,7 @@ from fedfleet.config.reading import check_there, override, read, show
 from fedfleet.config.schema import Config, complete, load, recorded, without_own
 from fedfleet.experiments.checkpoint import newest
 from fedfleet.experiments.experiment import Experiment
-from fedfleet.experiments.progress import Progress
+from fedfleet.experiments.progress import Progress, Tracker
 from fedfleet.experiments.runfolder import CHECKPOINTS, locked, summary_of
 from fedfleet.experiments.runner import Run
 from fedfleet.experiments.workers import Workers
@@ -32,7 +32,7 @@ MAY_CHANGE = (*WHERE, "rounds", *STOPS, "label", "population.data_dir")
 def resume(
     folder: str | Path,
     overrides: list[str] | Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: Tracker | None = None,
     **own: Any,
 ) -> Run:
     """Go on with the run in ``folder`` from its last checkpoint, and return it finished.
@@ -69,7 +69,7 @@ def resume(
 
 
 def run_or_go_on(
-    x: Experiment, out: Path, progress: Progress | None = None, workers: Workers | None = None, *, replace: bool = False
+    x: Experiment, out: Path, progress: Tracker | None = None, workers: Workers | None = None, *, replace: bool = False
 ) -> Run:
     """Go on from the last checkpoint of the same run in ``out``; where there is none, run it.
 

@@ -16,8 +16,9 @@ import torch
 from fedfleet.config import resolve
 from fedfleet.config.schema import named
 from fedfleet.experiments.checkpoint import Checkpoint
+from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.prepared import Prepared
-from fedfleet.experiments.progress import Progress
+from fedfleet.experiments.progress import Tracker
 from fedfleet.experiments.runfolder import RunFolder
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.codec import encode
@@ -66,7 +67,7 @@ class Runner:
     The position never runs ahead of the tables by more than one round: the one whose evaluation is under way.
     """
 
-    def __init__(self, experiment: Prepared, folder: RunFolder, progress: Progress):
+    def __init__(self, experiment: Prepared, folder: RunFolder, progress: Tracker):
         self.x, self.folder, self.progress = experiment, folder, progress
         self.conditions = experiment.conditions()
         self.at = start(
@@ -333,7 +334,7 @@ def _better(best: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str
 def describe(x: Prepared) -> str:
     """Say in one line what is run, and on what."""
     e = x.config.executor
-    where = f"{resolve.actors(x.config)} Ray actors" if e.kind == "ray" else "this process"
+    where = EXECUTORS[e.kind].describe(x.config)
     return (
         f"{x.label} on {named(x.config, 'task')}, {named(x.config, 'population.dataset')}, {x.problem.clients:,} clients, "
         f"{T.count(x.z):,} floats, {e.inner} on {where}"

@@ -1,0 +1,49 @@
+"""Where the work runs, and what is done about clients at fault, as a configuration says it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedfleet.algorithms.options import Options
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class Executor(Options):
+    """Where the work runs. None of these keys but ``inner``, ``block_size``, threads and device may change a bit of the result."""
+
+    kind: Literal["local", "ray"] = "ray"
+    """local: in this process; ray: on a pool of Ray actors."""
+    inner: Literal["auto", "serial", "batched", "factored"] = "auto"
+    """One client at a time; a block at once; a block at once with the clients' weights factored."""
+    actors: Count | Literal["auto"] = "auto"
+    """Ray actors; auto: as many as the CPUs, and the GPUs if they have any, can take."""
+    cpus_per_actor: float = Field(default=1.0, ge=0.01)
+    """CPUs reserved for an actor; may be fractional."""
+    gpus_per_actor: float = Field(default=0.0, ge=0)
+    """GPUs reserved for an actor; may be fractional. Above 0, clients are trained on the GPU."""
+    threads_per_actor: int = Field(default=1, ge=1, le=1024)
+    """Torch threads of an actor."""
+    block_size: Count | Literal["auto"] = "auto"
+    """Clients a block at most, the unit of dispatch and of summation; several blocks are even in number."""
+    capture: bool = True
+    """Replay blocks of a kind that has come often as the tensor operations they come to, which is faster; to the bit the same."""
+    train_all: bool = False
+    """Let clients that answer too late work all the same, and throw the result away, as a real federation does."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda if ``gpus_per_actor`` is above 0."""
+    address: str | None = None
+    """Address of a running Ray cluster; a private one is started on loopback if not given."""
+
+
+class FaultOptions(Options):
+    """What is done about clients at fault: fail ends the run, drop_client goes on without them."""
+
+    on_client_error: Literal["fail", "drop_client"] = "fail"
+    """Where client code raises."""
+    non_finite: Literal["fail", "drop_client", "keep"] = "fail"
+    """Where what a client sends, or its own state, is NaN or infinite; keep takes it as it is."""
+    client_timeout_s: float | None = Field(default=None, gt=0)
+    """Seconds of the machine's clock after which a client is taken to have raised; on Ray only, where its actor is stopped."""

@@ -1,0 +1,48 @@
+"""The executors by the kind that a configuration names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from fedfleet.config import resolve
+from fedfleet.config.schema import Config
+from fedfleet.simulator.executors.base import Executor
+from fedfleet.simulator.executors.local import LocalExecutor
+
+
+class Kind(NamedTuple):
+    """An executor: what a configuration asks of one, how one is made of that, how many workers it has, what it is in words."""
+
+    asked: Callable[[Config], tuple[Any, ...]]
+    build: Callable[..., Executor]
+    workers: Callable[[Config], int]
+    describe: Callable[[Config], str]
+
+
+def _ray_asks(config: Config) -> tuple[Any, ...]:
+    e = config.executor
+    one = (e.cpus_per_actor, e.gpus_per_actor, e.threads_per_actor)
+    return resolve.actors(config), *one, e.address, resolve.cpus()
+
+
+def _ray(*asked: Any) -> Executor:
+    from fedfleet.simulator.executors.ray import RayExecutor  # importing Ray takes a second
+
+    return RayExecutor(*asked)
+
+
+def _ray_actors(config: Config) -> str:
+    e = config.executor
+    return f"{resolve.actors(config)} Ray actors of {e.cpus_per_actor:g} CPUs and {e.gpus_per_actor:g} GPUs"
+
+
+EXECUTORS: Mapping[str, Kind] = {
+    "local": Kind(
+        lambda config: (config.executor.threads_per_actor,),
+        LocalExecutor,
+        lambda config: 1,
+        lambda config: "this process",
+    ),
+    "ray": Kind(_ray_asks, _ray, resolve.actors, _ray_actors),
+}
