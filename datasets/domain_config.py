@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -31,6 +32,20 @@ class DomainConfig(BaseModel):
 
 class Given(DomainConfig):
     """As the data say; all clients are one domain where they say nothing."""
+
+    target: str | int | tuple[str | int, ...] = ()
+    """Domains, by name, or by number where they have none, whose examples have no labels but for evaluation: targets. All others
+    are sources."""
+
+    def targets(self, names: tuple[str, ...], count: int) -> tuple[int, ...]:
+        """Return the numbers of the targets, of ``count`` domains with these names if they have any. Raises ValueError."""
+        asked = self.target if isinstance(self.target, tuple) else (self.target,)
+        found = tuple(_number(one, names, count) for one in asked)
+        if len(set(found)) < len(found):
+            raise ValueError(f"target={list(asked)}: give each domain once")
+        if found and len(found) == count:
+            raise ValueError(f"target={list(asked)}: no domain is left as a source: leave one out")
+        return found
 
 
 class EachClient(DomainConfig):
@@ -101,6 +116,16 @@ DOMAINS: Mapping[str, type[DomainConfig]] = {
     "label": ByLabel,
     "clusters": Clusters,
 }
+
+
+def _number(domain: str | int, names: tuple[str, ...], count: int) -> int:
+    if str(domain) in names:
+        return names.index(str(domain))
+    if not names and isinstance(domain, int) and 0 <= domain < count:
+        return domain
+    near = difflib.get_close_matches(str(domain), names, n=1)
+    known = ", ".join(names) if names else f"0 to {count - 1}"
+    raise ValueError(f"target={domain}: unknown; {f'did you mean {near[0]!r}? ' if near else ''}choose of {known}")
 
 
 def histograms(clients: Population) -> Array:

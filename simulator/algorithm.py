@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.domains import Domains
+from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.work import Batch, Message, Objective, Phase
 
 
@@ -24,6 +25,7 @@ class Problem:
         mean_examples: the mean number of examples a client.
         num_examples: the number of examples of each of some clients, int64 of the shape of their numbers.
         domains: which of them belong together.
+        sources, targets: the clients that hold labelled, and unlabelled, examples (n,) int64; None where all are labelled.
 
     """
 
@@ -31,6 +33,24 @@ class Problem:
     mean_examples: float
     num_examples: Callable[[Tensor], Tensor] | None = None
     domains: Domains | None = None
+    sources: Tensor | None = None
+    targets: Tensor | None = None
+
+    def among(self, role: Role) -> Problem:
+        """Return the federation of the clients of a role alone, numbered by their places in ``sources`` or ``targets``.
+
+        Raises ConfigError where no domain is a target.
+        """
+        ids = self.sources if role == "source" else self.targets
+        if ids is None:
+            raise ConfigError(
+                "domains.target: the algorithm tells clients with labels from those without: say which domains are targets"
+            )
+        of = self.num_examples
+        return Problem(len(ids), self.mean_examples, None if of is None else lambda clients: of(ids[clients]))
+
+
+Role = Literal["source", "target"]
 
 
 @dataclass(frozen=True)
@@ -85,8 +105,11 @@ class Round(Protocol):
         """The federation."""
         ...
 
-    def invite(self, size: int, *, replace: bool = False) -> Cohort:
-        """Invite a cohort; where all alike are drawn, the n-th call of a round for as many is the same for every algorithm."""
+    def invite(self, size: int, *, replace: bool = False, role: Role | None = None) -> Cohort:
+        """Invite a cohort; where all alike are drawn, the n-th call of a round for as many is the same for every algorithm.
+
+        With a ``role``, of the clients that hold labelled ("source") or unlabelled ("target") examples alone.
+        """
         ...
 
     def draw(self, size: int, clients: Callable[[int, Key], Tensor]) -> Cohort:
@@ -165,6 +188,8 @@ class Algorithm(NamedTuple):
         same_cohort: whether it asks the same clients in all phases where ``cohort.resample`` is false.
         convex: whether its steps are those of a theorem about convex losses.
         rounds: those that its steps are made for, if they are.
+        roles: whether it tells clients with labels from those without; others are given labelled examples alone, unless the task
+            is ``unlabelled``.
         name: what it is called in records and reports; by default as the function that made ``round``.
 
     """
@@ -181,6 +206,7 @@ class Algorithm(NamedTuple):
     same_cohort: bool = False
     convex: bool = False
     rounds: int | None = None
+    roles: bool = False
     name: str | None = None
 
 
@@ -190,7 +216,8 @@ class Task(Protocol):
     One with ``whole = True`` is evaluated on all examples of a split at once, rather than in chunks. One that has a method
     ``prepare(x, y, say) -> about`` is given the training examples before a run begins, to make ready what it measures with; one
     with ``images(z)`` has some images (n, c, h, w) of the last model kept and shown. ``measured``, if there, names its metrics, so
-    that nothing need be evaluated to know them.
+    that nothing need be evaluated to know them. One with ``unlabelled = True`` learns from examples without labels too: in their
+    rows ``batch.data["target"]`` (B,) is true and ``batch.y`` -1.
     """
 
     @property

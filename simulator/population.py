@@ -18,6 +18,7 @@ class LocalData(NamedTuple):
         rows: (C, n) int64, row numbers of each client's examples, padded at the end with any valid row.
         counts: (C,) int64, each client's number of examples.
         domain: (C,) int64.
+        labelled: (C,) int64, how many of each client's examples have labels, which come first; None where all have.
 
     """
 
@@ -25,6 +26,7 @@ class LocalData(NamedTuple):
     rows: Tensor
     counts: Tensor
     domain: Tensor
+    labelled: Tensor | None = None
 
 
 class Summary(NamedTuple):
@@ -78,6 +80,7 @@ class InMemoryPopulation:
         indices: (total,) int64.
         offsets: (N + 1,) int64, rising.
         domain: (N,) int64, the domain of each client, from 0 without a gap.
+        labelled: (N,) int64, how many of a client's rows have labels, its first ones; None where all have.
 
     """
 
@@ -85,6 +88,7 @@ class InMemoryPopulation:
     indices: Tensor
     offsets: Tensor
     domain: Tensor
+    labelled: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -111,11 +115,13 @@ class InMemoryPopulation:
     def local_data(self, ids: Tensor) -> LocalData:
         """Return row numbers into the shared tensors, padded with the client's first row."""
         counts = self.num_examples(ids)
-        return LocalData(self.data, self.indices[padded_rows(self.offsets[ids], counts)], counts, self.domain[ids])
+        rows = self.indices[padded_rows(self.offsets[ids], counts)]
+        labelled = None if self.labelled is None else self.labelled[ids]
+        return LocalData(self.data, rows, counts, self.domain[ids], labelled)
 
     def labels(self, ids: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the labels of clients (C,), one client after another, and how many each has, (C,); None without labels."""
-        if "y" not in self.data:
+        if "y" not in self.data or self.labelled is not None:
             return None
         counts = self.num_examples(ids)
         return self.data["y"][self.indices[joined_rows(self.offsets[ids], counts)]], counts
@@ -123,7 +129,31 @@ class InMemoryPopulation:
     def to(self, device: torch.device) -> InMemoryPopulation:
         """Return the population with its tensors on a device."""
         data = {k: v.to(device) for k, v in self.data.items()}
-        return InMemoryPopulation(data, self.indices.to(device), self.offsets.to(device), self.domain.to(device))
+        labelled = None if self.labelled is None else self.labelled.to(device)
+        return InMemoryPopulation(
+            data, self.indices.to(device), self.offsets.to(device), self.domain.to(device), labelled
+        )
+
+    def withholding(self, unlabelled: Tensor) -> InMemoryPopulation:
+        """Return the population without the labels of some rows, (rows,) bool: ``y`` is -1 there, and a column "target" true.
+
+        A client's labelled examples come first, each kind in its order.
+        """
+        owner = torch.arange(self.size).repeat_interleave(self.offsets.diff())
+        hidden = unlabelled[self.indices]
+        order = (2 * owner + hidden).argsort(stable=True)
+        labelled = torch.zeros(self.size, dtype=torch.int64).index_add_(0, owner, (~hidden).long())
+        y = torch.where(unlabelled, -1, self.data["y"])
+        data = {**self.data, "y": y, "target": unlabelled}
+        return replace(self, data=data, indices=self.indices[order], labelled=labelled)
+
+    def keeping(self, rows: Tensor) -> InMemoryPopulation:
+        """Return the population of the rows (rows,) bool alone; clients that have none of them are left out."""
+        kept = rows[self.indices]
+        owner = torch.arange(self.size).repeat_interleave(self.offsets.diff())[kept]
+        clients, sizes = owner.unique(return_counts=True)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+        return InMemoryPopulation(self.data, self.indices[kept], offsets, self.domain[clients])
 
 
 def joined_rows(first: Tensor, counts: Tensor) -> Tensor:

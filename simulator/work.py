@@ -57,6 +57,10 @@ class Batch:
         cut = {k: v.chunk(parts) for k, v in self.data.items()}
         return tuple(Batch({k: v[i] for k, v in cut.items()}, w) for i, w in enumerate(self.weight.chunk(parts)))
 
+    def only(self, mask: Tensor) -> Batch:
+        """Return the batch in which only the rows count where ``mask`` (B,) is true."""
+        return Batch(self.data, self.weight * mask.to(self.weight.dtype))
+
     def count(self) -> Tensor:
         """Return the number of real rows, a zero-dimensional tensor."""
         return self.weight.sum()
@@ -76,6 +80,8 @@ class BatchPlan:
         epochs: passes over the local set; clients with more examples then take more steps.
         per_step: batches a step (Extra Step uses 2); the step then receives a tuple of them.
         shuffle: False walks in stored order.
+        stratified: of a client with labelled and unlabelled examples, every batch holds both in proportion, labelled ones first,
+            their number rounded down; each kind is gone through by itself, and no batch is short.
 
     """
 
@@ -84,6 +90,7 @@ class BatchPlan:
     epochs: int | None = None
     per_step: int = 1
     shuffle: bool = True
+    stratified: bool = False
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):

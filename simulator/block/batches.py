@@ -78,7 +78,13 @@ def least_first(values: Tensor, wanted: int) -> Tensor:
 
 
 def schedule(
-    plan: BatchPlan, rows: Tensor, counts: Tensor, keys: Key, steps: int | None = None, limit: Tensor | None = None
+    plan: BatchPlan,
+    rows: Tensor,
+    counts: Tensor,
+    keys: Key,
+    steps: int | None = None,
+    limit: Tensor | None = None,
+    labelled: Tensor | None = None,
 ) -> Schedule:
     """Lay out local steps.
 
@@ -89,6 +95,7 @@ def schedule(
         keys: (C,) one key a client and stage.
         steps: replaces ``plan.steps`` (a random K of this round).
         limit: (C,) int64 steps after which each client stops, if it has not finished.
+        labelled: (C,) int64 real rows that have labels, the first ones; None where all have.
 
     """
     clients, n = rows.shape
@@ -106,7 +113,9 @@ def schedule(
     )  # (C, T * per_step, B)
     real = place < counts[:, None, None]
     place = torch.where(real, place, torch.zeros_like(place))
-    if plan.shuffle:
+    if plan.stratified and labelled is not None:
+        place, real = _stratified(plan, batch, counts, labelled, size, keys)
+    elif plan.shuffle:
         epochs = int(epoch.max()) + 1
         order = rng.bits(rng.fold(keys[:, None], "epoch", torch.arange(epochs, device=rows.device)), n)  # (C, E, n)
         padding = torch.arange(n, device=rows.device) >= counts[:, None]
@@ -123,3 +132,33 @@ def schedule(
         epoch_end=(by_step(batch % an_epoch[:, None]) == an_epoch[:, None, None] - 1).any(-1),
         key=rng.fold(keys[:, None], "step", torch.arange(total, device=rows.device)),
     )
+
+
+def _stratified(
+    plan: BatchPlan, batch: Tensor, counts: Tensor, labelled: Tensor, size: int, keys: Key
+) -> tuple[Tensor, Tensor]:
+    """Return the places (C, T * per_step, B) of batches that hold both kinds of examples in proportion, and which are real.
+
+    A batch goes on where the one before ended in each kind, which is shuffled anew each time it is gone through.
+    """
+    rows = counts.clamp(max=size)  # real ones of a batch
+    mine = (rows * labelled).div(counts, rounding_mode="floor")
+    at = torch.arange(size, device=counts.device).expand(len(counts), -1)  # (C, B)
+    found = []
+    for kind, (each, of, before) in enumerate(((mine, labelled, 0 * mine), (rows - mine, counts - labelled, mine))):
+        so_far = batch[..., None] * each[:, None, None] + (at - before[:, None])[:, None]  # (C, T * per_step, B)
+        some = of.clamp(min=1)[:, None, None]
+        turn, place = so_far.clamp(min=0).div(some, rounding_mode="floor"), so_far.clamp(min=0) % some
+        found.append(_shuffled(rng.fold(keys, "kind", kind), of, turn, place) if plan.shuffle else place)
+    places = torch.where((at < mine[:, None])[:, None], found[0], labelled[:, None, None] + found[1])
+    real = (at < rows[:, None])[:, None].expand(places.shape)
+    return torch.where(real, places, torch.zeros_like(places)), real
+
+
+def _shuffled(keys: Key, counts: Tensor, turn: Tensor, place: Tensor) -> Tensor:
+    """Return where ``place`` (C, T, B) goes in the order of its ``turn`` (C, T, B) through ``counts`` (C,) examples."""
+    n, turns = max(1, int(counts.max())), int(turn.max()) + 1
+    order = rng.bits(rng.fold(keys[:, None], "epoch", torch.arange(turns, device=counts.device)), n)
+    padding = torch.arange(n, device=counts.device) >= counts[:, None]
+    order = order.masked_fill(padding[:, None], torch.iinfo(torch.int64).max).argsort(dim=-1, stable=True)
+    return order.flatten(1).gather(1, (turn * n + place).flatten(1)).reshape(place.shape)

@@ -294,7 +294,9 @@ def _walks(phase: Phase, task: BlockTask, local: LocalData, keys: Key) -> tuple[
     walks: list[Schedule] = []
     left = None if task.limit is None else task.limit.to(local.counts.device)
     for s, stage in enumerate(phase.work.stages):
-        walk = schedule(stage.batches, local.rows, local.counts, rng.fold(keys, "stage", s), task.steps, left)
+        walk = schedule(
+            stage.batches, local.rows, local.counts, rng.fold(keys, "stage", s), task.steps, left, local.labelled
+        )
         left = None if left is None else left - walk.active.sum(1)
         walks.append(walk)
     return tuple(walks)

@@ -59,6 +59,7 @@ class Measurement:
                 if "domain" in data and has_rows(outputs, len(data["domain"])):
                     domains = by_domain(self._task, outputs, data)
                     found |= summarised(domains)
+                    found |= by_role(self._task, outputs, data)
             else:
                 found |= {f"{split}_{name}": value for name, value in self._task.metrics(outputs, data).items()}
         return Measured(found, domains)
@@ -78,6 +79,18 @@ def by_domain(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str
         if len(rows):
             for name, value in task.metrics(T.index(outputs, rows), T.index(data, rows)).items():
                 found.setdefault(name, torch.full((len(examples),), torch.nan, dtype=torch.float64))[domain] = value
+    return found
+
+
+def by_role(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return "source_<metric>" and "target_<metric>" where some of the examples are of targets."""
+    if "target" not in data:
+        return {}
+    found: dict[str, float] = {}
+    for role, rows in (("source", ~data["target"]), ("target", data["target"])):
+        if rows.any():
+            each = task.metrics(T.index(outputs, rows), T.index(data, rows))
+            found |= {f"{role}_{name}": value for name, value in each.items()}
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedfleet.simulator.algorithm import Algorithm, Buffered, Cohort, Problem, Reduced
+from fedfleet.simulator.algorithm import Algorithm, Buffered, Cohort, Problem, Reduced, Role
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.arithmetic.rng import Key
@@ -64,8 +64,8 @@ def asked(algorithm: Algorithm, z: Tree, problem: Problem, seed: int) -> int | N
 class _Asking(EngineRound):
     """A round that ends with its first invitation."""
 
-    def invite(self, size: int, *, replace: bool = False) -> Cohort:
-        raise _Asked(size)
+    def invite(self, size: int, *, replace: bool = False, role: Role | None = None) -> Cohort:
+        raise _Asked(size if role is None else None)
 
     def draw(self, size: int, clients: Callable[[int, Key], Tensor]) -> Cohort:
         raise _Asked(size)
@@ -74,8 +74,8 @@ class _Asking(EngineRound):
 class _Small(EngineRound):
     """A round with few clients."""
 
-    def invite(self, size: int, *, replace: bool = False) -> Cohort:
-        return super().invite(min(size, CLIENTS), replace=replace)
+    def invite(self, size: int, *, replace: bool = False, role: Role | None = None) -> Cohort:
+        return super().invite(min(size, CLIENTS), replace=replace, role=role)
 
     def draw(self, size: int, clients: Callable[[int, Key], Tensor]) -> Cohort:
         return super().draw(min(size, CLIENTS), clients)

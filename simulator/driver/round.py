@@ -11,7 +11,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.algorithm import Buffered, Cohort, Problem, Reduced
+from fedfleet.simulator.algorithm import Buffered, Cohort, Problem, Reduced, Role
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
@@ -104,15 +104,20 @@ class EngineRound:
     def _key(self, purpose: str) -> Key:
         return rng.fold(self._root, purpose, self.index, self.attempt)
 
-    def invite(self, size: int, *, replace: bool = False) -> Cohort:
+    def invite(self, size: int, *, replace: bool = False, role: Role | None = None) -> Cohort:
         """Invite a cohort as the selection draws it."""
         c, memory = self._conditions, self._memory
         with self._sampling():
             key = rng.fold(self._key("invite"), self._invitations)
             self._invitations += 1
             wanted = rounded_up(size * c.over_select)
-            wanted = wanted if replace else max(size, min(wanted, self.problem.clients))
-            clients, memory.selection = c.selection.invite(memory.selection, key, wanted, self.problem, replace=replace)
+            problem = self.problem if role is None else self.problem.among(role)
+            wanted = wanted if replace else max(size, min(wanted, problem.clients))
+            clients, memory.selection = c.selection.invite(memory.selection, key, wanted, problem, replace=replace)
+            if role is not None:
+                ids = self.problem.sources if role == "source" else self.problem.targets
+                assert ids is not None
+                clients = ids[clients]
             return Cohort(clients, _occurrences(clients) if replace else torch.zeros_like(clients))
 
     def draw(self, size: int, clients: Callable[[int, Key], Tensor]) -> Cohort:

@@ -24,6 +24,11 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     )
     yield "rounds, seed", f"{x.config.rounds}, {x.config.seed}"
     yield "clients", f"{x.problem.clients:,} with {summary.min_examples} to {summary.max_examples} examples each"
+    if (target := getattr(options(x.config, "domains"), "target", ())) != ():
+        told = f"{target}, without labels; {x.problem.clients} of {x.config.population.clients} clients take part"
+        if x.problem.sources is not None and x.problem.targets is not None:
+            told += f", {len(x.problem.sources)} with labelled examples, {len(x.problem.targets)} with unlabelled ones"
+        yield "targets", told
     if x.algorithm.domains is not None and x.problem.domains is not None:
         sizes = x.problem.domains.examples
         yield (

@@ -13,6 +13,8 @@ from fedfleet.datasets import registry
 from fedfleet.datasets.domain_config import Vectors
 from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
 from fedfleet.datasets.files import DataError, data_dir
+from fedfleet.simulator.algorithm import Problem
+from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.fleet.policies import rounded_up
 from fedfleet.simulator.population import InMemoryPopulation, Population
@@ -64,6 +66,44 @@ def make_population(config: Config, data: Data, vectors: Vectors | None = None) 
         raise ConfigError(f"domains={kind!r}: {one_line(e)}") from None
 
 
+def targets(config: Config, data: Data) -> tuple[int, ...]:
+    """Return the domains of a data set that are targets. Raises ConfigError."""
+    chosen = C.options(config, "domains")
+    if not getattr(chosen, "target", ()):
+        return ()
+    domain = data.test.domain if isinstance(data, FederatedDataset) else data.train.domain
+    if domain is None:
+        raise ConfigError(
+            f"domains.target={chosen.target!r}: the data set {data.name!r} has no domains: choose one that has, such as "
+            f"domains_digits"
+        )
+    try:
+        return chosen.targets(data.domains, int(domain.max()) + 1)
+    except ValueError as e:
+        raise ConfigError(f"domains.{one_line(e)}") from None
+
+
+def with_roles(config: Config, data: Data, population: Population, *, unlabelled: bool) -> Population:
+    """Return the clients without the labels of the targets, or where these are of no use without their examples.
+
+    Raises ConfigError.
+    """
+    chosen = targets(config, data)
+    if not chosen:
+        return population
+    if (
+        not isinstance(population, InMemoryPopulation)
+        or isinstance(data, FederatedDataset)
+        or data.train.domain is None
+    ):
+        raise ConfigError(
+            "domains.target: clients that come by themselves tell no labelled examples from others: choose a data set that "
+            "population.partition deals"
+        )
+    of = torch.isin(data.train.domain, torch.tensor(chosen))
+    return population.withholding(of) if unlabelled else population.keeping(~of)
+
+
 def check_grouped(what: str, clients: int) -> None:
     """Refuse what looks at every client where they are too many. Raises ConfigError."""
     if clients > GROUPED_UP_TO:
@@ -97,17 +137,39 @@ def _clients(config: Config, data: Data) -> Population:
     return InMemoryPopulation({"x": examples.x, "y": examples.y}, partition.indices, partition.offsets, domain)
 
 
-def check_clients(config: Config, population: Population, *, asynchronous: bool = False) -> Config:
-    """Return the configuration with its number of clients filled in. Raises ConfigError where it does not fit the clients."""
+def problem(population: Population) -> Problem:
+    """Return the federation of these clients."""
+    summary, num_examples = population.summary(), population.num_examples
+    domains = Grouped(population.size, summary.domains, population.domains, num_examples)
+    labelled: Tensor | None = getattr(population, "labelled", None)
+    roles: dict[str, Tensor] = {}
+    if labelled is not None:
+        examples = num_examples(torch.arange(population.size))
+        roles = {"sources": labelled.nonzero().flatten(), "targets": (examples - labelled).nonzero().flatten()}
+    return Problem(population.size, summary.mean_examples, num_examples, domains, **roles)
+
+
+def check_clients(config: Config, dealt: Population, population: Population, *, asynchronous: bool = False) -> Config:
+    """Return the configuration with its number of clients, all that were ``dealt``, filled in.
+
+    Raises ConfigError where it does not fit the ``population`` of those that take part.
+    """
     p, size, invite = config.population, population.size, config.cohort.invite
-    if p.clients is not None and p.clients != size:
-        raise ConfigError(f"population.clients={p.clients}: the population has {size}: leave it out")
+    if p.clients is not None and p.clients != dealt.size:
+        raise ConfigError(f"population.clients={p.clients}: the population has {dealt.size}: leave it out")
     if not asynchronous and invite > size:
-        raise ConfigError(f"cohort.invite={invite}: there are only population.clients={size}: lower it")
+        there = (
+            f"there are only population.clients={size}" if size == dealt.size else f"only {size} clients have labels"
+        )
+        raise ConfigError(f"cohort.invite={invite}: {there}: lower it")
     if not asynchronous and (asked := rounded_up(config.cohort.over_select * invite)) > size:
         raise ConfigError(
             f"cohort.over_select={config.cohort.over_select:g}: it invites {asked} clients, and there are only "
             f"population.clients={size}: lower it"
+        )
+    if config.evaluation.per_client and getattr(population, "labelled", None) is not None:
+        raise ConfigError(
+            "evaluation.per_client=True: clients of domains.target have no labels to be evaluated by: set it to false"
         )
     if config.evaluation.per_client and size > PER_CLIENT_UP_TO:
         raise ConfigError(
@@ -119,7 +181,7 @@ def check_clients(config: Config, population: Population, *, asynchronous: bool 
             f"population.partition={C.named(config, 'population.partition')!r}: there are clients that have no examples: raise "
             f"population.partition.min_size, or lower population.clients"
         )
-    return config.model_copy(update={"population": p.model_copy(update={"clients": size})})
+    return config.model_copy(update={"population": p.model_copy(update={"clients": dealt.size})})
 
 
 def evaluation_data(config: Config, data: Data) -> dict[str, dict[str, Tensor]]:
@@ -134,6 +196,8 @@ def evaluation_data(config: Config, data: Data) -> dict[str, dict[str, Tensor]]:
     found = {name: _columns(examples) for name, examples in splits.items()}
     if (domain := splits["test"].domain) is not None and C.named(config, "domains") == "given":
         found["test"]["domain"] = domain
+        if chosen := targets(config, data):
+            found["test"]["target"] = torch.isin(domain, torch.tensor(chosen))
     return found
 
 

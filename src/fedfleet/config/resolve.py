@@ -188,6 +188,28 @@ def check_pairing(config: Config, algorithm: Algorithm, task: Task) -> None:
         check_asynchronous(config)
 
 
+def unlabelled(algorithm: Algorithm, task: Task) -> bool:
+    """Say whether examples without labels are of use."""
+    return algorithm.roles or getattr(task, "unlabelled", False)
+
+
+def check_roles(config: Config, algorithm: Algorithm, task: Task) -> None:
+    """Refuse targets where they mean nothing, and their want where something is learnt from them. Raises ConfigError."""
+    target, name = getattr(options(config, "domains"), "target", ()), named(config, "algorithm")
+    if not target and unlabelled(algorithm, task):
+        what = f"algorithm.name={name!r}" if algorithm.roles else f"task.name={named(config, 'task')!r}"
+        raise ConfigError(
+            f"{what}: it learns from domains without labels, and no domain is a target: set domains.target"
+        )
+    if target and algorithm.domains is not None:
+        raise ConfigError(
+            f"domains.target={show(target)}: {name} learns on domains with labels: leave it out, and choose the sources by "
+            f"population.dataset.domains"
+        )
+    if algorithm.roles and (kind := named(config, "selection")) != "uniform":
+        raise ConfigError(f"selection.kind={kind!r}: {name} draws clients by their role, uniformly: leave it out")
+
+
 def check_asynchronous(config: Config) -> None:
     """Refuse what an asynchronous algorithm would silently ignore. Raises ConfigError."""
     cohort = config.cohort

@@ -24,6 +24,8 @@ from fedfleet.config.population import (
     final_data,
     load_data,
     make_population,
+    problem,
+    with_roles,
 )
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Dataset
@@ -33,7 +35,7 @@ from fedfleet.experiments.gap import DomainLosses
 from fedfleet.experiments.provenance import describe
 from fedfleet.experiments.runfolder import load_model
 from fedfleet.experiments.vectors import Vectors
-from fedfleet.simulator.algorithm import Algorithm, Problem, Task
+from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.digest import digest
@@ -44,7 +46,6 @@ from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.chunk import TRIED, Chunk, run_chunk
 from fedfleet.simulator.block.faults import Faults
 from fedfleet.simulator.block.purity import Impure
-from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.driver.evaluation import client_phase, clients_by_domain, has_rows, summarised
 from fedfleet.simulator.driver.probe import asked, probe
 from fedfleet.simulator.driver.round import Conditions
@@ -97,16 +98,17 @@ class Prepared:
             C.options(config, "algorithm"), self.task, config.cohort
         )
         resolve.check_pairing(config, self.algorithm, self.task)
-        self.population = make_population(config, data, lambda kind, clients: self._vectors(config)(kind, clients))
+        dealt = make_population(config, data, lambda kind, clients: self._vectors(config)(kind, clients))
         if "data" in self.own:
-            own.check_data(config, data, self.population)
-        summary, num_examples = self.population.summary(), self.population.num_examples
-        domains = Grouped(self.population.size, summary.domains, self.population.domains, num_examples)
-        self.problem = Problem(self.population.size, summary.mean_examples, num_examples, domains)
+            own.check_data(config, data, dealt)
+        resolve.check_roles(config, self.algorithm, self.task)
+        self.population = with_roles(config, data, dealt, unlabelled=resolve.unlabelled(self.algorithm, self.task))
+        self.problem = problem(self.population)
+        summary = self.population.summary()
         self.z = self.task.init(config.seed)
         if algorithm is not None:
             config = self._asked(config)
-        config = check_clients(config, self.population, asynchronous=self.algorithm.asynchronous)
+        config = check_clients(config, dealt, self.population, asynchronous=self.algorithm.asynchronous)
         if algorithm is None:
             resolve.check_local(config, summary.max_examples)
         size = self.population.size
@@ -340,6 +342,9 @@ def _metric_names(task: Task, z: Tree, splits: Mapping[str, Mapping[str, torch.T
             metrics = dict(task.metrics(outputs, few))
             if split == "test" and "domain" in tensors and has_rows(outputs, len(few["y"])):
                 domains = tensors["domain"].unique()
-                metrics |= summarised({name: torch.zeros(len(domains)) for name in metrics})
+                told = tuple(metrics)
+                metrics |= summarised({name: torch.zeros(len(domains)) for name in told})
+                roles = tensors["target"].unique().tolist() if "target" in tensors else []
+                metrics |= {f"{'target' if target else 'source'}_{name}": 0.0 for target in roles for name in told}
             found += [f"eval/{prefix}{name}" for name in metrics]
     return found

@@ -205,3 +205,54 @@ def test_the_least_values_are_found_in_the_order_of_a_stable_sort():
             found = least_first(values, wanted)
             torch.testing.assert_close(found[..., :wanted], whole[..., :wanted], rtol=0, atol=0)
     assert least_first(many, 600).shape[-1] == 600
+
+
+@given(
+    counts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(any), min_size=1, max_size=4),
+    size=st.one_of(st.none(), st.integers(1, 12)),
+    steps=st.integers(1, 7),
+    per_step=st.integers(1, 2),
+    shuffle=st.booleans(),
+)
+def test_stratified_batches_go_through_each_kind_by_itself(counts, size, steps, per_step, shuffle):
+    """(labelled, unlabelled) examples of each client; every batch has its share of both, and every pass all of a kind."""
+    totals = [a + b for a, b in counts]
+    plan = BatchPlan(size=size, steps=steps, per_step=per_step, shuffle=shuffle, stratified=True)
+    labelled = torch.tensor([a for a, _ in counts])
+    found = schedule(plan, *block(totals), keys_of(len(counts)), labelled=labelled)
+    width = found.rows.shape[2] // per_step
+    for c, (a, b) in enumerate(counts):
+        full = min(max(totals) if size is None else size, max(totals), a + b)
+        first = full * a // (a + b)
+        batches = [
+            row for step in visits(found, c) for row in (step[: len(step) // per_step], step[len(step) // per_step :])
+        ]
+        batches = batches if per_step == 2 else visits(found, c)
+        assert all(len(rows) == full <= width for rows in batches)
+        kinds = {0: [r for rows in batches for r in rows[:first]], 1: [r for rows in batches for r in rows[first:]]}
+        for kind, of in ((0, own_rows(c, a + b)[:a]), (1, own_rows(c, a + b)[a:])):
+            seen = kinds[kind]
+            assert set(seen) <= set(of)
+            for i in range(0, len(seen) - len(of) + 1, max(1, len(of))):
+                assert sorted(seen[i : i + len(of)]) == of
+            if not shuffle and of:
+                assert seen == [of[i % len(of)] for i in range(len(seen))]
+
+
+def test_stratified_passes_are_shuffled_anew_and_by_client():
+    plan = BatchPlan(size=6, steps=8, stratified=True)
+    found = schedule(plan, *block([24, 24]), keys_of(2), labelled=torch.tensor([12, 12]))
+    passes = [
+        [[r % START for r in flatten(b[:3] for b in visits(found, c)[i : i + 4])] for i in (0, 4)] for c in (0, 1)
+    ]
+    assert len({tuple(p) for each in passes for p in each}) == 4
+    others = [
+        [[r % START - 12 for r in flatten(b[3:] for b in visits(found, c)[i : i + 4])] for i in (0, 4)] for c in (0, 1)
+    ]
+    assert not {tuple(p) for each in passes for p in each} & {tuple(p) for each in others for p in each}
+
+
+def test_all_labelled_batches_are_as_ever():
+    plan, both = BatchPlan(size=4, steps=5), BatchPlan(size=4, steps=5, stratified=True)
+    for a, b in zip(walk(plan, [7, 9]), walk(both, [7, 9]), strict=True):
+        assert torch.equal(a, b)
