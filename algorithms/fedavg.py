@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from fedfleet.algorithms.local import Direction, gradient, local_training
+from fedfleet.algorithms.local import Direction, carried, gradient, local_training
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions, ServerOptimizer
 from fedfleet.simulator.author import Algorithm, Key, Mean, Message, Phase, Problem, Round, T, Task, Tree, View
 
@@ -70,6 +70,6 @@ def averaging(
         if plain:
             return State(mean, state.server), {}
         d, moments = optimizer.update(state.server, T.sub(state.z, mean), state.z)
-        return State(task.objectives["train"].step(state.z, server.lr, d), moments), {}
+        return State(carried(task.objectives["train"].step(state.z, server.lr, d), mean), moments), {}
 
-    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, requires=("x",))
+    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, requires=("x",), buffers=True)

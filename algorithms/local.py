@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedfleet.simulator.author import (
+    BUFFERS,
     At,
     Batch,
     BatchPlan,
@@ -58,6 +59,11 @@ def local_training(
         return Local(ops.step("train", local.z, shared["lr"], d), state, local.own)
 
     return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish)
+
+
+def carried(z: Tree, mean: Tree) -> Tree:
+    """Return the model ``z`` with the buffers, if there are any, of the clients' mean, which no server step is about."""
+    return {**z, BUFFERS: mean[BUFFERS]} if BUFFERS in mean else z
 
 
 Evaluate = Callable[[Ops, Mapping[str, Any], Batch, Key], Tree]

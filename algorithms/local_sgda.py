@@ -32,4 +32,4 @@ def averaged(options: LocalOptions, task: Task, cohort: CohortOptions, work: Loc
         shared = Message(send={"z": z}, config={"lr": options.rates(rnd.index, task.parts)})
         return rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))["z"], {}
 
-    return Algorithm(init, round, (train,), {"global": View(lambda z: z)}, requires=("x", "y"))
+    return Algorithm(init, round, (train,), {"global": View(lambda z: z)}, requires=("x", "y"), buffers=True)

@@ -190,6 +190,7 @@ class Algorithm(NamedTuple):
         rounds: those that its steps are made for, if they are.
         roles: whether it tells clients with labels from those without; others are given labelled examples alone, unless the task
             is ``unlabelled``.
+        buffers: whether its server averages models, so that what their layers keep count of is carried along.
         name: what it is called in records and reports; by default as the function that made ``round``.
 
     """
@@ -207,6 +208,7 @@ class Algorithm(NamedTuple):
     convex: bool = False
     rounds: int | None = None
     roles: bool = False
+    buffers: bool = False
     name: str | None = None
 
 

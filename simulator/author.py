@@ -9,9 +9,22 @@ from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Scalar, Tree
 from fedfleet.simulator.domains import Domains
 from fedfleet.simulator.errors import ClientError, ConfigError, FedfleetError
-from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Objective, Ops, Phase, Stage, Uplink
+from fedfleet.simulator.work import (
+    BUFFERS,
+    At,
+    Batch,
+    BatchPlan,
+    LocalWork,
+    Message,
+    Objective,
+    Ops,
+    Phase,
+    Stage,
+    Uplink,
+)
 
 __all__ = [
+    "BUFFERS",
     "Algorithm",
     "At",
     "Batch",

@@ -16,6 +16,12 @@ from torch import Tensor
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Scalar, Tree, axpy, neg
 
+BUFFERS = "b"
+"""The part of a model that no gradient moves: what its layers keep count of as they go, such as BatchNorm's statistics.
+
+A loss returns it anew under this name in ``aux``, and ``ops.step`` puts it in its place.
+"""
+
 
 @dataclass(frozen=True)
 class Message:
@@ -111,7 +117,7 @@ class Ops(Protocol):
 
     def grad(
         self, objective: str, z: Tree, batch: Batch, key: Key, *, ctx: Tree = None, wrt: tuple[str, ...] | None = None
-    ) -> tuple[Tree, Mapping[str, Tensor]]:
+    ) -> tuple[Tree, Mapping[str, Any]]:
         """Return ``(direction, aux)`` with direction = sign * gradient, so that every method steps ``z - eta * direction``."""
         ...
 
@@ -120,7 +126,10 @@ class Ops(Protocol):
         ...
 
     def step(self, objective: str, z: Tree, lr: Scalar, direction: Tree) -> Tree:
-        """Return the projection of ``z - lr * direction``; ``lr`` may be a prefix tree."""
+        """Return the projection of ``z - lr * direction``; ``lr`` may be a prefix tree.
+
+        ``z["b"]``, where there is one, becomes what the last ``grad`` of this step with these buffers has made of it.
+        """
         ...
 
     def apply(self, name: str, z: Tree, batch: Batch) -> Any:
@@ -190,7 +199,7 @@ class Phase:
     dated: bool = False
 
 
-LossFn = Callable[[Tree, Batch, Any, Key], tuple[Tensor | Mapping[str, Tensor], Mapping[str, Tensor]]]
+LossFn = Callable[[Tree, Batch, Any, Key], tuple[Tensor | Mapping[str, Tensor], Mapping[str, Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)

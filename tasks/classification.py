@@ -1,4 +1,4 @@
-"""Classification by cross-entropy: z = {"x": parameters of the net}."""
+"""Classification by cross-entropy: z = {"x": parameters of the net}, and "b" where its layers keep count of something."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from fedfleet.simulator.author import Batch, Key, Objective, Tree
+from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
 from fedfleet.tasks.models import build
 from fedfleet.tasks.options import DataShape, ModelOptions
+from fedfleet.tasks.stateful import buffers, called, prepared
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -23,11 +23,10 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 class Classification:
     """A net, cross-entropy, accuracy. Functions: "predict", logits (B, classes); "per_example", accuracy and loss (B,)."""
 
-    parts = ("x",)
-
     def __init__(self, options: ModelOptions, shape: DataShape):
         self._options, self._shape = options, shape
         self._net = self._build(0)
+        self.parts = ("x", BUFFERS) if buffers(self._net) else ("x",)
         self.objectives = {"train": Objective(loss=self._loss, sign={"x": 1})}
         self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
             "predict": lambda z, batch: self.logits(z, batch.x),
@@ -35,18 +34,23 @@ class Classification:
         }
 
     def _build(self, seed: int) -> nn.Module:
-        return build(self._options.model, self._shape.example, self._shape.classes, self._options.hidden, seed)
+        return prepared(
+            build(self._options.model, self._shape.example, self._shape.classes, self._options.hidden, seed)
+        )
 
     def init(self, seed: int) -> Tree:
-        """Return the net's initial parameters, by name."""
-        return {"x": {name: p.detach() for name, p in self._build(seed).named_parameters()}}
+        """Return the net's initial parameters, and what its layers keep count of, by name."""
+        net = self._build(seed)
+        z = {"x": {name: p.detach() for name, p in net.named_parameters()}}
+        return z | ({BUFFERS: buffers(net)} if BUFFERS in self.parts else {})
 
     def logits(self, z: Tree, x: Tensor) -> Tensor:
-        """Return the net's outputs (B, classes) for inputs (B, ...)."""
-        return functional_call(self._net, z["x"], (x,))
+        """Return the net's outputs (B, classes) for inputs (B, ...), as they are outside training."""
+        return called(self._net, z["x"], z.get(BUFFERS, {}), x)[0]
 
-    def _loss(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Tensor]]:
-        return batch.mean(cross_entropy(self.logits(z, batch.x), batch.y)), {}
+    def _loss(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
+        logits, new = called(self._net, z["x"], z.get(BUFFERS, {}), batch.x, weight=batch.weight, key=key)
+        return batch.mean(cross_entropy(logits, batch.y)), {BUFFERS: new} if new else {}
 
     def _per_example(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
         logits = self.logits(z, batch.x)

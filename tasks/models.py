@@ -44,6 +44,16 @@ def cnn(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Mod
     )
 
 
+def cnn_bn(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:
+    """The same with BatchNorm after each convolution."""
+    channels, height, width = shape
+    return Net(
+        *(nn.Conv2d(channels, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), MaxPool2()),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), MaxPool2()),
+        *(nn.Flatten(), nn.Linear(32 * (height // 4) * (width // 4), classes)),
+    )
+
+
 def lenet(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:
     """LeNet: two 5x5 convolutions (6, 16 channels) with ReLU and pooling, linear 120, 84, classes: 44,426 weights at 28x28."""
     channels, height, width = shape
@@ -76,11 +86,12 @@ MODELS: dict[str, Callable[[tuple[int, ...], int, tuple[int, ...]], nn.Module]] 
     "logistic": logistic,
     "mlp": mlp,
     "cnn": cnn,
+    "cnn_bn": cnn_bn,
     "lenet": lenet,
     "lenet_relu": lenet_relu,
     "convnet": convnet,
 }
-SMALLEST_SIDE = {"cnn": 4, "lenet": 16, "lenet_relu": 16, "convnet": 18}
+SMALLEST_SIDE = {"cnn": 4, "cnn_bn": 4, "lenet": 16, "lenet_relu": 16, "convnet": 18}
 """The least height and width that a convolutional net can take."""
 
 

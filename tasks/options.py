@@ -20,6 +20,6 @@ class ModelOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     model: str = "mlp"
-    """One of logistic, mlp, cnn, lenet, lenet_relu, convnet."""
+    """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, convnet."""
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = (64,)
     """Widths of the hidden layers (mlp only)."""

@@ -21,7 +21,7 @@ from fedfleet.simulator.arithmetic.factored import Factored, Ledger
 from fedfleet.simulator.arithmetic.layers import Layer, NotLinear, Weight, pays
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Scalar, Tree
-from fedfleet.simulator.work import Batch, Objective
+from fedfleet.simulator.work import BUFFERS, Batch, Objective
 
 V = TypeVar("V")
 
@@ -31,7 +31,7 @@ class _Found(NamedTuple):
 
     gradients: list[Tensor]
     value: Tensor
-    aux: Mapping[str, Tensor]
+    aux: Mapping[str, Any]
     rest: int
 
 
@@ -85,7 +85,7 @@ class _Call:
         gradients = [self._gradient(i, p, g) for i, (p, g) in enumerate(zip(points, found, strict=True))]
         first = next(iter(players.values()))
         rest = sum(leaf.numel() for leaf, p in zip(self.z, points, strict=True) if not isinstance(p, Layer))
-        return _Found(gradients, first.detach(), {name: a.detach() for name, a in aux.items()}, rest)
+        return _Found(gradients, first.detach(), T.map(Tensor.detach, dict(aux)), rest)
 
     def _parameter(self, i: int, content: Combination) -> Layer | Tensor:
         """Return a combination as a layer, or multiplied out where the loss uses it in another way."""
@@ -162,10 +162,11 @@ class EngineOps:
         self._functions = functions
         self._ledger = ledger
         self.loss: Tensor | None = None
+        self._kept: list[tuple[Tree, Tree]] = []  # buffers as they were given, and what became of them
 
     def grad(
         self, objective: str, z: Tree, batch: Batch, key: Key, *, ctx: Tree = None, wrt: tuple[str, ...] | None = None
-    ) -> tuple[Tree, Mapping[str, Tensor]]:
+    ) -> tuple[Tree, Mapping[str, Any]]:
         """Return ``(direction, aux)``; ``aux["loss"]`` is the value (the first player's where each has its own)."""
         chosen = self._objective(objective)
         ctx = T.map(lambda x: x.multiplied_out("ctx") if isinstance(x, Factored) else x, ctx)
@@ -179,6 +180,8 @@ class EngineOps:
             ledger.flop += 6 * (ledger.products + rows * found.rest)
         if self.loss is None:
             self.loss = found.value
+        if BUFFERS in found.aux:
+            self._kept.append((z[BUFFERS], found.aux[BUFFERS]))
         gradient = T.unflatten(z, found.gradients)
         direction = {p: T.scale(-1.0, g) if chosen.sign.get(p, 0) < 0 else g for p, g in gradient.items()}
         return direction, {**found.aux, "loss": found.value}
@@ -193,8 +196,11 @@ class EngineOps:
         return value
 
     def step(self, objective: str, z: Tree, lr: Scalar, direction: Tree) -> Tree:
-        """Return the projection of ``z - lr * direction``."""
-        return self._objective(objective).step(z, lr, direction)
+        """Return the projection of ``z - lr * direction``, with what layers keep count of as it is by now."""
+        moved = self._objective(objective).step(z, lr, direction)
+        if BUFFERS not in z:
+            return moved
+        return {**moved, BUFFERS: next((new for old, new in reversed(self._kept) if old is z[BUFFERS]), z[BUFFERS])}
 
     def apply(self, name: str, z: Tree, batch: Batch) -> Any:
         """Evaluate a forward function of the task."""

@@ -24,6 +24,7 @@ from fedfleet.datasets.examples import Examples
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.driver.evaluation import less_is_better
 from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.work import BUFFERS
 
 ROW_BYTES = 64
 """Memory of a row of a client's schedule: its number, weight and random bits, and copies of them on the way."""
@@ -164,6 +165,11 @@ def check_pairing(config: Config, algorithm: Algorithm, task: Task) -> None:
         raise ConfigError(
             f"algorithm.name={named(config, 'algorithm')!r}: it needs a task with a {what.get(missing[0], missing[0])} part, and "
             f"task.name={named(config, 'task')!r} has none: choose a minimax task (auc), or a minimisation algorithm (fedavg)"
+        )
+    if BUFFERS in task.parts and not algorithm.buffers:
+        raise ConfigError(
+            f"algorithm.name={named(config, 'algorithm')!r}: its server does not average models, which is what layers with "
+            f"statistics (BatchNorm) need: choose fedavg, fedprox or local_sgda, or a net without, such as one of GroupNorm"
         )
     if algorithm.minimises and "y" in task.parts:
         raise ConfigError(
