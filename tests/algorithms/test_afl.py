@@ -42,6 +42,14 @@ def test_the_mean_of_the_points_comes_to_the_saddle():
     assert last.mixture_mean.tolist() == pytest.approx([2 / 3, 1 / 3], abs=0.02)
 
 
+def test_the_mean_is_of_all_points_alike():
+    states = run(TWO, 5, dual={"lr": 0.1}, average=True)
+    points, mixtures = [w(s) for s in states], torch.stack([s.mixture for s in states])
+    for t, state in enumerate(states, 1):
+        assert float(state.z_mean["x"]["w"]) == pytest.approx(sum(points[:t]) / t, abs=1e-12)
+        torch.testing.assert_close(state.mixture_mean, mixtures[:t].mean(0), rtol=0, atol=1e-12)
+
+
 def test_the_best_response():
     states = run(TWO, 400, method="best_response", strong_convexity=1.0)
     mean = float(states[-1].z_mean["x"]["w"])

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from fedfleet.algorithms.options import Options
 from fedfleet.commands import study as studying
 from fedfleet.config import schema as C
 from fedfleet.config.reading import parse
+from fedfleet.experiments.campaign import Trial
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.files import write_text
 from fedfleet.experiments.progress import Progress
@@ -25,10 +26,21 @@ from fedfleet.report.groups import versions
 from fedfleet.simulator.driver.evaluation import less_is_better
 from fedfleet.simulator.errors import ConfigError, one_line
 
-WORST = "worst"
+WORST, MEAN = "worst", "mean"
 Found = dict[str, dict[str, list[float]]]
 """Row -> column -> a value a seed."""
 Printed = dict[str, float | tuple[float, float]]
+
+
+class Across(Options):
+    """Columns of which each is a run of its own: what varies from one to the next."""
+
+    key: str
+    """Dotted key, such as domains.target."""
+    columns: dict[str, Any] = Field(min_length=1)
+    """Column -> value of the key."""
+    metric: str
+    """Final metric of all columns."""
 
 
 class PaperTable(Options):
@@ -41,8 +53,10 @@ class PaperTable(Options):
     """The paper, and which of its tables."""
     config: Path
     """Configuration whose ``compare`` has the rows; beside this file."""
-    columns: dict[str, str] = Field(min_length=1)
+    columns: dict[str, str] = Field(default={})
     """Column -> final metric, such as accuracy, or accuracy[0] for that of domain 0."""
+    across: Across | None = None
+    """Instead of ``columns``, columns that are runs of their own."""
 
     @field_validator("columns")
     @classmethod
@@ -53,6 +67,8 @@ class PaperTable(Options):
 
     worst_of: list[str] = Field(default=[])
     """Columns of which the worst is a column too; all of them losses, or all of them merits."""
+    mean_of: list[str] = Field(default=[])
+    """Columns of which the mean is a column too."""
     value: Literal["final", "best"] = "final"
     """Which value of a metric: that of the last model, or the best over the run."""
     scale: float = 1.0
@@ -61,7 +77,23 @@ class PaperTable(Options):
     baseline: str | None = None
     """Row that the others are compared with, seed by seed."""
     paper: dict[str, Printed] = Field(default={})
-    """Row -> column -> what is printed there: a number, or a mean and a standard deviation; the worst is the column "worst"."""
+    """Row -> column -> what is printed there: a number, or a mean and a standard deviation; "worst" and "mean" are columns."""
+
+    @model_validator(mode="after")
+    def _columns(self) -> PaperTable:
+        if bool(self.columns) == (self.across is not None):
+            raise ValueError("columns: give columns, or across")
+        if self.across is not None:
+            metric = self._readable({"across": self.across.metric})["across"]
+            object.__setattr__(self, "columns", dict.fromkeys(self.across.columns, metric))
+        return self
+
+    def of(self, trial: Trial) -> dict[str, str]:
+        """Return the columns that a run fills, with their metrics."""
+        if self.across is None:
+            return self.columns
+        mine = trial.point[self.across.key]
+        return {c: self.across.metric for c, value in self.across.columns.items() if value == mine}
 
 
 def read(path: Path) -> PaperTable:
@@ -73,11 +105,12 @@ def read(path: Path) -> PaperTable:
         raise ConfigError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except (OSError, TypeError, ValueError) as e:
         raise ConfigError(f"{path}: cannot be read ({one_line(e)}): give the YAML file of a table") from None
-    printed = {*found.columns, WORST}
+    printed = {*found.columns, WORST, MEAN}
     if strange := [f"{row}.{c}" for row, values in found.paper.items() for c in values if c not in printed]:
         raise ConfigError(f"{path}: paper.{strange[0]}: no such column: choose of {', '.join(found.columns)}")
-    if unknown := [c for c in found.worst_of if c not in found.columns]:
-        raise ConfigError(f"{path}: worst_of: {unknown[0]!r} is none of the columns {', '.join(found.columns)}")
+    for key, columns in (("worst_of", found.worst_of), ("mean_of", found.mean_of)):
+        if unknown := [c for c in columns if c not in found.columns]:
+            raise ConfigError(f"{path}: {key}: {unknown[0]!r} is none of the columns {', '.join(found.columns)}")
     return found
 
 
@@ -90,6 +123,8 @@ def run(
     """
     table = read(path)
     config = C.load(path.parent / table.config, overrides)
+    if table.across is not None:
+        config = C.with_overrides(config, {"vary": {table.across.key: [*table.across.columns.values()]}})
     rows = list(config.compare or {})
     for key, named in (("baseline", [table.baseline] if table.baseline else []), ("paper", list(table.paper))):
         if unknown := [row for row in named if row not in rows]:
@@ -127,25 +162,23 @@ def collected(prepared: studying.Prepared, table: PaperTable, out: Path) -> Foun
         folder = studying.folder(out, trial)
         summary = summary_of(folder)
         ended, final = summary.get("status") in ("finished", "stopped"), summary.get(table.value, {})
-        values = {
-            name: table.scale * _value(folder, final, metric) if ended else math.nan
-            for name, metric in table.columns.items()
-        }
-        if table.worst_of:
-            values[WORST] = _worst(table)(values[name] for name in table.worst_of)
         mine = found.setdefault(trial.label, {})
-        for name, value in values.items():
-            mine.setdefault(name, []).append(value)
+        for name, metric in table.of(trial).items():
+            mine.setdefault(name, []).append(table.scale * _value(folder, final, metric) if ended else math.nan)
+    for mine in found.values():
+        for name, of, together in ((WORST, table.worst_of, _worst(table)), (MEAN, table.mean_of, statistics.fmean)):
+            if of:
+                mine[name] = [together(seed) for seed in zip(*(mine[column] for column in of), strict=True)]
     return found
 
 
 def _less_is_better(table: PaperTable, column: str) -> bool:
-    column = table.worst_of[0] if column == WORST else column
+    column = {WORST: table.worst_of, MEAN: table.mean_of}.get(column, [column])[0]
     return less_is_better(table.columns[column])
 
 
 def _worst(table: PaperTable) -> Callable[[Iterable[float]], float]:
-    return max if _less_is_better(table, WORST) else min
+    return max if table.worst_of and _less_is_better(table, WORST) else min
 
 
 def _value(run: Path, final: Mapping[str, float], metric: str) -> float:
@@ -187,7 +220,7 @@ def _ours(table: PaperTable, found: Found) -> Iterator[str]:
             cells.append(f"{_worst(table)(statistics.fmean(mine[c]) for c in table.worst_of):.{table.digits}f}")
         yield f"| {label} | ours | {' | '.join(cells)} |"
         if label in table.paper:  # whose worst is the worst of the means
-            names = [*table.columns, *(["", WORST] if table.worst_of else [])]
+            names = [*("" if c == WORST else c for c in mine), *([WORST] if table.worst_of else [])]
             yield f"| | paper | {' | '.join(_printed(table.paper[label].get(c), table.digits) for c in names)} |"
 
 

@@ -30,6 +30,7 @@ from fedfleet.report import write_report
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 
 CAMPAIGN = "campaign.yaml"
+TARGET = "domains.target"
 OWN_KEYS = {
     "label": "the name of the entry is the label",
     "seed": "set seed or seeds at the top",
@@ -55,7 +56,7 @@ def trials(config: Config) -> list[Trial]:
     """Return the runs a configuration asks for; a single run has the place ".". Raises ConfigError."""
     if config.compare is None and config.vary is None and config.seeds is None:
         return [Trial(config, "", ".")]
-    seeds, varied = config.seeds or [config.seed], config.vary or {}
+    seeds, varied = config.seeds or [config.seed], _each(config)
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"seeds={seeds}: give each seed once")
     _refuse_own_keys("vary", varied)
@@ -78,6 +79,19 @@ def trials(config: Config) -> list[Trial]:
                         f"use labels and values that differ in letters or digits"
                     )
     return list(found.values())
+
+
+def _each(config: Config) -> dict[str, list[Any]]:
+    """Return what varies; ``domains.target: [each]`` leaves every domain out in turn. Raises ConfigError, DataError."""
+    varied = dict(config.vary or {})
+    if varied.get(TARGET) == ["each"]:
+        data = load_data(config)
+        if not data.domains:
+            raise ConfigError(
+                f"vary.{TARGET}=[each]: the data set {data.name!r} has no domains by name: give their numbers"
+            )
+        varied[TARGET] = list(data.domains)
+    return varied
 
 
 def prepare(trial: Trial, loaded: dict[str, Data]) -> Experiment:

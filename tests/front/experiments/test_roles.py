@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 import fedfleet
+from fedfleet.commands import cli
 from fedfleet.commands.plan import describe
+from fedfleet.experiments import campaign
+from fedfleet.experiments.runfolder import summary_of
 from fedfleet.simulator.author import Algorithm, BatchPlan, LocalWork, Mean, Message, Phase, Stage, Store, View
 from fedfleet.simulator.errors import ConfigError
 
@@ -197,3 +202,53 @@ def test_an_algorithm_of_roles_needs_targets():
 def test_clients_evaluated_on_their_own_data_are_sources_alone(tmp_path):
     done = prepared(**{"evaluation.per_client": True}).run(tmp_path / "run")
     assert len(done.table("clients").query("round == 1")) == 6
+
+
+def test_every_domain_is_left_out_in_turn():
+    config = fedfleet.load(BASE, {"vary": {"domains.target": ["each"]}, "seeds": [0, 1]})
+    plan = campaign.trials(config)
+    assert [t.point["domains.target"] for t in plan] == ["1", "1", "4", "4", "8", "8"]
+    assert [t.config.domains["target"] for t in plan] == ["1", "1", "4", "4", "8", "8"]
+    bare = {"population.dataset.label_domains": False, "population.partition": "iid"}
+    with pytest.raises(
+        ConfigError, match=r"vary\.domains\.target=\[each\]: the data set 'digits' has no domains by name"
+    ):
+        campaign.trials(fedfleet.load(BASE, {"vary": {"domains.target": ["each"]}, **bare}))
+
+
+TABLE = """
+title: Digits
+source: a paper, Table 1
+config: digits.yaml
+across: {key: domains.target, metric: target_loss, columns: {ones: 1, eights: 8}}
+mean_of: [ones, eights]
+worst_of: [ones, eights]
+baseline: plain
+digits: 3
+paper: {slow: {ones: 1.5, mean: 2.5, worst: 3.5}}
+"""
+
+
+def test_a_table_whose_columns_are_runs(tmp_path, capsys, monkeypatch):
+    given = {**BASE, "compare": {"plain": {}, "slow": {"algorithm.lr": 0.001}}}
+    (tmp_path / "digits.yaml").write_text(yaml.safe_dump(given))
+    (tmp_path / "table.yaml").write_text(TABLE)
+    asked = ["paper", tmp_path / "table.yaml", "--seeds", 2, "--jobs", 1, "--out", tmp_path / "out"]
+    monkeypatch.setattr("sys.argv", ["fedfleet", *map(str, asked)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code in (0, None)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "| trained on | | ones | eights | worst | mean | worst of the means |"
+    found = json.loads((tmp_path / "out" / "table.json").read_text())
+    ran = [p.parent for p in sorted((tmp_path / "out").rglob("summary.json"))]
+    assert len(ran) == 8
+    each = {
+        (yaml.safe_load((r / "config.yaml").read_text())["domains"]["target"], r): summary_of(r)["final"] for r in ran
+    }
+    for row in ("plain", "slow"):
+        losses = [[v["eval/target_loss"] for (t, r), v in each.items() if t == k and row in str(r)] for k in (1, 8)]
+        assert [found[row]["ones"], found[row]["eights"]] == losses
+        assert found[row]["mean"] == pytest.approx([sum(pair) / 2 for pair in zip(*losses, strict=True)])
+        assert found[row]["worst"] == pytest.approx([max(pair) for pair in zip(*losses, strict=True)])
+    assert "| | paper | 1.500 |  |  | 2.500 | 3.500 |" in lines
