@@ -4,7 +4,7 @@ Pixels stay uint8 until the engine gathers a batch, so that a data set takes a q
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -48,7 +48,10 @@ class Examples:
 
     def sample(self, size: int) -> "Examples":
         """Return `fixed_draw` of the examples."""
-        rows = fixed_draw(len(self), size)
+        return self.rows(fixed_draw(len(self), size))
+
+    def rows(self, rows: Tensor) -> "Examples":
+        """Return some of the examples, by number or by mask."""
         return Examples(self.x[rows], self.y[rows], self.classes, None if self.domain is None else self.domain[rows])
 
 
@@ -72,6 +75,15 @@ class Dataset:
     test: Examples
     domains: tuple[str, ...] = ()
     columns: Mapping[str, Column] = field(default_factory=dict)
+
+    def parted(self, share: float) -> "tuple[Dataset, Examples]":
+        """Return the data set without a `share` of the training examples of each domain, a fixed draw, and these examples."""
+        domain = torch.zeros_like(self.train.y) if self.train.domain is None else self.train.domain
+        out = torch.zeros(len(domain), dtype=torch.bool)
+        for rows in ((domain == d).nonzero().flatten() for d in domain.unique()):
+            out[rows[fixed_draw(len(rows), round(share * len(rows)))]] = True
+        columns = {name: c._replace(train=c.train[~out]) for name, c in self.columns.items()}
+        return replace(self, train=self.train.rows(~out), columns=columns), self.train.rows(out)
 
     def sample(self, size: int) -> Examples:
         """Return a fixed draw of at most `size` training examples."""

@@ -57,6 +57,10 @@ class Classification:
         right = (logits.argmax(1) == batch.y).to(torch.float32)
         return {"accuracy": right, "loss": cross_entropy(logits, batch.y)}
 
+    def probabilities(self, outputs: Tree) -> Tensor:
+        """Return how likely each class is (n, classes)."""
+        return outputs.softmax(1)
+
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
         """Return accuracy and mean cross-entropy."""
         right = outputs.argmax(1) == data["y"]

@@ -18,11 +18,15 @@ from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import BlockTask, run_block
 from fedfleet.simulator.block.chunk import Chunk, run_chunk
 from fedfleet.simulator.block.faults import Faults
+from fedfleet.simulator.driver.label_free import label_free
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Ops, Phase, Stage
 
 TENTH = 10
-HIGH_IS_BAD = re.compile(r"loss|err|mse|mae|nll|perplexity|regret|gap|violation|spread|(^|[_/])fid(_|$)", re.IGNORECASE)
+HIGH_IS_BAD = re.compile(
+    r"loss|err|entropy|mse|mae|nll|perplexity|regret|gap|violation|spread|(^|[_/])fid(_|$)", re.IGNORECASE
+)
+VALIDATION = "validation"
 CHUNK = 500  # fixed, since the chunk decides the bits
 CLIENTS_A_BLOCK = 32
 
@@ -54,15 +58,29 @@ class Measurement:
         domains: dict[str, Tensor] = {}
         for split, pending in self._outputs.items():
             outputs, data = T.concat(list(pending)), self._data[split]
-            if split == "test":
-                found |= self._task.metrics(outputs, data)
-                if "domain" in data and has_rows(outputs, len(data["domain"])):
-                    domains = by_domain(self._task, outputs, data)
-                    found |= summarised(domains)
-                    found |= by_role(self._task, outputs, data)
-            else:
-                found |= {f"{split}_{name}": value for name, value in self._task.metrics(outputs, data).items()}
+            metrics, by = measured(self._task, split, outputs, data)
+            domains = by or domains
+            found |= {f"{'' if split == 'test' else f'{split}_'}{name}": value for name, value in metrics.items()}
         return Measured(found, domains)
+
+
+def measured(task: Task, split: str, outputs: Tree, data: Mapping[str, Tensor]) -> Measured:
+    """Return the metrics of a split: of all, of sources and targets apart; of the split "test" also by domain.
+
+    Where targets are held out, what can be said of them without labels is said, if the task gives ``probabilities``.
+    """
+    found, domains = dict(task.metrics(outputs, data)), {}
+    if not has_rows(outputs, len(data["y"])):
+        return Measured(found, domains)
+    if split == "test" and "domain" in data:
+        domains = by_domain(task, outputs, data)
+        found |= summarised(domains)
+    found |= by_role(task, outputs, data)
+    guess = getattr(task, "probabilities", None)
+    if split == VALIDATION and guess is not None and "target" in data and data["target"].any():
+        measures = label_free(guess(T.index(outputs, data["target"])))
+        found |= {f"target_{name}": value for name, value in measures.items()}
+    return Measured(found, domains)
 
 
 def has_rows(outputs: Tree, size: int) -> bool:

@@ -184,20 +184,36 @@ def check_clients(config: Config, dealt: Population, population: Population, *, 
     return config.model_copy(update={"population": p.model_copy(update={"clients": dealt.size})})
 
 
-def evaluation_data(config: Config, data: Data) -> dict[str, dict[str, Tensor]]:
-    """Return the splits to evaluate on: "test", and "train" if it is asked for, each x (n, ...) and y (n,).
+def parted(config: Config, data: Data) -> tuple[Data, Examples | None]:
+    """Return the data set without the training examples that are held out to select models by, and these. Raises ConfigError."""
+    share = config.evaluation.validation
+    if not share:
+        return data, None
+    if isinstance(data, FederatedDataset):
+        raise ConfigError(
+            f"evaluation.validation={share:g}: {data.name!r} comes in clients, of whose examples none are held out: leave it out"
+        )
+    return data.parted(share)
 
-    Test examples that come from several domains have a column "domain" (n,) too, if clients' domains are theirs.
+
+def evaluation_data(config: Config, data: Data, validation: Examples | None) -> dict[str, dict[str, Tensor]]:
+    """Return the splits to evaluate on: "test", and "train" and "validation" if asked for, each x (n, ...) and y (n,).
+
+    Those from several domains have a column "domain" (n,) too, if clients' domains are theirs, and "target" where some are.
     """
     few = config.evaluation.test_examples
     splits = {"test": data.test.sample(few) if few else data.test}
     if config.evaluation.train_examples:
         splits["train"] = data.sample(config.evaluation.train_examples)
+    if validation is not None:
+        splits["validation"] = validation
     found = {name: _columns(examples) for name, examples in splits.items()}
-    if (domain := splits["test"].domain) is not None and C.named(config, "domains") == "given":
-        found["test"]["domain"] = domain
-        if chosen := targets(config, data):
-            found["test"]["target"] = torch.isin(domain, torch.tensor(chosen))
+    chosen = targets(config, data)
+    for name, examples in splits.items():
+        if examples.domain is not None and name != "train" and C.named(config, "domains") == "given":
+            found[name]["domain"] = examples.domain
+            if chosen:
+                found[name]["target"] = torch.isin(examples.domain, torch.tensor(chosen))
     return found
 
 

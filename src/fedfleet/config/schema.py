@@ -60,6 +60,10 @@ class Evaluation(Options):
     ``summary.json``; 0: on all of them each time."""
     train_examples: int = Field(default=0, ge=0)
     """Evaluate on this many training examples too (a fixed draw), as ``eval/train_<metric>``."""
+    validation: float = Field(default=0.0, ge=0, le=0.5)
+    """Share of the training examples, of every domain, that no client gets, to select models by: ``eval/validation_<metric>``.
+    With ``domains.target`` also ``validation_source_<metric>`` and ``validation_target_<metric>``, and for targets what needs no
+    labels: ``entropy``, ``information`` and ``density``."""
     per_client: bool = False
     """Write ``clients.parquet``: every client's own metrics on its own data at each evaluation; their means by domain, if there
     are domains, as ``clients_<metric>`` in ``domains.parquet``."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from fedfleet.config.population import (
     final_data,
     load_data,
     make_population,
+    parted,
     problem,
     with_roles,
 )
@@ -46,7 +48,7 @@ from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.chunk import TRIED, Chunk, run_chunk
 from fedfleet.simulator.block.faults import Faults
 from fedfleet.simulator.block.purity import Impure
-from fedfleet.simulator.driver.evaluation import client_phase, clients_by_domain, has_rows, summarised
+from fedfleet.simulator.driver.evaluation import client_phase, clients_by_domain, measured, summarised
 from fedfleet.simulator.driver.probe import asked, probe
 from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
@@ -90,8 +92,9 @@ class Prepared:
         for section, (name, *_) in C.OWN.items():
             if name in self.own:
                 config = C.with_own(config, section, self.own[name])
-        if data is None:
-            data = loaded or load_data(config)
+        data = data or loaded or load_data(config)
+        data, validation = parted(config, data)
+        if "data" not in self.own:
             self._train = data.train if isinstance(data, Dataset) else None
         self.task = task or _task(config, data)
         self.algorithm = algorithm or ALGORITHMS[C.named(config, "algorithm")].build(
@@ -127,7 +130,7 @@ class Prepared:
                 f"population.dataset={C.named(config, 'population.dataset')!r}: task.name={C.named(config, 'task')!r} needs the "
                 f"training images of a published data set: choose one"
             )
-        self.evaluation, self.final = evaluation_data(config, data), final_data(config, data)
+        self.evaluation, self.final = evaluation_data(config, data, validation), final_data(config, data)
         self.config = config
         resolve.check_metrics(config, self.metric_names)
         self.config = resolve.resolved(config, self._inner(), self._block_size())
@@ -339,12 +342,12 @@ def _metric_names(task: Task, z: Tree, splits: Mapping[str, Mapping[str, torch.T
             few = gather(tensors, torch.arange(min(100, len(tensors["y"]))))
             outputs = task.functions["predict"](z, Batch(few, torch.ones(len(few["y"]))))
             prefix = "" if split == "test" else f"{split}_"
-            metrics = dict(task.metrics(outputs, few))
-            if split == "test" and "domain" in tensors and has_rows(outputs, len(few["y"])):
-                domains = tensors["domain"].unique()
-                told = tuple(metrics)
-                metrics |= summarised({name: torch.zeros(len(domains)) for name in told})
-                roles = tensors["target"].unique().tolist() if "target" in tensors else []
-                metrics |= {f"{'target' if target else 'source'}_{name}": 0.0 for target in roles for name in told}
-            found += [f"eval/{prefix}{name}" for name in metrics]
+            for column in ("domain", "target"):  # some of each, though the first rows may be alike
+                if column in tensors:
+                    kinds = tensors[column].unique()
+                    few[column] = kinds[torch.arange(len(few["y"])) % len(kinds)]
+            told = dict.fromkeys(task.metrics(outputs, few), 0.0)  # a metric may have no value on so few
+            named: Any = SimpleNamespace(metrics=lambda outputs, data, told=told: told)
+            named.probabilities = getattr(task, "probabilities", None)
+            found += [f"eval/{prefix}{name}" for name in measured(named, split, outputs, few).metrics]
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ import yaml
 import fedfleet
 from fedfleet.commands import cli
 from fedfleet.commands.plan import describe
+from fedfleet.datasets.digits import load
 from fedfleet.experiments import campaign
-from fedfleet.experiments.runfolder import summary_of
-from fedfleet.simulator.author import Algorithm, BatchPlan, LocalWork, Mean, Message, Phase, Stage, Store, View
+from fedfleet.experiments.runfolder import load_model, summary_of
+from fedfleet.simulator.author import Algorithm, Batch, BatchPlan, LocalWork, Mean, Message, Phase, Stage, Store, View
 from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.population import gather
 
 BASE: dict[str, Any] = {
     "rounds": 2,
@@ -160,6 +163,32 @@ def test_metrics_of_sources_and_targets(tmp_path):
     assert final["eval/source_accuracy"] == pytest.approx(want)
     assert list(done.summary["initial"]) == list(final) == x.metric_names()
     assert "eval/target_loss" in final
+
+
+def test_models_are_selected_by_held_out_examples_without_their_labels(tmp_path):
+    asked = {"evaluation": {"every": 1, "validation": 0.25}, "rounds": 4}
+    x, whole = prepared(**asked, **{"checkpoint.best": "eval/validation_target_density"}), prepared()
+    done = x.run(tmp_path / "run")
+    held = x.evaluation["validation"]
+    assert int(held["target"].sum()) == round(0.25 * int((load(Path()).train.y == 4).sum()))
+    assert int(x.problem.num_examples(torch.arange(6)).sum()) < int(whole.problem.num_examples(torch.arange(6)).sum())
+    inside = x.population.data["x"].flatten(1)
+    assert not (held["x"].flatten(1)[:, None] == inside[None]).all(-1).any() or len(inside) == 0
+    final = done.summary["final"]
+    for name in ("entropy", "information", "density"):
+        assert f"eval/validation_target_{name}" in final
+    model = load_model(done.folder / "model.safetensors", x.z)
+    outputs = x.task.functions["predict"](
+        model, Batch(gather(held, torch.arange(len(held["y"]))), torch.ones(len(held["y"])))
+    )
+    p = outputs[held["target"]].softmax(1)
+    assert final["eval/validation_target_entropy"] == pytest.approx(float(-(p * p.log()).sum(1).mean()), rel=1e-4)
+    right = (outputs.argmax(1) == held["y"])[~held["target"]].double().mean()
+    assert final["eval/validation_source_accuracy"] == pytest.approx(float(right))
+    assert list(final) == x.metric_names()
+    measure = "eval/validation_target_density"
+    most = max(done.rounds[measure].max(), done.summary["initial"][measure])
+    assert done.summary["best"][measure] == pytest.approx(most)
 
 
 def test_a_run_can_stop_by_a_role(tmp_path):
