@@ -17,11 +17,9 @@ def by_hand(p: torch.Tensor) -> tuple[float, float, float]:
     certain = sum(map(entropy, rows)) / len(rows)
     total = 0.0
     for i, a in enumerate(rows):
-        like = [
-            sum(x * y for x, y in zip(a, b, strict=True)) / (math.hypot(*a) * math.hypot(*b)) / 0.05
-            for j, b in enumerate(rows)
-            if j != i
-        ]
+        others = [b for j, b in enumerate(rows) if j != i]
+        inner = [sum(x * y for x, y in zip(a, b, strict=True)) / (math.hypot(*a) * math.hypot(*b)) for b in others]
+        like = [v / 0.05 for v in inner]
         top = max(like)
         weights = [math.exp(v - top) for v in like]
         total += entropy([w / sum(weights) for w in weights])
