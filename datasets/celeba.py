@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedfleet.datasets.examples import Dataset, Examples
-from fedfleet.datasets.files import ENVIRONMENT, DataError, broken, is_there
+from fedfleet.datasets.files import DataError, absent, broken, is_there
 
 SITE = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 SIDE = 64
@@ -69,9 +69,7 @@ def _column(path: Path) -> dict[str, int]:
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except FileNotFoundError:
-        raise DataError(
-            f"{path} is not there: fetch it from {SITE}, or set {ENVIRONMENT} to the folder that has it"
-        ) from None
+        raise absent(path, SITE) from None
     except (OSError, UnicodeDecodeError) as error:
         raise broken(path, f"cannot be read ({error})", SITE) from error
     found: dict[str, int] = {}

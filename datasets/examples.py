@@ -104,3 +104,17 @@ class FederatedDataset:
     test: Examples
     sample: Callable[[int], Examples]
     domains: tuple[str, ...] = ()
+
+
+def joined(name: str, domains: Mapping[str, tuple[Examples, Examples]]) -> Dataset:
+    """Return domains, each its training and its test examples, as one data set in which they are numbered in their order."""
+    train, test = (
+        Examples(
+            torch.cat([part.x for part in parts]),
+            torch.cat([part.y for part in parts]),
+            parts[0].classes,
+            torch.arange(len(parts)).repeat_interleave(torch.tensor([len(part) for part in parts])),
+        )
+        for parts in zip(*domains.values(), strict=True)
+    )
+    return Dataset(name, train, test, tuple(domains))

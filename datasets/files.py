@@ -49,6 +49,11 @@ def data_dir(override: str | None = None) -> Path:
     """
     if chosen := override or os.environ.get(ENVIRONMENT):
         return Path(chosen).expanduser()
+    return cache_dir()
+
+
+def cache_dir() -> Path:
+    """Return `fedfleet` in the user's cache, for what can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedfleet"
 
 
@@ -56,6 +61,11 @@ def broken(path: Path, problem: str, source: str) -> DataError:
     """Return the error for a file that is not what was published at `source` (a URL or a publisher's name)."""
     mend = f"delete it and let it download again, or copy the original file from {source}"
     return DataError(f"{path}: {one_line(problem)}; {mend}")
+
+
+def absent(path: Path, source: str) -> DataError:
+    """Return the error for a file that nobody fetches but its user, published at `source` (a URL or a publisher's name)."""
+    return DataError(f"{path} is not there: fetch it from {source}, or set {ENVIRONMENT} to the folder that has it")
 
 
 def is_there(path: Path) -> bool:
@@ -134,7 +144,7 @@ def fetch_members(root: Path, members: Mapping[str, str], archive: str, url: str
                 raise broken(path, f"its md5 is {found}, not {md5}", url)
             with _opened(path) as member:
                 for name in missing:
-                    with member(members[name]) as source, _whole(root / name) as target:
+                    with member(members[name]) as source, whole(root / name) as target:
                         shutil.copyfileobj(source, target)
         except OSError as error:
             problem = one_line(str(error))
@@ -146,7 +156,7 @@ def _download(url: str, path: Path, md5: str) -> None:
     request = urllib.request.Request(url, headers={"User-Agent": "fedfleet"})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
         print(f"fedfleet: downloading {url} to {path}", file=sys.stderr)
-        with _whole(path) as target:
+        with whole(path) as target:
             digest = _md5()
             while chunk := response.read(1 << 20):
                 digest.update(chunk)
@@ -156,7 +166,7 @@ def _download(url: str, path: Path, md5: str) -> None:
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[IO[bytes]]:
+def whole(path: Path) -> Iterator[IO[bytes]]:
     """Write beside `path` and rename at the end, so that a file under its own name is a whole one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as scratch:
