@@ -1,5 +1,6 @@
-"""What may be chosen of a data set as it was published: some of its classes, its labels as domains, its scale."""
+"""What may be chosen of a data set as it was published: some of its classes or domains, its labels as domains, its scale."""
 
+import difflib
 from dataclasses import replace
 
 import torch
@@ -23,12 +24,24 @@ class Published(BaseModel):
     domain: str | None = None
     """Let the value in this column be the domain an example comes from; of ``adult``: workclass, education, marital-status,
     occupation, relationship, race, sex, native-country."""
+    domains: list[str] | None = Field(default=None, min_length=1)
+    """Keep the examples of these domains, which become 0, 1, ... in this order."""
+    per_domain: int | None = Field(default=None, ge=1)
+    """Keep so many training examples of each domain, at most, or of all if there are no domains: a draw, the same for every seed.
+    Test examples are kept."""
     hold_out: float = Field(default=0.0, ge=0, lt=1)
     """Test on this share of the training examples, drawn in each domain and left out of training, rather than on the test
     examples: to choose hyper-parameters by."""
     standardise: bool = False
     """Subtract from each number its mean, and divide it by its standard deviation + 0.001, both over all training examples of
     all classes, pixels counted from 0 to 255."""
+
+
+class Photographs(Published):
+    """Options of photographs whose sizes differ."""
+
+    side: int = Field(default=224, ge=1)
+    """Pixels that each side is resized to."""
 
 
 def chosen(data: Dataset, options: Published) -> Dataset:
@@ -54,7 +67,11 @@ def chosen(data: Dataset, options: Published) -> Dataset:
     if options.label_domains:
         train, test = replace(train, domain=train.y), replace(test, domain=test.y)
         names = tuple(map(str, options.classes or range(train.classes)))
+    if options.domains is not None:
+        train, test, names = _of_domains(data.name, train, test, names, options.domains)
     train, test, names = _without_gaps(train, test, names)
+    if options.per_domain is not None:
+        train = _rows(train, _first(train, torch.full_like(_domain(train).bincount(), options.per_domain)))
     if options.hold_out:
         train, test = _held_out(train, options.hold_out)
     return Dataset(data.name, train, test, names)
@@ -88,14 +105,50 @@ def _without_gaps(
 
 def _held_out(examples: Examples, share: float) -> tuple[Examples, Examples]:
     """Split off a share of each domain, the same for every seed."""
-    domain = torch.zeros_like(examples.y) if examples.domain is None else examples.domain
+    counts = _domain(examples).bincount()
+    out = _first(examples, (share * counts).round().long().clamp(min=1).minimum(counts - 1))
+    return _rows(examples, ~out), _rows(examples, out)
+
+
+def _first(examples: Examples, sizes: Tensor) -> Tensor:
+    """Return which examples (n,) come first in a permutation, `sizes` (domains,) of each domain; the same for every seed."""
+    domain = _domain(examples)
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
     order = order[domain[order].argsort(stable=True)]
     counts = domain.bincount()
     place = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-    out = torch.zeros(len(order), dtype=torch.bool)
-    out[order] = place < (share * counts).round().long().clamp(min=1).minimum(counts - 1)[domain[order]]
-    return _rows(examples, ~out), _rows(examples, out)
+    found = torch.zeros(len(order), dtype=torch.bool)
+    found[order] = place < sizes[domain[order]]
+    return found
+
+
+def _domain(examples: Examples) -> Tensor:
+    return torch.zeros_like(examples.y) if examples.domain is None else examples.domain
+
+
+def _of_domains(
+    name: str, train: Examples, test: Examples, names: tuple[str, ...], wanted: list[str]
+) -> tuple[Examples, Examples, tuple[str, ...]]:
+    """Return the training and the test examples of the domains `wanted`, in whose order they are numbered."""
+    key = f"population.dataset.domains={wanted}"
+    if train.domain is None or test.domain is None or not names:
+        raise DataError(f"{key}: {name} has no domains: leave it out")
+    for domain in wanted:
+        if domain not in names:
+            nearest = difflib.get_close_matches(domain, names, n=1)
+            hint = f"did you mean {nearest[0]!r}? Known: " if nearest else "choose among "
+            raise DataError(f"{key}: {name} has no domain {domain!r}: {hint}{', '.join(names)}")
+    if len(set(wanted)) < len(wanted):
+        raise DataError(f"{key}: a domain is there twice: give each once")
+    new = torch.full((len(names),), -1, dtype=torch.int64)
+    new[torch.tensor([names.index(domain) for domain in wanted])] = torch.arange(len(wanted))
+    found = []
+    for part in (train, test):
+        kept = _rows(part, new[_domain(part)] >= 0)
+        found.append(replace(kept, domain=new[_domain(kept)]))
+    if missing := set(range(len(wanted))) - set(_domain(found[0]).tolist()):
+        raise DataError(f"{key}: no training example is of the domain {wanted[min(missing)]!r}: leave it out")
+    return found[0], found[1], tuple(wanted)
 
 
 def _rows(examples: Examples, mask: Tensor) -> Examples:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedfleet.datasets import adult, registry
 from fedfleet.datasets.examples import Column, Dataset, Examples
@@ -144,3 +146,71 @@ def test_options_reach_the_loader():
     data = registry.load("digits", Path("none"), Published(classes=[3, 8]))
     assert data.train.classes == 2
     assert len(data.train) + len(data.test) == 183 + 174
+
+
+@given(wanted=st.permutations(["a", "b", "c"]), count=st.integers(1, 3))
+def test_domains_are_chosen_by_name_and_numbered_in_the_order_given(wanted: list[str], count: int):
+    data = chosen(DATA, Published(domains=wanted[:count]))
+    assert data.domains == tuple(wanted[:count])
+    for part, whole in ((data.train, DATA.train), (data.test, DATA.test)):
+        rows = torch.isin(whole.domain, torch.tensor(["abc".index(name) for name in wanted[:count]]))
+        assert torch.equal(part.x, whole.x[rows])
+        assert torch.equal(part.y, whole.y[rows])
+        names = [data.domains[k] for k in part.domain.tolist()]
+        assert names == ["abc"[k] for k in whole.domain[rows].tolist()]
+
+
+def test_any_domains_may_be_chosen(tmp_path):
+    columns = {"parity": Column(("even", "odd"), DATA.train.y % 2, DATA.test.y % 2)}
+    data = chosen(replace(DATA, columns=columns), Published(domain="parity", domains=["odd"]))
+    assert (data.domains, data.train.y.unique().tolist()) == (("odd",), [1, 3])
+    data = chosen(DATA, Published(label_domains=True, domains=["3", "0"]))
+    assert (data.domains, data.train.y[data.train.domain == 0].unique().tolist()) == (("3", "0"), [3])
+    data = registry.load("adult", write(tmp_path), Published(domains=["others"], per_domain=1))
+    assert (len(data.train), data.test.domain.tolist()) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "says"),
+    [
+        (
+            DATA,
+            {"domains": ["a", "bb"]},
+            "domains=['a', 'bb']: made has no domain 'bb': did you mean 'b'? Known: a, b, c",
+        ),
+        (DATA, {"domains": ["zzz"]}, "made has no domain 'zzz': choose among a, b, c"),
+        (DATA, {"domains": ["a", "b", "a"]}, "a domain is there twice: give each once"),
+        (Dataset("plain", DATA.train, DATA.test), {"domains": ["a"]}, "plain has no domains: leave it out"),
+        (
+            Dataset("made", DATA.train, DATA.test, (*"abcd",)),
+            {"domains": ["a", "d"]},
+            "of the domain 'd': leave it out",
+        ),
+    ],
+)
+def test_domains_that_cannot_be_chosen(data, options, says):
+    with pytest.raises(DataError) as e:
+        chosen(data, Published(**options))
+    assert says in str(e.value)
+    assert str(e.value).startswith("population.dataset.domains=")
+    assert "\n" not in str(e.value)
+
+
+@given(most=st.integers(1, 25))
+def test_training_examples_of_a_domain_are_limited(most: int):
+    data = chosen(DATA, Published(per_domain=most))
+    assert data.train.domain.bincount().tolist() == [min(most, 20)] * 3
+    rows = [int(x[0]) // 3 for x in data.train.x]
+    assert rows == sorted(set(rows))  # in their order, none twice
+    assert data.train.y.tolist() == [row % 4 for row in rows]
+    assert torch.equal(data.test.x, DATA.test.x)
+    assert torch.equal(chosen(DATA, Published(per_domain=most)).train.x, data.train.x)
+    fewer = chosen(DATA, Published(per_domain=most, hold_out=0.5))
+    assert len(fewer.train) + len(fewer.test) == 3 * min(most, 20)
+
+
+def test_without_domains_all_examples_are_limited_by_a_draw():
+    plain = Dataset("plain", replace(DATA.train, domain=None), DATA.test)
+    rows = [int(x[0]) // 3 for x in chosen(plain, Published(per_domain=10)).train.x]
+    assert len(set(rows)) == 10
+    assert max(rows) >= 10
