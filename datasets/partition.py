@@ -9,6 +9,7 @@ in one line, for arguments out of range and for more clients than examples.
 
 import math
 import zlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -130,6 +131,60 @@ def by_domain(domains: Tensor, clients: int, seed: int) -> Partition:
     rank = np.arange(clients) - np.repeat(np.cumsum(counts) - counts, counts)  # a client's place in its domain
     sizes = np.repeat(totals // counts, counts) + (rank < np.repeat(totals % counts, counts))
     return _partition(order, sizes)
+
+
+def domain_share(
+    domains: Tensor,
+    targets: Collection[int],
+    clients: int,
+    seed: int,
+    share: float,
+    sides: tuple[int, int] | None = None,
+) -> Partition:
+    """Give two groups of clients domains of which some are targets, the first `share` of the sources and the rest of the targets.
+
+    Of n examples of a source domain, in a random order, the first floor(share * n) go to group A, and of a target domain the
+    first floor((1 - share) * n); the others go to group B. So at 1 group A holds all sources and group B all targets, and at 0.5
+    both hold the same. Within a group each domain is dealt in equal parts at random; its clients differ by at most one example,
+    in all and of each domain. Every example is dealt exactly once. Group A comes first, and has `sides[0]` clients, group B
+    `sides[1]`; if that is not given, half of the clients, and the odd one is in A. `targets` are numbers of domains.
+    Y. Shen et al., "FedMM", AAMAS 2023: p of its two clients.
+    """
+    _check_clients(len(domains), clients)
+    if not 0 <= share <= 1:
+        raise ValueError(f"share is {share}: give a share of the source examples, from 0 to 1")
+    group_sizes = ((clients + 1) // 2, clients // 2) if sides is None else sides
+    if min(group_sizes) < 1 or sum(group_sizes) != clients:
+        raise ValueError(f"sides are {list(group_sizes)}: give two numbers from 1 that add up to {clients} clients")
+    values = domains.numpy()
+    there = np.unique(values)
+    if strange := sorted(set(targets) - set(there.tolist())):
+        raise ValueError(f"no example is of the target domain {strange[0]}: choose among {there.tolist()}")
+    if not targets or len(set(targets)) == len(there):
+        raise ValueError(
+            f"{len(set(targets))} of {len(there)} domains are targets: give one or more, and leave a source"
+        )
+    rng = _generator("domain_share", seed)
+    shuffled = rng.permutation(len(values))
+    # The decimal the user wrote, not its binary neighbour, as in label_sorted.
+    exact = Fraction(str(share))
+    groups: tuple[list[Integers], list[Integers]] = ([], [])
+    for domain in there:
+        rows = shuffled[values[shuffled] == domain]
+        cut = math.floor((1 - exact if domain in targets else exact) * len(rows))
+        groups[0].append(rows[:cut])
+        groups[1].append(rows[cut:])
+    order, sizes = [], []
+    for group, size in zip(groups, group_sizes, strict=True):
+        rows = np.concatenate(group)
+        if len(rows) < size:
+            raise ValueError(
+                f"{size} clients of a group cannot share {len(rows)} examples: give another share, or sides"
+            )
+        owner = np.arange(len(rows)) % size  # round and round, domain by domain
+        order.append(rows[np.argsort(owner, kind="stable")])
+        sizes.append(np.bincount(owner, minlength=size))
+    return _partition(np.concatenate(order), np.concatenate(sizes))
 
 
 def _dirichlet_shares(name: str, classes: Integers, clients: int, seed: int, alpha: float, min_size: int) -> Partition:
