@@ -13,13 +13,30 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from fedfleet.datasets import adult, celeba, cifar, digits, disk, mnist, synthetic, text
+from fedfleet.datasets import (
+    adult,
+    celeba,
+    cifar,
+    digit_five,
+    digits,
+    disk,
+    domains_digits,
+    mnist,
+    mnistm,
+    office,
+    shifts,
+    svhn,
+    synthetic,
+    text,
+    usps,
+)
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.files import DataError
-from fedfleet.datasets.published import Published, chosen
+from fedfleet.datasets.published import Photographs, Published, chosen
 
-# A loader takes the data directory. `emnist` is short for the balanced split, the one most papers report.
-LOADERS: Mapping[str, Callable[[Path], Dataset]] = {
+# A loader takes the data directory; one of `Photographs` their side, too. `emnist` is short for the balanced split, the one most
+# papers report.
+LOADERS: Mapping[str, Callable[..., Dataset]] = {
     "digits": digits.load,
     "mnist": mnist.load_mnist,
     "fashion_mnist": mnist.load_fashion_mnist,
@@ -31,6 +48,20 @@ LOADERS: Mapping[str, Callable[[Path], Dataset]] = {
     "cifar10": cifar.load_cifar10,
     "cifar100": cifar.load_cifar100,
     "celeba": celeba.load_celeba,
+    "svhn": svhn.load_svhn,
+    "usps": usps.load_usps,
+    "domains_digits": domains_digits.load,
+    "mnist_shifts": shifts.load_mnist_shifts,
+    "fashion_mnist_shifts": shifts.load_fashion_mnist_shifts,
+    "digit_five": digit_five.load_digit_five,
+    "mnistm": mnistm.load_mnistm,
+    "mnistm_unpaired": partial(mnistm.load_mnistm, paired=False),
+    "office31": office.load_office31,
+    "office_caltech10": office.load_office_caltech10,
+}
+OPTIONS: Mapping[str, type[Published]] = {
+    **dict.fromkeys(LOADERS, Published),
+    **dict.fromkeys(["office31", "office_caltech10"], Photographs),
 }
 
 
@@ -60,4 +91,6 @@ def load(name: str, folder: Path, options: Published | None = None) -> Dataset:
         nearest = difflib.get_close_matches(name, LOADERS, n=1)
         hint = f"did you mean {nearest[0]!r}? Known: " if nearest else "use one of "
         raise DataError(f"unknown data set {name!r}: {hint}{', '.join(LOADERS)}")
-    return chosen(LOADERS[name](folder), options or Published())
+    options = OPTIONS[name]() if options is None else options
+    side = {"side": options.side} if isinstance(options, Photographs) else {}
+    return chosen(LOADERS[name](folder, **side), options)

@@ -1,0 +1,67 @@
+"""Arrays from MATLAB files of version 5 to 7, which hold numbers and no code."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedfleet.datasets.files import absent, broken
+
+Array = NDArray[Any]
+
+
+def read_mat(path: Path, names: Sequence[str], source: str) -> list[Array]:
+    """Return the variables `names` of a file published at `source`. Raises DataError.
+
+    A file of version 7.3 is another format, HDF5, and refused.
+    """
+    from scipy.io import loadmat  # here, for what else reads data sets needs none
+
+    try:
+        found = loadmat(path, variable_names=list(names))
+    except FileNotFoundError:
+        raise absent(path, source) from None
+    except NotImplementedError as error:
+        raise broken(path, "is of MATLAB 7.3, which is HDF5, expected version 5 to 7", source) from error
+    except Exception as error:  # scipy's reader has no error of its own for a damaged file
+        raise broken(path, f"cannot be read ({type(error).__name__}: {error})", source) from error
+    if missing := [name for name in names if not isinstance(found.get(name), np.ndarray)]:
+        raise broken(path, f"has no array {missing[0]!r}", source)
+    return [found[name] for name in names]
+
+
+def images(array: Array, order: str, path: Path, source: str) -> Tensor:
+    """Return an array of pixels 0..255 as images uint8 (n, c, h, w).
+
+    `order` names its axes, such as "hwcn"; one that has no "c" is grey. Fractions are cut off. Raises DataError.
+    """
+    if array.dtype.kind not in "uif" or array.ndim != len(order) or 0 in array.shape:
+        raise broken(path, f"has images {array.shape} of {array.dtype}, expected numbers ({', '.join(order)})", source)
+    if not (array.min() >= 0 and array.max() <= 255):  # which refuses NaN, too
+        raise broken(path, f"has pixels {array.min():g}..{array.max():g}, expected 0..255", source)
+    found = torch.from_numpy(array.astype(np.uint8))
+    return found.permute([order.index(axis) for axis in "nchw" if axis in order]).unflatten(
+        0, (-1, 1) if "c" not in order else (-1,)
+    )
+
+
+def labels(array: Array, count: int, path: Path, source: str) -> Tensor:
+    """Return labels int64 (count,) 0..9 from a column of digits, of which 10 is 0, or from rows with a 1 in one of ten places.
+
+    Raises DataError.
+    """
+    one_hot = array.shape == (count, 10) and count * 10 == array.size
+    if array.dtype.kind not in "uif" or not (one_hot or array.size == count):
+        raise broken(path, f"has labels {array.shape} of {array.dtype}, the {count} images need ({count}, 1)", source)
+    if one_hot:
+        if not np.isin(array, (0, 1)).all() or (array.sum(1) != 1).any():
+            raise broken(path, "has labels that are not one of ten", source)
+        return torch.from_numpy(array.argmax(1))
+    found = array.reshape(-1)
+    if not np.isin(found, range(11)).all():
+        raise broken(path, f"has labels {found.min():g}..{found.max():g}, expected 0..10", source)
+    return torch.from_numpy(found.astype(np.int64) % 10)
