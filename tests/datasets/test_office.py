@@ -71,6 +71,8 @@ def test_what_was_resized_is_kept_until_a_photograph_changes(tmp_path: Path, mon
     path = folder / "office31" / "amazon" / "images" / "mug" / "frame_0000.jpg"
     before = path.stat()
     Image.new("RGB", (50, 30), (250, 250, 250)).save(path)
+    path.write_bytes(path.read_bytes().ljust(before.st_size, b"\0"))
+    assert path.stat().st_size == before.st_size
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     assert load("office31", folder, options).train.x[2].min() > 240
 
