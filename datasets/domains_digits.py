@@ -4,7 +4,7 @@
 |---|---|---|---|
 | `mnist` | grey MNIST digits | 2,000 | 500 |
 | `mnistm` | other MNIST digits, before photographs as in MNIST-M | 2,000 | 500 |
-| `optdigits` | UCI's optical digits, 8x8, enlarged; its test part is UCI's, which scikit-learn ships | 3,823 | 1,797 |
+| `optdigits` | UCI's optical digits, 8x8, enlarged to 24x24; its test part is UCI's, which scikit-learn ships | 3,823 | 1,797 |
 | `pendigits` | UCI's pen-based digits, whose paths are drawn | 8,992 | 2,000 |
 | `fonts` | printed digits, `glyphs.py` | 4,000 | 1,000 |
 
@@ -49,6 +49,7 @@ MNIST_PARTS = (
     200,
 )  # of each class: mnist for training and for testing, mnistm for training; the rest tests it
 PEN_TESTS = 200  # of each class
+OPTICAL_SIDE = 24  # pixels of the middle that a digit fills: MNIST's have a margin, too
 PRINTED, PRINTED_TESTS = 500, 100  # of each class, and of these for testing
 CODE = [module.__name__ for module in (blending, examples, glyphs, resampling, strokes, rng)]
 PEN_BOX, PEN_WIDTH = (16, 22), 2.5  # pixels that a path is stretched to: digits are higher than wide
@@ -124,11 +125,10 @@ def optical_domain(path: Path, key: rng.Key) -> tuple[Examples, Examples]:
         raise broken(path, f"has {int(is_test.sum())} of the {len(known)} digits of UCI's test part", OPTICAL.site)
     order = rng.permutation(key, len(y))
     # 0..16 becomes 0..255, rounded half up.
-    images = (numbers.long() * 510 + 16).div(32, rounding_mode="floor").to(torch.uint8).view(-1, 1, 8, 8)
-    train, test = (
-        Examples(rgb(enlarged(images[rows], SIDE)), y[rows], 10)
-        for rows in (order[~is_test[order]], order[is_test[order]])
-    )
+    levels = (numbers.long() * 510 + 16).div(32, rounding_mode="floor").to(torch.uint8).view(-1, 1, 8, 8)
+    margin = (SIDE - OPTICAL_SIDE) // 2
+    images = rgb(torch.nn.functional.pad(enlarged(levels, OPTICAL_SIDE), (margin,) * 4))
+    train, test = (Examples(images[rows], y[rows], 10) for rows in (order[~is_test[order]], order[is_test[order]]))
     return train, test
 
 
