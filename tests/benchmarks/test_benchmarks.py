@@ -7,10 +7,25 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import blocks, cases, disk, engine, gpu, invitations, loops, memory, results, rules, scaling, world
+from benchmarks import (
+    blocks,
+    cases,
+    disk,
+    domain_gap,
+    engine,
+    gpu,
+    invitations,
+    loops,
+    memory,
+    results,
+    rules,
+    scaling,
+    world,
+)
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import environments, workload
 from benchmarks.peers.workload import Case
+from fedfleet.datasets.examples import Dataset, Examples
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.executors.local import LocalExecutor
 
@@ -272,3 +287,27 @@ def test_a_program_that_fails_or_takes_too_long_is_a_failure():
         environments.execute(["sleep", "60"], 0.2)
     with pytest.raises(environments.Failure, match="No such file"):
         environments.execute(["/no/such/program"], 60)
+
+
+def test_domain_gap_learns_its_own_domain_and_not_its_contrary():
+    """Two domains of left and right, in which labels are swapped; what the last row learns from is the other one."""
+    x = torch.zeros(400, 1, 8, 8, dtype=torch.uint8)
+    side = torch.arange(400) % 2
+    x[side == 0, :, :, :4] = x[side == 1, :, :, 4:] = 255
+    domain = torch.arange(400) // 200
+    part = Examples(x, (side + domain) % 2, 2, domain)
+    found = domain_gap.measure(Dataset("made", part, part, ("a", "b")), steps=30, seeds=2)
+    assert found == {"a": [1, 0], "b": [0, 1], "all others": [0, 0]}
+
+
+def test_domain_gap_prints_a_table(monkeypatch, capsys):
+    rows = {"a": [0.91, 0.2], "b": [0.3, 0.804], "all others": [0.3, 0.2]}
+    part = Examples(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), 2, torch.arange(2))
+    monkeypatch.setattr(domain_gap, "measure", lambda data, steps, seeds: rows)
+    monkeypatch.setattr(domain_gap.registry, "load", lambda name, folder: Dataset(name, part, part, ("a", "b")))
+    domain_gap.main([])
+    printed = capsys.readouterr().out
+    assert "91.0" in printed
+    assert "80.4" in printed
+    domain_gap.main(["--json"])
+    assert json.loads(capsys.readouterr().out)["accuracy"] == rows
