@@ -22,6 +22,7 @@ from fedfleet.datasets.partition_config import (
     PARTITIONS,
     ByDomain,
     Dirichlet,
+    DomainShare,
     Iid,
     LabelSorted,
     PartitionConfig,
@@ -31,7 +32,9 @@ from fedfleet.datasets.partition_config import (
 from fedfleet.datasets.registry import load
 
 AnyKind: TypeAdapter[PartitionConfig] = TypeAdapter(
-    Annotated[Iid | LabelSorted | Dirichlet | Shards | QuantitySkew | ByDomain, Field(discriminator="kind")]
+    Annotated[
+        Iid | LabelSorted | Dirichlet | Shards | QuantitySkew | ByDomain | DomainShare, Field(discriminator="kind")
+    ]
 )
 
 labels_of = st.lists(st.integers(0, 6), min_size=1, max_size=120).map(torch.tensor)
@@ -39,7 +42,7 @@ seeds = st.integers(0, 2**40)
 
 
 def split(config: Mapping[str, Any], labels: Tensor, clients: int, seed: int = 0) -> Partition:
-    return AnyKind.validate_python(dict(config)).split(labels, labels, clients, seed)
+    return AnyKind.validate_python(dict(config)).split(labels, labels, clients, seed, (0,))
 
 
 def blocks(dealt: Partition) -> list[Tensor]:
@@ -123,6 +126,7 @@ CONFIGS = [
     {"kind": "shards"},
     {"kind": "quantity_skew"},
     {"kind": "by_domain"},
+    {"kind": "domain_share", "share": 0.75},
 ]
 
 

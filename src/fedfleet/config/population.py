@@ -121,7 +121,7 @@ def _clients(config: Config, data: Data) -> Population:
     clients = 100 if p.clients is None else p.clients
     try:
         partition = C.options(config, "population.partition").split(
-            labels=examples.y, domains=examples.domain, clients=clients, seed=p.partition_seed
+            examples.y, examples.domain, clients, p.partition_seed, targets(config, data)
         )
     except DataError:
         raise

@@ -281,3 +281,21 @@ def test_a_table_whose_columns_are_runs(tmp_path, capsys, monkeypatch):
         assert found[row]["mean"] == pytest.approx([sum(pair) / 2 for pair in zip(*losses, strict=True)])
         assert found[row]["worst"] == pytest.approx([max(pair) for pair in zip(*losses, strict=True)])
     assert "| | paper | 1.500 |  |  | 2.500 | 3.500 |" in lines
+
+
+@pytest.mark.parametrize("share", [1.0, 0.75, 0.5])
+def test_domains_dealt_by_share(share):
+    given = {"population": {"clients": 4, "partition": {"kind": "domain_share", "share": share, "sides": [1, 3]}}}
+    given["cohort.invite"] = 4
+    x = fedfleet.Experiment(fedfleet.load(BASE, given), algorithm=spy(size=4)[0])
+    held = x.population.local_data(torch.arange(4))
+    labelled, unlabelled = held.labelled, held.counts - held.labelled
+    assert float(labelled[0] / labelled.sum()) == pytest.approx(share, abs=0.01)
+    assert float(unlabelled[1:].sum() / unlabelled.sum()) == pytest.approx(share, abs=0.01)
+    assert x.problem.sources.tolist() == ([0] if share == 1 else [0, 1, 2, 3])
+    with pytest.raises(
+        ConfigError, match=r"population\.partition='domain_share', .*no domain is a target: set domains\.target"
+    ):
+        prepared(**given, **{"domains.target": []})
+    with pytest.raises(ConfigError, match=r"population\.partition\.share=1\.5"):
+        prepared(**given, **{"population.partition.share": 1.5})
