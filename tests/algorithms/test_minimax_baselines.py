@@ -321,3 +321,20 @@ def test_one_step_through_phase_two_is_parallel_sgda():
     once = {"steps": 1, "batch_size": 7, "lr": 0.3, **FIXED}
     for a, b in zip(auc("catalyst_scaffold_s", **once), auc("parallel_sgda", lr=0.3), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("iterations", [2, 3, 7])
+def test_a_short_stage_draws_until_a_round_ends_after_its_first_step(iterations):
+    """Successes at the first iteration alone are no round, and a single later one is."""
+    seen = set()
+    for seed in range(60):
+        key = rng.key(seed)
+        for attempt in range(1000):
+            happened = rng.bernoulli(rng.fold(key, attempt), 1 / 3, (iterations,)).tolist()
+            ends = [k for k in range(1, iterations) if happened[k]]
+            if ends:
+                break
+        wanted = [b - a for a, b in zip([0, *ends], ends, strict=False)]
+        assert drawn_gaps(iterations, 3, key).tolist() == wanted
+        seen.add((happened[0], len(ends)))
+    assert {(True, 1), (False, 1)} <= seen
