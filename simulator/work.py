@@ -209,7 +209,7 @@ class Objective:
     Attributes:
         loss: ``(z, batch, ctx, key) -> (value, aux)``. ``value`` is one scalar, or one scalar a part of ``z`` when the players
             have losses of their own (non-saturating GAN). Use ``batch.mean`` so that padding does not count.
-        sign: part of ``z`` -> +1 descend, -1 ascend, 0 frozen.
+        sign: part of ``z`` -> the factor of its gradient in a direction: +1 descend, -1 ascend, 0 frozen.
         project: applied after every step; None means unconstrained.
 
     """

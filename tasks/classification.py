@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
 from fedfleet.tasks.models import build
 from fedfleet.tasks.options import DataShape, ModelOptions
+from fedfleet.tasks.shifted import Shift, no_shift, shifted
 from fedfleet.tasks.stateful import buffers, called, prepared
 
 
@@ -27,7 +28,8 @@ class Classification:
         self._options, self._shape = options, shape
         self._net = self._build(0)
         self.parts = ("x", BUFFERS) if buffers(self._net) else ("x",)
-        self.objectives = {"train": Objective(loss=self._loss, sign={"x": 1})}
+        train = Objective(loss=self._loss, sign={"x": 1})
+        self.objectives = {"train": train, "shifted": shifted(train)}
         self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
             "predict": lambda z, batch: self.logits(z, batch.x),
             "per_example": self._per_example,
@@ -43,6 +45,10 @@ class Classification:
         net = self._build(seed)
         z = {"x": {name: p.detach() for name, p in net.named_parameters()}}
         return z | ({BUFFERS: buffers(net)} if BUFFERS in self.parts else {})
+
+    def no_shift(self, kind: Shift) -> Tree:
+        """Return the part that the objective "shifted" takes besides, where it leaves inputs as they are."""
+        return no_shift(self._shape.example, kind)
 
     def logits(self, z: Tree, x: Tensor) -> Tensor:
         """Return the net's outputs (B, classes) for inputs (B, ...), as they are outside training."""

@@ -6,6 +6,9 @@ from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Width = Annotated[int, Field(ge=1)]
+"""Of a layer."""
+
 
 class DataShape(NamedTuple):
     """What a task must know of its data: the shape of one example and the number of classes."""
@@ -21,5 +24,5 @@ class ModelOptions(BaseModel):
 
     model: str = "mlp"
     """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, convnet."""
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (64,)
+    hidden: tuple[Width, ...] = (64,)
     """Widths of the hidden layers (mlp only)."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from fedfleet.simulator.author import Task
+from fedfleet.tasks.adaptation import AdaptationOptions, DomainAdaptation
 from fedfleet.tasks.auc import AucMaximisation, AucOptions
 from fedfleet.tasks.classification import Classification
 from fedfleet.tasks.gan import Gan, GanOptions
@@ -29,5 +30,8 @@ TASKS: dict[str, Entry] = {
     "language_model": Entry(LanguageOptions, LanguageModel, "an LSTM, perplexity; minimisation"),
     "robust": Entry(RobustOptions, RobustTraining, "a net against a perturbation all images share; minimax"),
     "gan": Entry(GanOptions, Gan, "a generator against a discriminator; Inception Score, FID; minimax"),
+    "domain_adaptation": Entry(
+        AdaptationOptions, DomainAdaptation, "labelled sources, a target without labels; DANN, CDAN, MDD; minimax"
+    ),
     "auc": Entry(AucOptions, AucMaximisation, "l2-relaxed AUC maximisation of one class against the rest; minimax"),
 }

@@ -183,7 +183,9 @@ class EngineOps:
         if BUFFERS in found.aux:
             self._kept.append((z[BUFFERS], found.aux[BUFFERS]))
         gradient = T.unflatten(z, found.gradients)
-        direction = {p: T.scale(-1.0, g) if chosen.sign.get(p, 0) < 0 else g for p, g in gradient.items()}
+        direction = {
+            p: g if chosen.sign.get(p, 0) in (0, 1) else T.scale(chosen.sign[p], g) for p, g in gradient.items()
+        }
         return direction, {**found.aux, "loss": found.value}
 
     def value(self, objective: str, z: Tree, batch: Batch, key: Key) -> Tensor:

@@ -1,0 +1,244 @@
+"""Adversarial domain adaptation: learn from labelled sources what holds on a target without labels (DANN, CDAN, MDD).
+
+min over x, max over y:   L_cls(x) - nu L_dom(x, y)
+
+    papers                      here
+    omega                       z["x"]: "features.…", the extractor, and "head.…", which classifies
+    psi                         z["y"], the adversary; not there with loss: none, which learns from sources alone
+    L_cls                       the mean cross-entropy of the rows with labels, 0 where a batch has none
+    L_dom                       adversaries.py
+    -grad_psi F / nu            the direction of y: it descends L_dom itself, in the same backward pass (psi_rescale)
+
+FedMM's released code averages L_cls over a client's labelled rows, so that the fewer clients hold labels the less it weighs beside
+L_dom in the mean over clients. ``task_weight: per_sample`` divides their sum by all rows of the batch and by ``source_share``: for
+clients with as many examples each, the mean is then the objective of all examples together, whoever holds them (but for cdan_e,
+whose weights are of a batch).
+
+Its fine-tuning multiplies the gradient of the extractor by ``feature_gradient`` and that of the adversary by 1 / (nu + 0.01).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+from torch.func import functional_call
+
+from fedfleet.simulator.author import Batch, Key, Objective, Tree, rng
+from fedfleet.tasks import adaptation_nets, adversaries
+from fedfleet.tasks.adaptation_nets import Drop, Takes
+from fedfleet.tasks.adversaries import rows
+from fedfleet.tasks.classification import cross_entropy
+from fedfleet.tasks.options import DataShape, Width
+from fedfleet.tasks.shifted import Shift, no_shift, shifted
+
+Loss = Literal["none", "dann", "cdan", "cdan_e", "mdd"]
+TAKES: Mapping[Loss, Takes] = {
+    "none": "nothing",
+    "dann": "features",
+    "cdan": "products",
+    "cdan_e": "products",
+    "mdd": "margin",
+}
+OF_LOSSES: Mapping[str, set[Loss]] = {
+    "nu": {"dann", "cdan", "cdan_e", "mdd"},
+    "psi_rescale": {"dann", "cdan", "cdan_e", "mdd"},
+    "fine_tune": {"dann", "cdan", "cdan_e", "mdd"},
+    "cdan_detach": {"cdan", "cdan_e"},
+    "mdd_margin": {"mdd"},
+    "mdd_reduction": {"mdd"},
+    "dropout": {"mdd"},
+}
+"""Options that some losses have alone."""
+FINE_TUNED = 0.01
+
+
+class AdaptationOptions(BaseModel):
+    """Which nets, which loss of the adversary, how the two losses are weighed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    model: Literal["mlp", "conv2", "conv3"] = "mlp"
+    """The nets: mlp for any inputs, conv2 (FedMM's released code) and conv3 for images."""
+    hidden: tuple[Width, ...] = (64, 64, 64)
+    """Widths of the extractor's layers (mlp only)."""
+    loss: Loss = "dann"
+    """What the adversary wants small; "none" has no adversary, and learns from labelled examples alone."""
+    nu: float = Field(default=1.0, gt=0)
+    """Weight of the adversary's loss, nu; the released code takes 1 for dann and cdan, 0.5 for mdd, a quarter of it and less for
+    nets trained before."""
+    psi_rescale: bool = True
+    """The adversary steps along the gradient of its own loss; false leaves the factor nu there, so that the game is zero-sum."""
+    cdan_detach: bool = False
+    """No gradient passes through the probabilities that multiply the features, as in CDAN's own code."""
+    mdd_margin: float = Field(default=1.0, gt=0)
+    """gamma: weight of the sources in margin disparity; MDD's own code takes 3."""
+    mdd_reduction: Literal["batch_mean", "per_domain_mean"] = "batch_mean"
+    """Mean over all rows, as in FedMM's code, or the sum of each domain's mean, as in MDD's own."""
+    dropout: float = Field(default=0.5, ge=0, lt=1)
+    """Share of hidden units left out of both heads (mdd; the mlp's have none)."""
+    task_weight: Literal["per_client_mean", "per_sample"] = "per_client_mean"
+    """How labelled rows weigh: each client's mean, or alike whoever holds them."""
+    source_share: float = Field(default=0.5, gt=0, lt=1)
+    """Share of all training examples that have labels (per_sample only)."""
+    fine_tune: bool = False
+    """For an extractor trained before: small steps of it, and of the adversary 1 / (nu + 0.01) times those of the game."""
+    feature_gradient: float = Field(default=0.05, gt=0)
+    """What the extractor's gradients are multiplied by (fine_tune only)."""
+
+    @model_validator(mode="after")
+    def _applies(self) -> AdaptationOptions:
+        for key, losses in OF_LOSSES.items():
+            if self.loss not in losses and (value := self._changed(key)) is not None:
+                raise ValueError(f"{key}={value} is not for loss={self.loss}: leave it out")
+        if self.model != "mlp" and (value := self._changed("hidden")) is not None:
+            raise ValueError(f"hidden={list(value)} is not for model={self.model}: leave it out")
+        if self.task_weight != "per_sample" and (value := self._changed("source_share")) is not None:
+            raise ValueError(
+                f"source_share={value} is of use with task_weight=per_sample only: set that, or leave it out"
+            )
+        if not self.fine_tune and (value := self._changed("feature_gradient")) is not None:
+            raise ValueError(f"feature_gradient={value} is of use with fine_tune=true only: set that, or leave it out")
+        return self
+
+    def _changed(self, key: str) -> Any:
+        value = getattr(self, key)
+        return None if value == type(self).model_fields[key].default else value
+
+    @property
+    def y_sign(self) -> float:
+        """The factor of the objective's gradient in the direction of the adversary."""
+        if not self.psi_rescale:
+            return -1.0
+        return -1 / (self.nu + FINE_TUNED) if self.fine_tune else -1 / self.nu
+
+
+class DomainAdaptation:
+    """An extractor, a head and an adversary; accuracy.
+
+    Rows of a target have no labels in training. Functions: "predict", {"logits"} (B, classes) and, of an adversary that tells
+    domains apart, {"target"} (B,), its logit of an example being of a target; "per_example", accuracy and loss (B,).
+    """
+
+    def __init__(self, options: AdaptationOptions, shape: DataShape):
+        self._options, self._shape = options, shape
+        self._nets = self._build(0)
+        self.unlabelled = self._nets.adversary is not None
+        self.parts = ("x", "y") if self.unlabelled else ("x",)
+        sign = {"x": 1.0, "y": options.y_sign}
+        train = Objective(loss=self._loss, sign={p: sign[p] for p in self.parts})
+        self.objectives = {"train": train, "shifted": shifted(train)}
+        self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
+            "predict": self._predict,
+            "per_example": self._per_example,
+        }
+
+    def _build(self, seed: int) -> adaptation_nets.Nets:
+        o, shape = self._options, self._shape
+        return adaptation_nets.build(o.model, shape.example, shape.classes, o.hidden, TAKES[o.loss], seed)
+
+    def init(self, seed: int) -> Tree:
+        """Return the nets' initial parameters, by name; those of x are the same whatever the adversary."""
+        nets = self._build(seed)
+        x = {f"{name}.{k}": p for name in ("features", "head") for k, p in getattr(nets, name).named_parameters()}
+        y = {} if nets.adversary is None else dict(nets.adversary.named_parameters())
+        found = {"x": x, "y": y}
+        return {part: {k: p.detach() for k, p in found[part].items()} for part in self.parts}
+
+    def no_shift(self, kind: Shift) -> Tree:
+        """Return the part that the objective "shifted" takes besides, where it leaves inputs as they are."""
+        return no_shift(self._shape.example, kind)
+
+    def features(self, z: Tree, x: Tensor) -> Tensor:
+        """Return the features (B, width) of inputs (B, ...)."""
+        return functional_call(self._nets.features, _of("features", z["x"]), (x,))
+
+    def logits(self, z: Tree, features: Tensor, drop: Drop | None = None) -> Tensor:
+        """Return the head's outputs (B, classes)."""
+        return functional_call(self._nets.head, _of("head", z["x"]), (features, drop))
+
+    def judged(self, z: Tree, features: Tensor, logits: Tensor, drop: Drop | None = None) -> Tensor:
+        """Return the adversary's outputs (B, …)."""
+        adversary, o = self._nets.adversary, self._options
+        assert adversary is not None
+        if TAKES[o.loss] == "products":
+            features = adversaries.products(logits, features, detached=o.cdan_detach)
+        return functional_call(adversary, z["y"], (features, drop))
+
+    def _loss(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Tensor]]:
+        o, target = self._options, _target(batch)
+        features = self.features(z, batch.x)
+        if o.fine_tune:  # the same values, with so much of the gradient
+            features = features.detach() + o.feature_gradient * (features - features.detach())
+        logits = self.logits(z, features, self._drop(rng.fold(key, "head")))
+        value = self._task_loss(logits, batch, target)
+        if self._nets.adversary is None:
+            return value, {}
+        judged = self.judged(z, features, logits, self._drop(rng.fold(key, "adversary")))
+        return value - o.nu * self._domain_loss(judged, logits, batch, target), {}
+
+    def _task_loss(self, logits: Tensor, batch: Batch, target: Tensor) -> Tensor:
+        each = cross_entropy(logits, batch.y.clamp(min=0))  # rows without labels do not count
+        if self._options.task_weight == "per_client_mean":
+            return rows(batch, ~target).mean(each)
+        return batch.mean(torch.where(target, 0.0, each)) / self._options.source_share
+
+    def _domain_loss(self, judged: Tensor, logits: Tensor, batch: Batch, target: Tensor) -> Tensor:
+        o = self._options
+        if o.loss == "cdan_e":
+            return adversaries.cdan_e(judged, logits, batch, target)
+        if o.loss == "mdd":
+            share = None if o.task_weight == "per_client_mean" else o.source_share
+            how = {"margin": o.mdd_margin, "reduction": o.mdd_reduction, "source_share": share}
+            return adversaries.mdd(judged, logits, batch, target, **how)
+        return adversaries.dann(judged, batch, target)
+
+    def _drop(self, key: Key) -> Drop | None:
+        left = 1 - self._options.dropout
+        if self._options.loss != "mdd" or left == 1:
+            return None
+
+        def drop(layer: int, h: Tensor) -> Tensor:
+            kept = rng.bernoulli(rng.fold(key, layer), left, tuple(h.shape))
+            return torch.where(kept, h / left, 0.0)
+
+        return drop
+
+    def _predict(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
+        features = self.features(z, batch.x)
+        logits = self.logits(z, features)
+        if TAKES[self._options.loss] not in ("features", "products"):
+            return {"logits": logits}
+        return {"logits": logits, "target": adversaries.target_logit(self.judged(z, features, logits))}
+
+    def _per_example(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
+        logits = self.logits(z, self.features(z, batch.x))
+        y = batch.y.clamp(min=0)
+        return {"accuracy": (logits.argmax(1) == batch.y).float(), "loss": cross_entropy(logits, y)}
+
+    def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return accuracy, mean cross-entropy and, where the adversary tells known domains apart, its accuracy."""
+        right = outputs["logits"].argmax(1) == data["y"]
+        found = {
+            "accuracy": float(right.double().mean()),
+            "loss": float(F.cross_entropy(outputs["logits"].double(), data["y"])),
+        }
+        if "target" in outputs and "target" in data:
+            told = (outputs["target"] > 0) == data["target"]
+            found["domain_accuracy"] = float(told.double().mean())
+        return found
+
+
+def _of(net: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters of one net by their names there."""
+    return {name.removeprefix(f"{net}."): p for name, p in parameters.items() if name.startswith(f"{net}.")}
+
+
+def _target(batch: Batch) -> Tensor:
+    """Return which rows are of a target, (B,) bool; none where nothing says so."""
+    target = batch.data.get("target")
+    return torch.zeros_like(batch.weight, dtype=torch.bool) if target is None else target

@@ -1,0 +1,127 @@
+"""Nets for adversarial domain adaptation: an extractor, a head that classifies, an adversary.
+
+    model      extractor (ReLU after each)                          head                    adversary     initial weights, biases
+    mlp        linear, of the widths ``hidden``                     linear                  32, 1         normal (He et al. 2015), 0
+    conv2      conv 5x5 to 32, pool, conv 5x5 to 48, pool           100, 100, classes       100, 2        normal within two of its
+    conv3      as conv2, conv 3x3 to 64                             as conv2                as conv2      deviations of 0.1, 0.1
+
+``conv2`` is that of FedMM's released code, and ``conv3`` has a third convolution, as its paper says; both pad, so that only pooling
+makes images smaller. Margin disparity has two heads alike, for ``conv2`` and ``conv3`` of 200, 200, classes, with dropout after
+each hidden layer. An adversary with one output gives the logit of an example being of a target, one with two those of both domains.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedfleet.tasks.models import Net
+from fedfleet.tasks.pooling import MaxPool2
+
+Takes = Literal["nothing", "features", "products", "margin"]
+"""What there is for an adversary: none, the features, their products with each class's probability, features for a second head."""
+Drop = Callable[[int, Tensor], Tensor]
+"""Dropout after hidden layer so-and-so."""
+SMALLEST_SIDE = 4
+
+
+class Head(nn.ModuleList):
+    """Linear layers with ReLU between, and where asked dropout."""
+
+    def __init__(self, *widths: int):
+        super().__init__(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+
+    def forward(self, h: Tensor, drop: Drop | None = None) -> Tensor:
+        """Return the outputs (B, last width) for features (B, first width)."""
+        for k, layer in enumerate(self):
+            if k:
+                h = h.relu()
+                h = h if drop is None else drop(k, h)
+            h = layer(h)
+        return h
+
+
+class Nets(NamedTuple):
+    """The three; ``adversary`` is None where there is none."""
+
+    features: nn.Module
+    head: Head
+    adversary: Head | None
+
+
+class Widths(NamedTuple):
+    """Hidden layers of the head, of the adversary, of both heads for margin disparity; the outputs of a domain's adversary."""
+
+    head: tuple[int, ...]
+    adversary: tuple[int, ...]
+    margin: tuple[int, ...]
+    domains: int
+
+
+SMALL = Widths((), (32,), (), 1)
+RELEASED = Widths((100, 100), (100,), (200, 200), 2)
+
+
+def build(name: str, shape: tuple[int, ...], classes: int, hidden: tuple[int, ...], takes: Takes, seed: int) -> Nets:
+    """Build the nets, drawn from ``seed`` alone; extractor and head are the same whatever there is for an adversary.
+
+    Raises ValueError for images too small for a convolutional net.
+    """
+    if name != "mlp" and (len(shape) != 3 or min(shape[1:]) < SMALLEST_SIDE):
+        raise ValueError(f"model {name!r} needs images of at least 4x4, not {shape}: try model=mlp")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if name == "mlp":
+            return _nets(*_mlp(shape, hidden), classes, SMALL, takes, _he)
+        return _nets(*_convolutions(shape, third=name == "conv3"), classes, RELEASED, takes, _released)
+
+
+def _nets(
+    features: nn.Module, width: int, classes: int, widths: Widths, takes: Takes, initialise: Callable[[nn.Module], None]
+) -> Nets:
+    features.apply(initialise)  # before the next is made, which draws too
+    head = Head(width, *(widths.margin if takes == "margin" else widths.head), classes)
+    head.apply(initialise)
+    match takes:
+        case "nothing":
+            return Nets(features, head, None)
+        case "features":
+            adversary = Head(width, *widths.adversary, widths.domains)
+        case "products":
+            adversary = Head(width * classes, *widths.adversary, widths.domains)
+        case "margin":
+            adversary = Head(width, *widths.margin, classes)
+    return Nets(features, head, adversary.apply(initialise))
+
+
+def _mlp(shape: tuple[int, ...], hidden: tuple[int, ...]) -> tuple[nn.Module, int]:
+    widths = (math.prod(shape), *hidden)
+    layers = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
+    return Net(nn.Flatten(), *layers), widths[-1]
+
+
+def _convolutions(shape: tuple[int, ...], *, third: bool) -> tuple[nn.Module, int]:
+    channels, height, width = shape
+    layers = [nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), MaxPool2()]
+    layers += [nn.Conv2d(32, 48, 5, padding=2), nn.ReLU(), MaxPool2()]
+    if third:
+        layers += [nn.Conv2d(48, 64, 3, padding=1), nn.ReLU()]
+    return Net(*layers, nn.Flatten()), (64 if third else 48) * (height // 4) * (width // 4)
+
+
+def _he(layer: nn.Module) -> None:
+    if isinstance(layer, nn.Linear):
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        nn.init.zeros_(layer.bias)
+
+
+def _released(layer: nn.Module) -> None:
+    if isinstance(layer, nn.Linear | nn.Conv2d):
+        nn.init.trunc_normal_(layer.weight, std=0.1, a=-0.2, b=0.2)
+        assert layer.bias is not None
+        nn.init.constant_(layer.bias, 0.1)
