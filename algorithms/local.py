@@ -91,6 +91,12 @@ def gradient_at_z(ops: Ops, shared: Mapping[str, Any], batch: Batch, key: Key) -
     return ops.grad("train", shared["z"], batch, key)[0]
 
 
-def proximal(direction: Tree, z: Tree, anchor: Mapping[str, Tree], weight: float) -> Tree:
+def proximal(direction: Tree, z: Tree, anchor: Mapping[str, Tree], weight: float | Mapping[str, float]) -> Tree:
     """Return the direction with that of (weight/2) |z - anchor|^2 added: in the parts that the anchor has, whoever plays them."""
-    return {p: T.axpy(weight, T.sub(z[p], anchor[p]), d) if p in anchor else d for p, d in direction.items()}
+    of = weight if isinstance(weight, Mapping) else dict.fromkeys(direction, weight)
+    return {p: T.axpy(of[p], T.sub(z[p], anchor[p]), d) if p in anchor else d for p, d in direction.items()}
+
+
+def held(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
+    """Return the minibatch gradient with a proximal term to the point that was sent, of weight ``shared["mu"]``."""
+    return proximal(gradient(ops, shared, local, batch, at, key), local.z, shared["z"], shared["mu"])

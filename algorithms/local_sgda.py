@@ -11,6 +11,9 @@ Algorithm 1, with a sampled cohort. Averages are unweighted.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from fedfleet.algorithms.local import local_training
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
 from fedfleet.simulator.author import Algorithm, Key, LocalWork, Mean, Message, Phase, Problem, Round, Task, Tree, View
@@ -21,15 +24,25 @@ def local_sgda(options: LocalOptions, task: Task, cohort: CohortOptions) -> Algo
     return averaged(options, task, cohort, local_training(options.plan()))
 
 
-def averaged(options: LocalOptions, task: Task, cohort: CohortOptions, work: LocalWork) -> Algorithm:
-    """Return the algorithm whose clients start at z and whose server takes the mean of their final points; its state is z."""
-    train = Phase(name="train", work=work, reduce={"z": Mean()})
+def averaged(
+    options: LocalOptions,
+    task: Task,
+    cohort: CohortOptions,
+    work: LocalWork,
+    config: Mapping[str, Any] | None = None,
+    own: Callable[[Mapping[str, Any]], Tree] | None = None,
+) -> Algorithm:
+    """Return the algorithm whose clients start at z and whose server takes the mean of their final points; its state is z.
+
+    ``config`` goes to the clients with the learning rates; ``own`` builds their state, if they keep one.
+    """
+    train = Phase(name="train", work=work, reduce={"z": Mean()}, own=own)
 
     def init(z: Tree, key: Key, problem: Problem) -> Tree:
         return z
 
     def round(z: Tree, rnd: Round) -> tuple[Tree, dict[str, float]]:
-        shared = Message(send={"z": z}, config={"lr": options.rates(rnd.index, task.parts)})
+        shared = Message(send={"z": z}, config={"lr": options.rates(rnd.index, task.parts), **(config or {})})
         return rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))["z"], {}
 
     return Algorithm(init, round, (train,), {"global": View(lambda z: z)}, requires=("x", "y"), buffers=True)

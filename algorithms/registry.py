@@ -13,7 +13,12 @@ from fedfleet.algorithms.drfa import DrfaOptions, drfa
 from fedfleet.algorithms.extra_step import extra_step
 from fedfleet.algorithms.fedavg import FedAvgOptions, FedOptOptions, fedavg
 from fedfleet.algorithms.fedbuff import FedBuffOptions, fedbuff
+from fedfleet.algorithms.fedmm import FedMmOptions, fedmm
 from fedfleet.algorithms.fedprox import FedProxOptions, fedprox
+from fedfleet.algorithms.fedprox_sgda import OneStepOptions, ProximalOptions, fedprox_sgda, fedsgda
+from fedfleet.algorithms.fedrobust import FedRobustOptions, fedrobust
+from fedfleet.algorithms.gt_gda import gt_gda
+from fedfleet.algorithms.gt_hsgd import GtHsgdOptions, gt_hsgd
 from fedfleet.algorithms.local_sgda import local_sgda
 from fedfleet.algorithms.local_sgda_plus import SgdaPlusOptions, local_sgda_plus
 from fedfleet.algorithms.options import CohortOptions, LocalOptions, Options
@@ -52,4 +57,13 @@ ALGORITHMS: dict[str, Entry] = {
     "cdma_nc": Entry(CdmaOptions, cdma_nc, "CDMA without correction: one phase; minimax"),
     "cdma_one": Entry(CdmaOptions, cdma_one, "CDMA with gradients collected first: two phases; minimax"),
     "cdma_ada": Entry(AdaOptions, cdma_ada, "CDMA with a recursive gradient estimate: two phases; minimax"),
+    "fedmm": Entry(
+        FedMmOptions, fedmm, "local descent-ascent with duals that bridge clients (Shen et al. 2023); minimax"
+    ),
+    "fedsgda": Entry(OneStepOptions, fedsgda, "one local step of descent-ascent, averaged; minimax"),
+    "fedavg_sgda": Entry(LocalOptions, local_sgda, "what FedMM calls local_sgda; minimax"),
+    "fedprox_sgda": Entry(ProximalOptions, fedprox_sgda, "local_sgda with a proximal term of each player; minimax"),
+    "fedrobust": Entry(FedRobustOptions, fedrobust, "against affine shifts of inputs (Reisizadeh et al. 2020)"),
+    "gt_gda": Entry(LocalOptions, gt_gda, "gradient tracking, reconstructed (Tsaknakis et al. 2020); minimax"),
+    "gt_hsgd": Entry(GtHsgdOptions, gt_hsgd, "one step along recursive estimates (Xin et al. 2021); minimax"),
 }

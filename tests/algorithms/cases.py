@@ -24,5 +24,15 @@ CASES: dict[str, tuple[str, dict]] = {
     "codasca": ("auc", {"epochs": 1, "batch_size": 7, "theta": 0.2, "stage_iterations": 6, "global_lr": 0.9}),
     "cdma_nc": ("auc", {"steps": 3, "batch_size": 7}),
     "cdma_one": ("auc", {"epochs": 1, "batch_size": 7}),
+    "fedmm": (
+        "domain_adaptation",
+        {"steps": 3, "batch_size": 7, "mu1": 0.5, "mu2": 1.0, "eta3": {"decay": 2.0, "per": 2}},
+    ),
+    "fedsgda": ("domain_adaptation", {"batch_size": 7}),
+    "fedavg_sgda": ("domain_adaptation", {"steps": 3, "batch_size": 7, "dual_lr": 0.2}),
+    "fedprox_sgda": ("domain_adaptation", {"steps": 3, "batch_size": 7, "mu1": 0.5}),
+    "fedrobust": ("classification", {"steps": 3, "batch_size": 7, "shift_lr": 0.5, "penalty": 0.1}),
+    "gt_gda": ("domain_adaptation", {"steps": 3, "batch_size": 7}),
+    "gt_hsgd": ("domain_adaptation", {"batch_size": 7, "b": 0.3}),
     "cdma_ada": ("auc", {"steps": 3, "batch_size": 7, "decay": 0.3, "alpha": 0.9}),
 }

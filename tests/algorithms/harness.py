@@ -119,7 +119,24 @@ def digits(
     domain = torch.arange(clients) % 3
     population = InMemoryPopulation({"x": data.train.x, "y": data.train.y}, split.indices, split.offsets, domain)
     entry = TASKS[task]
-    return World(entry.build(entry.options(**net), DataShape((1, 8, 8), 10)), population)
+    return with_targets(World(entry.build(entry.options(**net), DataShape((1, 8, 8), 10)), population))
+
+
+def with_targets(world: World) -> World:
+    """For tasks that want examples without labels: of every three clients one has none, one half of them, one all."""
+    if not getattr(world.task, "unlabelled", False):
+        return world
+    p = world.population
+    owner = torch.arange(p.size).repeat_interleave(p.offsets.diff())
+    place = torch.arange(len(owner)) - p.offsets[owner]
+    hidden = torch.zeros(len(p.data["y"]), dtype=torch.bool)
+    hidden[p.indices] = (owner % 3 == 2) | ((owner % 3 == 1) & (place % 2 == 1))
+    return World(world.task, withholding(p, hidden))
+
+
+def withholding(population: InMemoryPopulation, hidden: Tensor) -> InMemoryPopulation:
+    data = {**population.data, "y": torch.where(hidden, -1, population.data["y"]), "target": hidden}
+    return InMemoryPopulation(data, population.indices, population.offsets, population.domain)
 
 
 def build(name: str, task: Task, cohort: CohortOptions | None = None, **options: Any) -> Algorithm:

@@ -1,0 +1,88 @@
+"""GT-GDA: local descent-ascent along trackers of the mean gradient. A reconstruction.
+
+Tsaknakis, Hong & Liu, "Decentralized min-max optimization: formulations, algorithms and applications in network poisoning attack",
+ICASSP 2020, is for a graph of nodes without noise, and only its idea was at hand: gradient tracking, combined with gradient
+descent-ascent. Here the graph is a star that mixes every K steps, and gradients are of minibatches, as where FedMM is compared
+with it.
+
+    s_i^k       tracker: s + g_i^k - g_i, with the mean tracker s that was sent
+    g_i         own, a client's state: its gradient at the last step it took, 0 before the first
+    z           z - eta s_i^k, of both parts at once
+
+Server: the mean of the final points, and s moved so that it stays the mean of all clients' own. Gradients are in direction space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedfleet.algorithms.control import no_control
+from fedfleet.algorithms.options import CohortOptions, LocalOptions
+from fedfleet.simulator.author import (
+    Algorithm,
+    At,
+    Batch,
+    BatchPlan,
+    Key,
+    LocalWork,
+    Mean,
+    Message,
+    Ops,
+    Phase,
+    Problem,
+    Round,
+    Stage,
+    T,
+    Task,
+    Tree,
+    View,
+)
+
+
+class State(NamedTuple):
+    """The model and the mean tracker s."""
+
+    z: Tree
+    s: Tree
+
+
+class Tracked(NamedTuple):
+    """A client in the middle of its steps: the point, its tracker, its last gradient."""
+
+    z: Tree
+    s: Tree
+    g: Tree
+
+
+def tracked(plan: BatchPlan) -> LocalWork:
+    """Step along the tracker; send the final point and by how much the client's last gradient has changed."""
+
+    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Tracked:
+        return Tracked(shared["z"], shared["s"], own)
+
+    def step(ops: Ops, shared: Mapping[str, Any], at_k: Tracked, batch: Batch, at: At, key: Key) -> Tracked:
+        g, _ = ops.grad("train", at_k.z, batch, key)
+        s = T.add(at_k.s, T.sub(g, at_k.g))
+        return Tracked(ops.step("train", at_k.z, shared["lr"], s), s, g)
+
+    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, end: Tracked) -> tuple[Message, Tree]:
+        return Message(send={"z": end.z, "ds": T.sub(end.g, own)}), end.g  # s_i - s is the same difference
+
+    return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish)
+
+
+def gt_gda(options: LocalOptions, task: Task, cohort: CohortOptions) -> Algorithm:
+    """Build GT-GDA."""
+    train = Phase(name="train", work=tracked(options.plan()), reduce={"z": Mean(), "ds": Mean()}, own=no_control)
+
+    def init(z: Tree, key: Key, problem: Problem) -> State:
+        return State(z, T.zeros_like(z))
+
+    def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
+        shared = Message({"z": state.z, "s": state.s}, {"lr": options.rates(rnd.index, task.parts)})
+        heard = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))
+        share = len(heard.received) / rnd.problem.clients
+        return State(heard["z"], T.axpy(share, heard["ds"], state.s)), {}
+
+    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, requires=("x", "y"))
