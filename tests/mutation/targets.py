@@ -3,6 +3,7 @@
 A, F, T = "tests/algorithms/test_", "tests/simulator/fleet/test_", "tests/tasks/test_"
 AGNOSTIC = [f"{A}drfa.py", f"{A}qffl.py", f"{A}afl.py", f"{A}afl_estimators.py"]
 AVERAGING = [f"{A}averaging.py", f"{A}equivalence.py"]
+FEDMM = [f"{A}fedmm.py", f"{A}fedmm_baselines.py"]
 MINIMAX = [f"{A}minimax_baselines.py", f"{A}cdma.py"]
 ONLINE = [f"{F}online_models.py", f"{F}online_correlated.py", f"{F}online_trace.py", f"{F}availability.py"]
 RESPONSES = [f"{F}partial_work.py", f"{F}devices.py", f"{A}unreliable.py", f"{A}late.py", f"{A}events.py"]
@@ -19,6 +20,11 @@ TARGETS: dict[str, list[str]] = {
     "algorithms/fedavg.py": AVERAGING,
     "algorithms/fedbuff.py": BUFFER[1:],
     "algorithms/fedprox.py": AVERAGING,
+    "algorithms/fedmm.py": FEDMM[:1],
+    "algorithms/fedprox_sgda.py": FEDMM,
+    "algorithms/fedrobust.py": FEDMM[1:],
+    "algorithms/gt_gda.py": FEDMM[1:],
+    "algorithms/gt_hsgd.py": FEDMM[1:],
     "algorithms/lambda_sets.py": [f"{A}lambda_sets.py", *AGNOSTIC[2:3]],
     "algorithms/local.py": [*AVERAGING, *MINIMAX],
     "algorithms/local_sgda_plus.py": MINIMAX,
@@ -27,6 +33,9 @@ TARGETS: dict[str, list[str]] = {
     "algorithms/qffl.py": AGNOSTIC[1:2],
     "algorithms/scaffold.py": AVERAGING,
     "algorithms/theory.py": MINIMAX[1:],
+    "tasks/adaptation.py": [f"{T}adaptation.py"],
+    "tasks/adaptation_nets.py": [f"{T}adaptation.py"],
+    "tasks/adversaries.py": [f"{T}adaptation.py"],
     "tasks/auc.py": [f"{T}auc.py"],
     "tasks/classification.py": [f"{T}classification.py"],
     "tasks/gan.py": [f"{T}gan.py"],
@@ -35,6 +44,7 @@ TARGETS: dict[str, list[str]] = {
     "tasks/pooling.py": [f"{T}pooling.py"],
     "tasks/robust.py": [f"{T}robust.py"],
     "tasks/scores.py": [f"{T}gan.py"],
+    "tasks/shifted.py": FEDMM[1:],
     "simulator/arithmetic/reduction.py": ["tests/simulator/arithmetic/test_reduction.py"],
     "simulator/arithmetic/stored.py": ["tests/simulator/arithmetic/test_reduction.py"],
     "simulator/fleet/availability.py": ONLINE[3:],

@@ -69,6 +69,7 @@ OBJECTIVES = {
     "frozen x": Objective(loss=minimax, sign={"y": -1}),
     "players": Objective(loss=two_players, sign={"x": 1, "y": 1}),
     "one of two players": Objective(loss=two_players, sign={"x": 0, "y": 1}),
+    "scaled": Objective(loss=minimax, sign={"x": 0.5, "y": -3.0, "fixed": 2}),
     "keyed": Objective(loss=random_features, sign=SIGN),
 }
 
@@ -100,6 +101,14 @@ def test_the_direction_is_the_signed_gradient():
     assert_close(aux["double"], 2 * value)
     assert float(aux["rows"]) == ROWS
     assert not any(leaf.requires_grad for leaf in T.leaves((found, dict(aux))))
+
+
+def test_a_sign_is_a_factor_of_the_gradient():
+    z, batch = point(), batch_of()
+    found, _ = ops().grad("scaled", z, batch, KEY)
+    for part, factor in {"x": 0.5, "y": -3.0, "fixed": 2.0}.items():
+        plain = reference(lambda free: minimax(free, batch, None, KEY)[0], z, part)
+        assert_trees_close(found[part], T.scale(factor, plain))
 
 
 def test_the_gradient_is_that_of_finite_differences():
