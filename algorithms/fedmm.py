@@ -76,10 +76,10 @@ class FedMmOptions(ProximalOptions):
                 raise ValueError(f"{key}={mu:g}: eta3 / {key} is then infinite: raise it, or take local_sgda")
         return self
 
-    def reach(self, t: int) -> dict[str, float]:
+    def reach(self, t: int, parts: tuple[str, ...]) -> dict[str, float]:
         """Return eta_3 / mu of round t, a part."""
         eta3 = self.eta3.at(t)
-        return {p: eta3 / mu if eta3 else 0.0 for p, mu in self.mu.items()}
+        return {p: eta3 / mu if mu else 0.0 for p, mu in self.mu(parts).items()}
 
 
 class State(NamedTuple):
@@ -101,6 +101,7 @@ def send_and_renew(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Loc
 
 def fedmm(options: FedMmOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FedMM."""
+    mu = options.mu(task.parts)
     work = local_training(options.plan(), pulled, finish=send_and_renew)
     train = Phase(name="train", work=work, reduce={"z": Mean()}, own=no_control)
 
@@ -108,11 +109,11 @@ def fedmm(options: FedMmOptions, task: Task, cohort: CohortOptions) -> Algorithm
         return State(z, T.zeros_like(z))
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
-        shared = Message({"z": state.z}, {"lr": options.rates(rnd.index, task.parts), "mu": options.mu})
+        shared = Message({"z": state.z}, {"lr": options.rates(rnd.index, task.parts), "mu": mu})
         heard = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))
         mean, share = heard["z"], len(heard.received) / rnd.problem.clients
-        dual = T.axpy({p: share * mu for p, mu in options.mu.items()}, T.sub(mean, state.z), state.dual)
-        z = task.objectives["train"].step(mean, T.neg(options.reach(rnd.index)), dual)
+        dual = T.axpy({p: share * weight for p, weight in mu.items()}, T.sub(mean, state.z), state.dual)
+        z = task.objectives["train"].step(mean, T.neg(options.reach(rnd.index, task.parts)), dual)
         return State(z, dual), {"eta3": options.eta3.at(rnd.index)}
 
-    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, requires=("x", "y"))
+    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, requires=("x", "y"), buffers=True)

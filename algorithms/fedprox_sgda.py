@@ -32,10 +32,9 @@ class ProximalOptions(LocalOptions):
     mu2: float = Field(default=2.0, ge=0)
     """Weight of the dual one."""
 
-    @property
-    def mu(self) -> dict[str, float]:
-        """The weights, one a part."""
-        return {"x": self.mu1, "y": self.mu2}
+    def mu(self, parts: tuple[str, ...]) -> dict[str, float]:
+        """Return the weights, one a part; of what is no player, such as buffers, 0."""
+        return {p: {"x": self.mu1, "y": self.mu2}.get(p, 0.0) for p in parts}
 
 
 class OneStepOptions(LocalOptions):
@@ -47,7 +46,7 @@ class OneStepOptions(LocalOptions):
 
 def fedprox_sgda(options: ProximalOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FedProxSGDA; its state is z."""
-    return averaged(options, task, cohort, local_training(options.plan(), held), {"mu": options.mu})
+    return averaged(options, task, cohort, local_training(options.plan(), held), {"mu": options.mu(task.parts)})
 
 
 def fedsgda(options: OneStepOptions, task: Task, cohort: CohortOptions) -> Algorithm:

@@ -20,21 +20,20 @@ Its fine-tuning multiplies the gradient of the extractor by ``feature_gradient``
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
-from torch.func import functional_call
 
 from fedfleet.simulator.author import Batch, Key, Objective, Tree, rng
 from fedfleet.tasks import adaptation_nets, adversaries
-from fedfleet.tasks.adaptation_nets import Drop, Takes
-from fedfleet.tasks.adversaries import rows
+from fedfleet.tasks.adaptation_nets import Takes
 from fedfleet.tasks.classification import cross_entropy
 from fedfleet.tasks.options import DataShape, Width
 from fedfleet.tasks.shifted import Shift, no_shift, shifted
+from fedfleet.tasks.stateful import called
 
 Loss = Literal["none", "dann", "cdan", "cdan_e", "mdd"]
 TAKES: Mapping[Loss, Takes] = {
@@ -117,6 +116,16 @@ class AdaptationOptions(BaseModel):
         return -1 / (self.nu + FINE_TUNED) if self.fine_tune else -1 / self.nu
 
 
+class Pass(NamedTuple):
+    """A forward pass: one of training has weights of the rows (B,), and a key that dropout draws from."""
+
+    weight: Tensor | None = None
+    key: Key | None = None
+
+
+OUTSIDE = Pass()
+
+
 class DomainAdaptation:
     """An extractor, a head and an adversary; accuracy.
 
@@ -139,7 +148,7 @@ class DomainAdaptation:
 
     def _build(self, seed: int) -> adaptation_nets.Nets:
         o, shape = self._options, self._shape
-        return adaptation_nets.build(o.model, shape.example, shape.classes, o.hidden, TAKES[o.loss], seed)
+        return adaptation_nets.build(o.model, shape.example, shape.classes, o.hidden, TAKES[o.loss], o.dropout, seed)
 
     def init(self, seed: int) -> Tree:
         """Return the nets' initial parameters, by name; those of x are the same whatever the adversary."""
@@ -155,36 +164,36 @@ class DomainAdaptation:
 
     def features(self, z: Tree, x: Tensor) -> Tensor:
         """Return the features (B, width) of inputs (B, ...)."""
-        return functional_call(self._nets.features, _of("features", z["x"]), (x,))
+        return called(self._nets.features, _of("features", z["x"]), {}, x)[0]
 
-    def logits(self, z: Tree, features: Tensor, drop: Drop | None = None) -> Tensor:
+    def logits(self, z: Tree, features: Tensor, way: Pass = OUTSIDE) -> Tensor:
         """Return the head's outputs (B, classes)."""
-        return functional_call(self._nets.head, _of("head", z["x"]), (features, drop))
+        return called(self._nets.head, _of("head", z["x"]), {}, features, **way._asdict())[0]
 
-    def judged(self, z: Tree, features: Tensor, logits: Tensor, drop: Drop | None = None) -> Tensor:
+    def judged(self, z: Tree, features: Tensor, logits: Tensor, way: Pass = OUTSIDE) -> Tensor:
         """Return the adversary's outputs (B, …)."""
         adversary, o = self._nets.adversary, self._options
         assert adversary is not None
         if TAKES[o.loss] == "products":
             features = adversaries.products(logits, features, detached=o.cdan_detach)
-        return functional_call(adversary, z["y"], (features, drop))
+        return called(adversary, z["y"], {}, features, **way._asdict())[0]
 
     def _loss(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Tensor]]:
         o, target = self._options, _target(batch)
         features = self.features(z, batch.x)
         if o.fine_tune:  # the same values, with so much of the gradient
             features = features.detach() + o.feature_gradient * (features - features.detach())
-        logits = self.logits(z, features, self._drop(rng.fold(key, "head")))
+        logits = self.logits(z, features, Pass(batch.weight, rng.fold(key, "head")))
         value = self._task_loss(logits, batch, target)
         if self._nets.adversary is None:
             return value, {}
-        judged = self.judged(z, features, logits, self._drop(rng.fold(key, "adversary")))
+        judged = self.judged(z, features, logits, Pass(batch.weight, rng.fold(key, "adversary")))
         return value - o.nu * self._domain_loss(judged, logits, batch, target), {}
 
     def _task_loss(self, logits: Tensor, batch: Batch, target: Tensor) -> Tensor:
         each = cross_entropy(logits, batch.y.clamp(min=0))  # rows without labels do not count
         if self._options.task_weight == "per_client_mean":
-            return rows(batch, ~target).mean(each)
+            return batch.only(~target).mean(each)
         return batch.mean(torch.where(target, 0.0, each)) / self._options.source_share
 
     def _domain_loss(self, judged: Tensor, logits: Tensor, batch: Batch, target: Tensor) -> Tensor:
@@ -196,17 +205,6 @@ class DomainAdaptation:
             how = {"margin": o.mdd_margin, "reduction": o.mdd_reduction, "source_share": share}
             return adversaries.mdd(judged, logits, batch, target, **how)
         return adversaries.dann(judged, batch, target)
-
-    def _drop(self, key: Key) -> Drop | None:
-        left = 1 - self._options.dropout
-        if self._options.loss != "mdd" or left == 1:
-            return None
-
-        def drop(layer: int, h: Tensor) -> Tensor:
-            kept = rng.bernoulli(rng.fold(key, layer), left, tuple(h.shape))
-            return torch.where(kept, h / left, 0.0)
-
-        return drop
 
     def _predict(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
         features = self.features(z, batch.x)

@@ -18,40 +18,23 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedfleet.tasks.models import Net
 from fedfleet.tasks.pooling import MaxPool2
+from fedfleet.tasks.stateful import prepared
 
 Takes = Literal["nothing", "features", "products", "margin"]
 """What there is for an adversary: none, the features, their products with each class's probability, features for a second head."""
-Drop = Callable[[int, Tensor], Tensor]
-"""Dropout after hidden layer so-and-so."""
 SMALLEST_SIDE = 4
-
-
-class Head(nn.ModuleList):
-    """Linear layers with ReLU between, and where asked dropout."""
-
-    def __init__(self, *widths: int):
-        super().__init__(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
-
-    def forward(self, h: Tensor, drop: Drop | None = None) -> Tensor:
-        """Return the outputs (B, last width) for features (B, first width)."""
-        for k, layer in enumerate(self):
-            if k:
-                h = h.relu()
-                h = h if drop is None else drop(k, h)
-            h = layer(h)
-        return h
 
 
 class Nets(NamedTuple):
     """The three; ``adversary`` is None where there is none."""
 
     features: nn.Module
-    head: Head
-    adversary: Head | None
+    head: nn.Module
+    adversary: nn.Module | None
 
 
 class Widths(NamedTuple):
@@ -67,8 +50,10 @@ SMALL = Widths((), (32,), (), 1)
 RELEASED = Widths((100, 100), (100,), (200, 200), 2)
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, hidden: tuple[int, ...], takes: Takes, seed: int) -> Nets:
-    """Build the nets, drawn from ``seed`` alone; extractor and head are the same whatever there is for an adversary.
+def build(
+    name: str, shape: tuple[int, ...], classes: int, hidden: tuple[int, ...], takes: Takes, dropout: float, seed: int
+) -> Nets:
+    """Build the nets, drawn from ``seed`` alone; the extractor is the same whatever there is for an adversary.
 
     Raises ValueError for images too small for a convolutional net.
     """
@@ -77,26 +62,38 @@ def build(name: str, shape: tuple[int, ...], classes: int, hidden: tuple[int, ..
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if name == "mlp":
-            return _nets(*_mlp(shape, hidden), classes, SMALL, takes, _he)
-        return _nets(*_convolutions(shape, third=name == "conv3"), classes, RELEASED, takes, _released)
+            return _nets(*_mlp(shape, hidden), classes, SMALL, takes, dropout, _he)
+        return _nets(*_convolutions(shape, third=name == "conv3"), classes, RELEASED, takes, dropout, _released)
 
 
 def _nets(
-    features: nn.Module, width: int, classes: int, widths: Widths, takes: Takes, initialise: Callable[[nn.Module], None]
+    features: nn.Module,
+    width: int,
+    classes: int,
+    widths: Widths,
+    takes: Takes,
+    dropout: float,
+    initialise: Callable[[nn.Module], None],
 ) -> Nets:
     features.apply(initialise)  # before the next is made, which draws too
-    head = Head(width, *(widths.margin if takes == "margin" else widths.head), classes)
-    head.apply(initialise)
-    match takes:
-        case "nothing":
-            return Nets(features, head, None)
-        case "features":
-            adversary = Head(width, *widths.adversary, widths.domains)
-        case "products":
-            adversary = Head(width * classes, *widths.adversary, widths.domains)
-        case "margin":
-            adversary = Head(width, *widths.margin, classes)
-    return Nets(features, head, adversary.apply(initialise))
+    if takes == "margin":
+        head, adversary = (_head(width, *widths.margin, classes, dropout=dropout).apply(initialise) for _ in range(2))
+        return Nets(features, prepared(head), prepared(adversary))
+    head = _head(width, *widths.head, classes).apply(initialise)
+    if takes == "nothing":
+        return Nets(features, head, None)
+    given = width if takes == "features" else width * classes
+    return Nets(features, head, _head(given, *widths.adversary, widths.domains).apply(initialise))
+
+
+def _head(*widths: int, dropout: float | None = None) -> nn.Sequential:
+    """Return linear layers with ReLU between, and dropout where some is asked for, be it 0."""
+    layers: list[nn.Module] = []
+    for k, (a, b) in enumerate(itertools.pairwise(widths)):
+        if k:
+            layers += [nn.ReLU(), nn.Dropout(dropout)] if dropout is not None else [nn.ReLU()]
+        layers.append(nn.Linear(a, b))
+    return nn.Sequential(*layers)
 
 
 def _mlp(shape: tuple[int, ...], hidden: tuple[int, ...]) -> tuple[nn.Module, int]:

@@ -23,11 +23,6 @@ from fedfleet.simulator.author import Batch
 from fedfleet.tasks.classification import cross_entropy
 
 
-def rows(batch: Batch, mask: Tensor) -> Batch:
-    """Return the batch in which only the rows count where ``mask`` (B,) is true."""
-    return Batch(batch.data, batch.weight * mask.to(batch.weight.dtype))
-
-
 def products(logits: Tensor, features: Tensor, *, detached: bool) -> Tensor:
     """Return the outer products p x h (B, classes * width) that CDAN's adversary takes; ``detached`` keeps gradients from p."""
     p = logits.softmax(1)
@@ -91,4 +86,4 @@ def mdd(
         return batch.mean(torch.where(target, differ, agree))
     if source_share is not None:
         return batch.mean(torch.where(target, differ / (1 - source_share), agree / source_share))
-    return rows(batch, ~target).mean(agree) + rows(batch, target).mean(differ)
+    return batch.only(~target).mean(agree) + batch.only(target).mean(differ)

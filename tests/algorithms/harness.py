@@ -131,12 +131,7 @@ def with_targets(world: World) -> World:
     place = torch.arange(len(owner)) - p.offsets[owner]
     hidden = torch.zeros(len(p.data["y"]), dtype=torch.bool)
     hidden[p.indices] = (owner % 3 == 2) | ((owner % 3 == 1) & (place % 2 == 1))
-    return World(world.task, withholding(p, hidden))
-
-
-def withholding(population: InMemoryPopulation, hidden: Tensor) -> InMemoryPopulation:
-    data = {**population.data, "y": torch.where(hidden, -1, population.data["y"]), "target": hidden}
-    return InMemoryPopulation(data, population.indices, population.offsets, population.domain)
+    return World(world.task, p.withholding(hidden))
 
 
 def build(name: str, task: Task, cohort: CohortOptions | None = None, **options: Any) -> Algorithm:

@@ -14,8 +14,8 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.factored import Ledger, Notes
 from fedfleet.simulator.block.gradient import EngineOps
 from fedfleet.simulator.work import Batch
-from fedfleet.tasks import adversaries
-from fedfleet.tasks.adaptation import AdaptationOptions, DomainAdaptation
+from fedfleet.tasks import adaptation_nets, adversaries
+from fedfleet.tasks.adaptation import TAKES, AdaptationOptions, DomainAdaptation
 from fedfleet.tasks.options import DataShape
 
 KEY = rng.key(5)
@@ -181,8 +181,8 @@ def written(made, z, batch):
     if o.loss != "cdan_e":
         return cls - o.nu * sum(each) / n
     weigh = [1 + torch.exp(sum(p[i, k] * torch.log(p[i, k] + 1e-5) for k in range(3))) for i in range(n)]
-    share = {i: weigh[i] / sum(float(weigh[j]) for j in side) for side in (source, target) for i in side}
-    return cls - o.nu * sum(share[i] * each[i] for i in range(n)) / sum(float(s) for s in share.values())
+    share = {i: weigh[i] / sum(float(weigh[j].detach()) for j in side) for side in (source, target) for i in side}
+    return cls - o.nu * sum(share[i] * each[i] for i in range(n)) / sum(float(s.detach()) for s in share.values())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -335,16 +335,22 @@ def test_dropout_is_drawn_from_the_key_in_training_alone():
     assert torch.equal(*(m.functions["predict"](z, batch)["logits"] for m in (made, none)))
 
 
-def test_dropout_leaves_a_share_out_and_scales_the_rest():
-    made = task(loss="mdd", dropout=0.3)
-    drop = made._drop(KEY)
-    h = drop(1, torch.full((200, 100), 0.7))
-    assert h.unique().tolist() == pytest.approx([0.0, 1.0])
-    assert float((h > 0).double().mean()) == pytest.approx(0.7, abs=4 * math.sqrt(0.21 / 20_000))
-    assert not torch.equal(h, drop(2, torch.full((200, 100), 0.7)))
-    assert not torch.equal(h, made._drop(rng.fold(KEY, 1))(1, torch.full((200, 100), 0.7)))
-    assert torch.equal(h[:50], drop(1, torch.full((50, 100), 0.7)))  # padding does not change what a row draws
-    assert task(loss="dann")._drop(KEY) is None
+def test_dropout_comes_after_each_hidden_layer_of_both_heads_with_draws_of_its_own():
+    nets = adaptation_nets.build("conv2", (1, 8, 8), 3, (), "margin", 0.3, 0)
+    for head in (nets.head, nets.adversary):
+        assert [type(layer).__name__ for layer in head] == ["Linear", *["ReLU", "Dropout", "Linear"] * 2]
+        assert [layer.p for layer in head if hasattr(layer, "p")] == [0.3, 0.3]
+    made = DomainAdaptation(AdaptationOptions(model="conv2", loss="mdd"), DataShape((1, 8, 8), 3))
+    z = made.init(0)
+    z["y"] = {k: z["x"][f"head.{k}"] for k in z["y"]}  # alike but for their draws
+    seen = []
+    batch = Batch({"x": rng.normal(KEY, (4, 1, 8, 8)), "y": torch.tensor([0, 1, 2, 0])}, torch.ones(4))
+    made._domain_loss = lambda judged, logits, batch, target: seen.append((judged, logits)) or judged.sum()
+    made.objectives["train"].loss(z, batch, None, KEY)
+    assert not torch.allclose(*seen[0])
+    for loss in ("dann", "cdan", "none"):
+        plain = adaptation_nets.build("conv2", (1, 8, 8), 3, (), TAKES[loss], 0.3, 0)
+        assert not any(type(layer).__name__ == "Dropout" for net in plain if net for layer in net.modules())
 
 
 # -- execution
