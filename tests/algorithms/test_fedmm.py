@@ -371,6 +371,27 @@ def test_the_game_turned_round_is_played_in_the_mirror():
         assert (x, y) == pytest.approx((u, v), abs=1e-12)
 
 
+class Counting(Game):
+    """The game, and a buffer that counts gradients."""
+
+    parts = ("x", "y", "b")
+
+    def _loss(self, z, batch, ctx, key):
+        return super()._loss(z, batch, ctx, key)[0], {"b": {"n": z["b"]["n"] + 1}}
+
+
+@pytest.mark.parametrize("name", ["fedmm", "fedprox_sgda"])
+def test_buffers_are_averaged_and_have_no_duals(name):
+    world = World(Counting(), GAME.population)
+    plain = play(build(name, GAME.task, steps=3, **STEP), GAME, 4, z=point(0, 0))
+    z = {**point(0, 0), "b": {"n": torch.tensor(0.0, dtype=torch.float64)}}
+    algorithm = build(name, world.task, steps=3, **STEP)
+    assert algorithm.buffers
+    for t, (a, b) in enumerate(zip(play(algorithm, world, 4, z=z), plain, strict=True), 1):
+        assert float(a["b"]["n"]) == 3 * t
+        assert xy(a) == xy(b)
+
+
 # -- what travels, and what is refused
 
 
