@@ -11,6 +11,7 @@ from fedfleet.algorithms.cdma import AdaOptions, CdmaOptions, cdma_ada, cdma_nc,
 from fedfleet.algorithms.coda import CodaOptions, CodascaOptions, coda_plus, codasca
 from fedfleet.algorithms.drfa import DrfaOptions, drfa
 from fedfleet.algorithms.extra_step import extra_step
+from fedfleet.algorithms.fact import FactOptions, fact
 from fedfleet.algorithms.fedavg import FedAvgOptions, FedOptOptions, fedavg
 from fedfleet.algorithms.fedbuff import FedBuffOptions, fedbuff
 from fedfleet.algorithms.fedmm import FedMmOptions, fedmm
@@ -45,6 +46,9 @@ ALGORITHMS: dict[str, Entry] = {
     "afl": Entry(AflOptions, afl, "agnostic: the worst mixture of domains (Mohri et al. 2019)"),
     "drfa": Entry(DrfaOptions, drfa, "AFL with local steps: two phases (Deng et al. 2020)"),
     "qffl": Entry(QfflOptions, qffl, "q-FFL: weight by a power of the loss (Li et al. 2020)"),
+    "fact": Entry(
+        FactOptions, fact, "two heads made to agree on a target without labels: three phases (Schrod et al. 2023)"
+    ),
     "parallel_sgda": Entry(ParallelOptions, parallel_sgda, "one server step along full local gradients; minimax"),
     "local_sgda": Entry(LocalOptions, local_sgda, "local descent-ascent, averaged (Deng & Mahdavi 2021); minimax"),
     "local_sgda_plus": Entry(SgdaPlusOptions, local_sgda_plus, "local SGDA with a snapshot of x (ibid.); minimax"),

@@ -15,6 +15,7 @@ from fedfleet.tasks.gan import Gan, GanOptions
 from fedfleet.tasks.language import LanguageModel, LanguageOptions
 from fedfleet.tasks.options import DataShape, ModelOptions
 from fedfleet.tasks.robust import RobustOptions, RobustTraining
+from fedfleet.tasks.two_heads import TwoHeads, TwoHeadsOptions
 
 
 class Entry(NamedTuple):
@@ -34,4 +35,5 @@ TASKS: dict[str, Entry] = {
         AdaptationOptions, DomainAdaptation, "labelled sources, a target without labels; DANN, CDAN, MDD; minimax"
     ),
     "auc": Entry(AucOptions, AucMaximisation, "l2-relaxed AUC maximisation of one class against the rest; minimax"),
+    "two_heads": Entry(TwoHeadsOptions, TwoHeads, "a generator and a head, discrepancy of two heads; minimisation"),
 }

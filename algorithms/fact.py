@@ -1,0 +1,202 @@
+"""FACT: federated adversarial cross training, for a target domain without labels.
+
+Schrod, Lippl, Schäfer & Altenbuchinger, "FACT: Federated adversarial cross training", arXiv 2306.00607. Two source clients train
+the same model on their labels; where their heads disagree on unlabelled examples of the target domain, the generator of features
+is moved so that they agree. Nothing is maximised: that the two clients' domains differ takes the place of the adversary.
+
+    paper                   here
+    G, F                    "x" and "head" of z, the mean of the round's two heads
+    F_1, F_2                "head" and "second" of the model that step 3 starts from, and that is evaluated
+    E, R, B, eta_0          epochs, rounds, batch_size, lr
+    L_IDD                   objective "idd" of the task; round metric "idd"
+    fine-tuning, FACT-NF    fine_tune: true, false
+
+    step                    phase         who
+    1 source training       source        two source clients, drawn without replacement
+    2 fine-tuning           fine_tune     the same two, on the mean of their generators
+    3 IDD minimisation      target        the target clients; heads stay as they are
+
+Means are plain: a client's number of examples counts for nothing. Where one of the two does not answer in step 1 or 2, there are
+no two heads: the other's is the new one, and the round ends without step 3. Where nobody answers in a step, the round starts again
+with another pair.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fedfleet.algorithms.fact_work import Work, WorkOptions, model, net
+from fedfleet.algorithms.options import CohortOptions, refuse_others
+from fedfleet.simulator.author import (
+    Algorithm,
+    Cohort,
+    ConfigError,
+    Key,
+    Mean,
+    Message,
+    Phase,
+    Problem,
+    Reduced,
+    Round,
+    Store,
+    T,
+    Task,
+    Tree,
+    View,
+)
+
+PAIR = 2
+OF_STEP_3 = {"target_lr", "targets", "select", "select_burn_in", "return_target_head_buffers"}
+
+
+class FactOptions(WorkOptions):
+    """Options of FACT."""
+
+    idd: bool = True
+    """Minimise the discrepancy on target clients; false, with ``fine_tune: false``, is unweighted FedAvg of two clients a round."""
+    targets: int | None = Field(default=None, ge=1)
+    """Target clients asked a round; all of them if not given."""
+    return_target_head_buffers: bool = True
+    """Target clients return the running statistics of the two heads, which have moved to target data, as in the released code."""
+    evaluate: Literal["ensemble", "mean"] = "ensemble"
+    """What is evaluated and kept: the generator with the round's two heads, of which the surer one predicts; or with their mean."""
+    select: Literal["idd", "last"] = "idd"
+    """Evaluate and keep the model of the round with the least discrepancy so far, which takes no labels; or the last one."""
+    select_burn_in: float = Field(default=0.1, ge=0, lt=1)
+    """The share of ``rounds``, where given, of which the models are not selected; until then it is the last one."""
+
+    @model_validator(mode="after")
+    def _applies(self) -> FactOptions:
+        if not self.fine_tune and self.finetune_epochs > 1:
+            raise ValueError(f"finetune_epochs={self.finetune_epochs} is not for fine_tune=false: leave it out")
+        if self.lr_clock == "global" and self.rounds is None:
+            raise ValueError("lr_clock=global is of a rate that falls: give rounds, those of the run, or leave it out")
+        if not self.idd:
+            refuse_others(self, "idd=false", set(), OF_STEP_3)
+        if self.select == "last":
+            refuse_others(self, "select=last", set(), {"select_burn_in"})
+        return self
+
+    @property
+    def burn_in(self) -> float:
+        """Rounds whose models are not selected."""
+        return self.select_burn_in * (self.rounds or 0)
+
+
+class State(NamedTuple):
+    """The model with two heads, that which was selected (None for none yet), and its discrepancy."""
+
+    model: Tree
+    selected: Tree
+    idd: float
+
+
+def merged(two: Tree) -> Tree:
+    """Return the model whose head is the mean of two."""
+    return model(x=net(two, "x"), head=T.mean([net(two, "head"), net(two, "second")]))
+
+
+def heads_of(found: Reduced) -> list[Tree]:
+    """Return the heads that clients have sent, one after the other."""
+    each = T.concat(found["head"].blocks)
+    return [T.index(each, i) for i in range(len(found.received))]
+
+
+def fact(options: FactOptions, task: Task, cohort: CohortOptions) -> Algorithm:
+    """Build FACT."""
+    _check(cohort)
+    statistics = "b" in task.parts and options.return_target_head_buffers
+    work = Work(options)
+    keeps_head = {"g": Mean()} if options.tunes else {"g": Mean(), "head": Store()}
+    source = Phase(name="source", work=work.source(), reduce=keeps_head, own=work.fresh, dated=True)
+    tune = Phase(name="fine_tune", work=work.tuning(), reduce={"head": Store()}, own=work.fresh, dated=True)
+    of_target = {"g": Mean(), "statistics": Mean()} if statistics else {"g": Mean()}
+    target = Phase(name="target", work=work.target(statistics=statistics), reduce=of_target, own=work.fresh, dated=True)
+
+    def init(z: Tree, key: Key, problem: Problem) -> State:
+        _check_clients(options, problem)
+        g, head = net(z, "x"), net(z, "head")
+        return State(model(x=g, head=head, second=head), None, math.inf)
+
+    def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
+        clock = {"epochs": float(rnd.index * options.epochs)}
+        shared = Message({"z": merged(state.model)}, clock)
+        found = rnd.map_reduce(source, shared=shared, cohort=rnd.invite(PAIR, role="source"))
+        g = found["g"]
+        if options.tunes:
+            pair = Cohort(found.received, torch.zeros_like(found.received))
+            after = {"epochs": clock["epochs"] + options.epochs}
+            found = rnd.map_reduce(tune, shared=Message({"g": g}, after), cohort=pair)
+        heads = heads_of(found)
+        two = model(x=g, head=heads[0], second=heads[-1])
+        if not options.idd:
+            return State(two, None, math.inf), {}
+        if len(heads) < PAIR:
+            return state._replace(model=two), {"idd": math.nan}
+        there = rnd.invite(options.targets or len(targets_of(rnd.problem)), role="target")
+        found = rnd.map_reduce(target, shared=Message({"z": two}, clock), cohort=there)
+        nets = {p: net(two, p) for p in ("head", "second")}
+        if statistics:
+            nets = {p: {**of, "b": found["statistics"][p]} for p, of in nets.items()}
+        two, idd = model(x=found["g"], **nets), float(found.config["idd"].mean())
+        if rnd.index >= options.burn_in and idd < state.idd and options.select == "idd":
+            return State(two, two, idd), {"idd": idd}
+        return state._replace(model=two), {"idd": idd}
+
+    def evaluated(state: State) -> Tree:
+        two = state.model if state.selected is None else state.selected
+        return two if options.evaluate == "ensemble" else merged(two)
+
+    phases = (source, *((tune,) if options.tunes else ()), *((target,) if options.idd else ()))
+    return Algorithm(
+        init,
+        round,
+        phases,
+        {"global": View(evaluated)},
+        requires=("x", "head"),
+        minimises=True,
+        rounds=options.rounds,
+        roles=True,
+        buffers=True,
+    )
+
+
+def targets_of(problem: Problem) -> Tensor:
+    """Return the target clients, of which there may be none."""
+    return torch.zeros(0, dtype=torch.int64) if problem.targets is None else problem.targets
+
+
+def _check(cohort: CohortOptions) -> None:
+    """Refuse other cohorts than pairs. Raises ConfigError."""
+    if cohort.invite != PAIR:
+        raise ConfigError(
+            f"cohort.invite={cohort.invite}: fact asks two source clients a round: set cohort.invite=2 (how many target clients "
+            f"is algorithm.targets)"
+        )
+    if cohort.respond == 1:
+        raise ConfigError(
+            "cohort.respond=1: fact needs the heads of two clients: set cohort.respond=all, or leave it out"
+        )
+
+
+def _check_clients(options: FactOptions, problem: Problem) -> None:
+    """Refuse too few clients of either kind. Raises ConfigError."""
+    sources = problem.clients if problem.sources is None else len(problem.sources)
+    if sources < PAIR:
+        raise ConfigError(
+            f"algorithm.name='fact': a round takes two source clients, and there is {sources}: deal the source domain to more "
+            f"clients, or name fewer domains in domains.target"
+        )
+    targets = len(targets_of(problem))
+    if options.idd and not targets:
+        raise ConfigError(
+            "algorithm.idd=true: there is no target client whose examples it could be on: name a domain in domains.target, or "
+            "set algorithm.idd=false"
+        )
+    if options.targets is not None and options.targets > targets:
+        raise ConfigError(f"algorithm.targets={options.targets}: there are {targets} target clients: lower it")

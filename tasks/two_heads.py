@@ -1,0 +1,145 @@
+"""Classification by a generator and a head, of which there may be two that differ: what FACT and MCD learn.
+
+    paper, released code    here
+    G                       z["x"], the generator
+    F, F_1, F_2             z["head"]; where there are two, z["head"] and z["second"]
+    cross-entropy           objective "train", of labelled rows, through "head"
+    L_IDD, disc             objective "idd", mean |softmax(F_1(G(x))) - softmax(F_2(G(x)))| over unlabelled rows; moves G alone
+
+A model with two heads predicts, of each example, as the head that is surer: whose largest probability is larger, the first of
+equal ones.
+
+The released code's heads end in a softmax, whose probabilities its cross-entropy and its discrepancy take for logits, and apply
+another (``double_softmax``); so the cross-entropy of K classes stays above ln(e + K - 1) - 1, and the discrepancy of an example
+below 2 (e - 1) / (e + K - 1), or a K-th of that where it is a mean over classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from fedfleet.simulator.author import Batch, Key, Objective, Tree, rng
+from fedfleet.tasks.classification import cross_entropy
+from fedfleet.tasks.options import DataShape, Width
+from fedfleet.tasks.two_heads_nets import Nets, build, run, statistics, weights
+
+PARTS = {"x": 0, "head": 1, "second": 1}
+"""The parts of a model with two heads, and which net each is for."""
+
+
+class TwoHeadsOptions(BaseModel):
+    """The nets, and the losses' details."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    model: Literal["mlp", "digits_small", "digit_five"] = "mlp"
+    """Generator and head; ``fedfleet.tasks.two_heads_nets`` says which layers."""
+    hidden: tuple[Width, ...] = Field(default=(64,), min_length=1)
+    """Widths of the generator's layers (mlp only)."""
+    double_softmax: bool = True
+    """Apply softmax to the heads' probabilities once more in both losses, as FACT's released code does; false: as in its paper."""
+    idd_reduction: Literal["class_mean", "class_sum"] = "class_mean"
+    """Mean of the discrepancy over classes, as in FACT's released code, or their sum, as in its paper."""
+    idd_heads_eval: bool = False
+    """Take both heads' discrepancy without dropout, normalised by running statistics; false: in training mode, as in the
+    released code, where two heads that are the same differ by their dropout."""
+
+
+class TwoHeads:
+    """A generator, a head or two, cross-entropy, discrepancy, accuracy.
+
+    Functions: "predict", logits (B, classes) of the head that is surer; "per_example", accuracy and loss (B,).
+    """
+
+    unlabelled = True
+
+    def __init__(self, options: TwoHeadsOptions, shape: DataShape):
+        self._options, self._shape = options, shape
+        self._nets = self._build(0)
+        self.normalised = any(map(statistics, self._nets))
+        self.parts = ("x", "head", "b") if self.normalised else ("x", "head")
+        self.objectives = {
+            "train": Objective(loss=self._train, sign={"x": 1, "head": 1}),
+            "idd": Objective(loss=self._idd, sign={"x": 1}),
+        }
+        self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
+            "predict": self._predict,
+            "per_example": self._per_example,
+        }
+
+    def _build(self, seed: int) -> Nets:
+        o = self._options
+        try:
+            return build(o.model, self._shape.example, self._shape.classes, o.hidden, seed)
+        except ValueError as e:
+            raise ValueError(f"task.name='two_heads': {e}") from None
+
+    def init(self, seed: int) -> Tree:
+        """Return the initial generator and head, and their running statistics, if they have any."""
+        parts = dict(zip(("x", "head"), self._build(seed), strict=True))
+        z = {part: weights(net) for part, net in parts.items()}
+        if self.normalised:
+            z["b"] = {f"{part}.{n}": v for part, net in parts.items() for n, v in statistics(net).items()}
+        return z
+
+    def _run(self, part: str, z: Tree, x: Tensor, weight: Tensor, key: Key | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the outputs of a part, and its new statistics by their names in ``z["b"]``."""
+        seen = {n.partition(".")[2]: v for n, v in z.get("b", {}).items() if n.partition(".")[0] == part}
+        mine = None if key is None else rng.fold(key, part)
+        y, new = run(self._nets[PARTS[part]], z[part], seen, x, weight, mine)
+        return y, {f"{part}.{n}": v for n, v in new.items()}
+
+    def _features(self, z: Tree, batch: Batch, key: Key | None) -> tuple[Tensor, dict[str, Tensor]]:
+        x = batch.x if batch.x.is_floating_point() else batch.x.to(torch.float32)
+        return self._run("x", z, x, batch.weight, key)
+
+    def _train(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
+        """Return the cross-entropy of the labelled rows."""
+        batch = batch.only(~batch.data["target"]) if "target" in batch.data else batch
+        features, seen = self._features(z, batch, key)
+        logits, of_head = self._run("head", z, features, batch.weight, key)
+        each = cross_entropy(self._scores(logits), batch.y.clamp(min=0))
+        return batch.mean(each), self._aux(z, seen | of_head)
+
+    def _idd(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
+        """Return how far both heads' probabilities are from each other on the unlabelled rows; on all where none is labelled."""
+        batch = batch.only(batch.data["target"]) if "target" in batch.data else batch
+        features, seen = self._features(z, batch, key)
+        given = None if self._options.idd_heads_eval else key
+        (one, of_one), (two, of_two) = (self._run(h, z, features, batch.weight, given) for h in ("head", "second"))
+        apart = (self._scores(one).softmax(1) - self._scores(two).softmax(1)).abs()
+        each = apart.mean(1) if self._options.idd_reduction == "class_mean" else apart.sum(1)
+        return batch.mean(each), self._aux(z, seen | of_one | of_two)
+
+    def _scores(self, logits: Tensor) -> Tensor:
+        """Return what both losses take for logits."""
+        return logits.softmax(1) if self._options.double_softmax else logits
+
+    def _aux(self, z: Tree, seen: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return the new statistics, and the old ones of parts that took no part."""
+        return {"b": {n: seen.get(n, v) for n, v in z["b"].items()}} if self.normalised else {}
+
+    def _predict(self, z: Tree, batch: Batch) -> Tensor:
+        features, _ = self._features(z, batch, None)
+        heads = [h for h in ("head", "second") if h in z]
+        found = [self._run(h, z, features, batch.weight, None)[0] for h in heads]
+        if len(found) == 1:
+            return found[0]
+        one, two = found
+        return torch.where((two.softmax(1).amax(1) > one.softmax(1).amax(1))[:, None], two, one)
+
+    def _per_example(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
+        logits = self._predict(z, batch)
+        y = batch.y.clamp(min=0)
+        return {"accuracy": (logits.argmax(1) == batch.y).to(torch.float32), "loss": cross_entropy(logits, y)}
+
+    def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return accuracy and mean cross-entropy, with one softmax."""
+        right = outputs.argmax(1) == data["y"]
+        return {"accuracy": float(right.double().mean()), "loss": float(F.cross_entropy(outputs.double(), data["y"]))}
