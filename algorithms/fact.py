@@ -162,7 +162,6 @@ def fact(options: FactOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         minimises=True,
         rounds=options.rounds,
         roles=True,
-        buffers=True,
     )
 
 

@@ -57,8 +57,6 @@ class TwoHeads:
     Functions: "predict", logits (B, classes) of the head that is surer; "per_example", accuracy and loss (B,).
     """
 
-    unlabelled = True
-
     def __init__(self, options: TwoHeadsOptions, shape: DataShape):
         self._options, self._shape = options, shape
         self._nets = self._build(0)
