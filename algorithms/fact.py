@@ -33,6 +33,7 @@ from torch import Tensor
 from fedfleet.algorithms.fact_work import Work, WorkOptions, model, net
 from fedfleet.algorithms.options import CohortOptions, refuse_others
 from fedfleet.simulator.author import (
+    BUFFERS,
     Algorithm,
     Cohort,
     ConfigError,
@@ -110,7 +111,7 @@ def heads_of(found: Reduced) -> list[Tree]:
 def fact(options: FactOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FACT."""
     _check(cohort)
-    statistics = "b" in task.parts and options.return_target_head_buffers
+    statistics = BUFFERS in task.parts and options.return_target_head_buffers
     work = Work(options)
     keeps_head = {"g": Mean()} if options.tunes else {"g": Mean(), "head": Store()}
     source = Phase(name="source", work=work.source(), reduce=keeps_head, own=work.fresh, dated=True)
@@ -162,6 +163,7 @@ def fact(options: FactOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         minimises=True,
         rounds=options.rounds,
         roles=True,
+        buffers=True,
     )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedfleet.algorithms.options import Options
 from fedfleet.simulator.author import (
+    BUFFERS,
     At,
     Batch,
     BatchPlan,
@@ -75,14 +76,14 @@ class WorkOptions(Options):
 
 def net(z: Tree, part: str) -> Tree:
     """Return a part of a model, with its running statistics, as a net of its own."""
-    seen = {n.partition(".")[2]: v for n, v in z.get("b", {}).items() if n.partition(".")[0] == part}
+    seen = {n.partition(".")[2]: v for n, v in z.get(BUFFERS, {}).items() if n.partition(".")[0] == part}
     return {"w": z[part], "b": seen}
 
 
 def model(**nets: Tree) -> Tree:
     """Return the model of which these nets are the parts."""
     seen = {f"{part}.{n}": v for part, found in nets.items() for n, v in found["b"].items()}
-    return {part: found["w"] for part, found in nets.items()} | ({"b": seen} if seen else {})
+    return {part: found["w"] for part, found in nets.items()} | ({BUFFERS: seen} if seen else {})
 
 
 class Training(NamedTuple):
@@ -138,8 +139,8 @@ class Work:
         """Step the trained parts along a direction; running statistics become those of the last gradient."""
         parts = {p: at.z[p] for p in trained}
         d_parts, momentum = self._rule.update(at.momentum, {p: d[p] for p in trained}, parts)
-        if "b" in at.z:
-            parts, d_parts = parts | {"b": at.z["b"]}, d_parts | {"b": d["b"]}
+        if BUFFERS in at.z:
+            parts, d_parts = ({**those, BUFFERS: of[BUFFERS]} for those, of in ((parts, at.z), (d_parts, d)))
         lr = self._options.rate(at.epochs, first).to(T.leaves(parts)[0].dtype)
         return at._replace(z={**at.z, **ops.step(objective, parts, lr, d_parts)}, momentum=momentum)
 

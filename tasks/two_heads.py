@@ -24,10 +24,11 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from fedfleet.simulator.author import Batch, Key, Objective, Tree, rng
+from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree, rng
 from fedfleet.tasks.classification import cross_entropy
 from fedfleet.tasks.options import DataShape, Width
-from fedfleet.tasks.two_heads_nets import Nets, build, run, statistics, weights
+from fedfleet.tasks.stateful import buffers, called
+from fedfleet.tasks.two_heads_nets import Nets, build
 
 PARTS = {"x": 0, "head": 1, "second": 1}
 """The parts of a model with two heads, and which net each is for."""
@@ -60,8 +61,7 @@ class TwoHeads:
     def __init__(self, options: TwoHeadsOptions, shape: DataShape):
         self._options, self._shape = options, shape
         self._nets = self._build(0)
-        self.normalised = any(map(statistics, self._nets))
-        self.parts = ("x", "head", "b") if self.normalised else ("x", "head")
+        self.parts = ("x", "head", BUFFERS) if any(map(buffers, self._nets)) else ("x", "head")
         self.objectives = {
             "train": Objective(loss=self._train, sign={"x": 1, "head": 1}),
             "idd": Objective(loss=self._idd, sign={"x": 1}),
@@ -81,16 +81,15 @@ class TwoHeads:
     def init(self, seed: int) -> Tree:
         """Return the initial generator and head, and their running statistics, if they have any."""
         parts = dict(zip(("x", "head"), self._build(seed), strict=True))
-        z = {part: weights(net) for part, net in parts.items()}
-        if self.normalised:
-            z["b"] = {f"{part}.{n}": v for part, net in parts.items() for n, v in statistics(net).items()}
-        return z
+        z = {part: {n: p.detach() for n, p in net.named_parameters()} for part, net in parts.items()}
+        counted = {f"{part}.{n}": v for part, net in parts.items() for n, v in buffers(net).items()}
+        return z | ({BUFFERS: counted} if counted else {})
 
     def _run(self, part: str, z: Tree, x: Tensor, weight: Tensor, key: Key | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the outputs of a part, and its new statistics by their names in ``z["b"]``."""
-        seen = {n.partition(".")[2]: v for n, v in z.get("b", {}).items() if n.partition(".")[0] == part}
-        mine = None if key is None else rng.fold(key, part)
-        y, new = run(self._nets[PARTS[part]], z[part], seen, x, weight, mine)
+        """Return the outputs of a part, in training where there is a key, and its statistics after it by their names in z."""
+        seen = {n.partition(".")[2]: v for n, v in z.get(BUFFERS, {}).items() if n.partition(".")[0] == part}
+        mine = None if key is None else rng.fold(key, part)  # so that no two heads drop the same
+        y, new = called(self._nets[PARTS[part]], z[part], seen, x, weight=weight, key=mine)
         return y, {f"{part}.{n}": v for n, v in new.items()}
 
     def _features(self, z: Tree, batch: Batch, key: Key | None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -121,7 +120,7 @@ class TwoHeads:
 
     def _aux(self, z: Tree, seen: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the new statistics, and the old ones of parts that took no part."""
-        return {"b": {n: seen.get(n, v) for n, v in z["b"].items()}} if self.normalised else {}
+        return {BUFFERS: {n: seen.get(n, v) for n, v in z[BUFFERS].items()}} if BUFFERS in z else {}
 
     def _predict(self, z: Tree, batch: Batch) -> Tensor:
         features, _ = self._features(z, batch, None)

@@ -10,24 +10,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import nn
 
-from fedfleet.simulator.author import Key, Tree, rng
 from fedfleet.tasks.pooling import MaxPool2
-
-DECAY, EPS = 0.1, 1e-5  # of running statistics, and beside variances, as in torch
+from fedfleet.tasks.stateful import prepared
 
 
 class Nets(NamedTuple):
     """A generator, and a head for its features."""
 
-    generator: nn.Sequential
-    head: nn.Sequential
+    generator: nn.Module
+    head: nn.Module
 
 
 def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> Nets:
@@ -84,59 +81,4 @@ def build(name: str, shape: tuple[int, ...], classes: int, hidden: tuple[int, ..
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return NETS[name](shape, classes, hidden)
-
-
-def weights(net: nn.Module) -> dict[str, Tensor]:
-    """Return what is learnt of a net."""
-    return {name: p.detach() for name, p in net.named_parameters()}
-
-
-def statistics(net: nn.Module) -> dict[str, Tensor]:
-    """Return the running means and variances of a net; how many batches they are of has no influence, and is left out."""
-    return {name: b for name, b in net.named_buffers() if not name.endswith("num_batches_tracked")}
-
-
-def run(
-    net: nn.Sequential, at: Tree, seen: Mapping[str, Tensor], x: Tensor, weight: Tensor, key: Key | None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return a net's outputs and its running statistics after them, at weights ``at`` and statistics ``seen``.
-
-    With a ``key`` in training mode: normalised by the rows of positive ``weight`` (B,), units dropped as the key says.
-    Without one as the running statistics say, which then stay as they are.
-    """
-    new = dict(seen)
-    for name, layer in net.named_children():
-        mine = {n.partition(".")[2]: p for n, p in at.items() if n.partition(".")[0] == name}
-        if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
-            names = f"{name}.running_mean", f"{name}.running_var"
-            found = seen[names[0]], seen[names[1]]
-            if key is not None:
-                found, update = _moments(x, weight)
-                new |= {n: (1 - DECAY) * seen[n] + DECAY * u for n, u in zip(names, update, strict=True)}
-            x = _normalised(x, *found) * _by_channel(mine["weight"], x) + _by_channel(mine["bias"], x)
-        elif isinstance(layer, nn.Dropout):
-            if key is not None:
-                kept = rng.bernoulli(rng.fold(key, int(name)), 1 - layer.p, tuple(x.shape))
-                x = x * kept.to(x.dtype) / (1 - layer.p)
-        else:
-            x = functional_call(layer, mine, (x,))
-    return x, new
-
-
-def _by_channel(v: Tensor, x: Tensor) -> Tensor:
-    return v.view(1, -1, *([1] * (x.dim() - 2)))
-
-
-def _normalised(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    return (x - _by_channel(mean, x)) * _by_channel((variance + EPS).rsqrt(), x)
-
-
-def _moments(x: Tensor, weight: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return mean and variance a channel over the real rows, and what the running ones take up, the variance's unbiased."""
-    over = (0, *range(2, x.dim()))
-    rows = (weight > 0).to(x.dtype).view(-1, *([1] * (x.dim() - 1)))
-    count = rows.sum().clamp(min=1.0) * math.prod(x.shape[2:])
-    mean = (x * rows).sum(over) / count
-    variance = ((x - _by_channel(mean, x)).square() * rows).sum(over) / count
-    return (mean, variance), (mean.detach(), (variance * count / (count - 1).clamp(min=1.0)).detach())
+        return Nets(*map(prepared, NETS[name](shape, classes, hidden)))

@@ -10,8 +10,9 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.block.gradient import EngineOps
 from fedfleet.simulator.work import Batch
 from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.stateful import buffers, called
 from fedfleet.tasks.two_heads import TwoHeads, TwoHeadsOptions
-from fedfleet.tasks.two_heads_nets import build, run, statistics, weights
+from fedfleet.tasks.two_heads_nets import build
 
 KEY = rng.key(3)
 ROWS = 12
@@ -186,61 +187,91 @@ def test_metrics_are_those_of_one_softmax():
 
 
 @pytest.mark.parametrize(
-    ("model", "shape", "classes", "trainable", "buffers"),
+    ("model", "shape", "classes", "trainable", "counted"),
     [
         ("digit_five", (3, 32, 32), 10, (210_176, 25_483_550), (384, 6_344)),
         ("digits_small", (3, 32, 32), 10, (5_184, 263_818), (96, 256)),
         ("mlp", (1, 8, 8), 10, (64 * 64 + 64 + 64 * 64 + 64, 650), (0, 0)),
     ],
 )
-def test_parameter_counts(model, shape, classes, trainable, buffers):
+def test_parameter_counts(model, shape, classes, trainable, counted):
     """Of Digit-Five's nets as published; the paper's and the code's counts of buffers have those of how many batches they are."""
     with torch.device("meta"):
         nets = build(model, shape, classes, (64, 64), 0)
-    assert tuple(T.count(weights(net)) for net in nets) == trainable
-    assert tuple(T.count(statistics(net)) for net in nets) == buffers
+    assert tuple(T.count(dict(net.named_parameters())) for net in nets) == trainable
+    assert tuple(T.count(buffers(net)) for net in nets) == counted
 
 
 @pytest.mark.parametrize("model", ["mlp", "digits_small", "digit_five"])
 def test_nets_give_an_output_a_class(model):
-    nets = build(model, (3, 8, 8) if model != "digit_five" else (1, 4, 4), 7, (5,), 0)
-    x = torch.randn(4, 3, 8, 8) if model != "digit_five" else torch.randn(4, 1, 4, 4)
-    for net in nets:
-        x, _ = run(net, weights(net), statistics(net), x, torch.ones(4), None)
+    shape = (3, 8, 8) if model != "digit_five" else (1, 4, 4)
+    x = torch.randn(4, *shape)
+    for net in build(model, shape, 7, (5,), 0):
+        x, _ = called(net, dict(net.named_parameters()), buffers(net), x)
     assert x.shape == (4, 7)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_nets_are_torchs_own(training):
-    """Outputs and running statistics, of rows that count; dropout aside, which torch draws from its own generator."""
-    generator, head = build("digits_small", (3, 8, 8), 7, (), 0)
-    rows = torch.tensor([1.0] * 6 + [0.0] * 3)
-    for layer in head:
-        if isinstance(layer, torch.nn.Dropout):
-            layer.p = 0.0
-    for _ in range(2):
-        for net in (generator, head):
-            torch.manual_seed(0)
-            inputs = torch.randn(9, *((3, 8, 8) if net is generator else (128,)))
-            inputs[6:] = 1e6 if training else inputs[6:]
-            found, new = run(net, weights(net), statistics(net), inputs, rows, KEY if training else None)
-            new = {n: v.clone() for n, v in new.items()}
-            net.train(training)
-            want = net(inputs[:6])  # moves the net's own statistics
-            torch.testing.assert_close(found[:6], want, rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(new, statistics(net), rtol=1e-4, atol=1e-5)
+SMALL = {"model": "digits_small", "shape": (1, 8, 8)}
 
 
-def test_dropout_is_of_the_key_and_keeps_the_mean():
-    _, head = build("digits_small", (3, 8, 8), 7, (), 0)
-    drop = torch.nn.Sequential(head[0])
-    x = torch.ones(50, 400)
-    a, b, c = (run(drop, {}, {}, x, torch.ones(50), k)[0] for k in (KEY, KEY, rng.key(4)))
-    assert torch.equal(a, b)
-    assert not torch.equal(a, c)
-    assert set(a.unique().tolist()) == {0.0, 2.0}
-    assert float(a.mean()) == pytest.approx(1, abs=0.03)
-    assert torch.equal(run(drop, {}, {}, x, torch.ones(50), None)[0], x)
+def images(rows: int = ROWS) -> Batch:
+    x = torch.randn(rows, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    return Batch({"x": x, "y": torch.arange(rows) % 10}, torch.ones(rows))
+
+
+def with_second(of: TwoHeads, seed: int = 0):
+    """A model with the heads of two initialisations, and statistics."""
+    z = of.init(0)
+    z = {"x": z["x"], "head": z["head"], "second": of.init(seed)["head"], "b": z["b"]}
+    of_heads = {n: v for n, v in z["b"].items() if n.startswith("head.")}
+    return {**z, "b": z["b"] | {f"second.{n.removeprefix('head.')}": v for n, v in of_heads.items()}}
+
+
+def test_equal_heads_differ_by_their_dropout_and_not_without_it():
+    """Spec 3.3: in training mode the discrepancy of equal heads is not 0."""
+    z, where = with_second(task(**SMALL)), images()
+    assert value(task(**SMALL), "idd", z, where) > 0
+    still = task(**SMALL, idd_heads_eval=True)
+    assert value(still, "idd", z, where) == 0
+    assert all(not leaf.any() for leaf in T.leaves(gradient(still, "idd", z, where)))
+
+
+@pytest.mark.parametrize("still", [False, True])
+def test_statistics_move_with_the_rows_a_net_has_seen(still):
+    of = task(**SMALL, idd_heads_eval=still)
+    z, where = with_second(of, 1), images()
+    plain = {p: z[p] for p in ("x", "head")} | {"b": of.init(0)["b"]}
+    after = of.objectives["train"].loss(plain, where, None, KEY)[1]["b"]
+    assert after.keys() == plain["b"].keys()
+    assert all(not torch.equal(after[n], v) for n, v in plain["b"].items())
+    after = of.objectives["idd"].loss(z, where, None, KEY)[1]["b"]
+    assert list(after) == list(z["b"])
+    for name, v in z["b"].items():
+        assert torch.equal(after[name], v) == (still and not name.startswith("x."))
+    target = torch.arange(ROWS) < 5
+    mixed = Batch({**where.data, "target": target}, where.weight)
+    few = Batch({k: v[:5] for k, v in where.data.items()}, where.weight[:5])
+    of_few, of_mixed = (of.objectives["idd"].loss(z, w, None, KEY)[1]["b"] for w in (few, mixed))
+    for name in of_few:
+        if name.startswith("x."):
+            torch.testing.assert_close(of_few[name], of_mixed[name])
+
+
+def test_evaluation_is_by_running_statistics_of_each_head():
+    of, where = task(**SMALL), images()
+    z = with_second(of, 1)
+    z["b"] |= {n: v + 0.1 for n, v in z["b"].items() if n.startswith("second.")}
+    nets = [n.eval() for n in build("digits_small", (1, 8, 8), 10, (), 0)]
+    features = nets[0](where.x)
+    heads = []
+    for part in ("head", "second"):
+        state = {**z[part], **{n.removeprefix(f"{part}."): v for n, v in z["b"].items() if n.startswith(f"{part}.")}}
+        nets[1].load_state_dict(state)
+        heads.append(nets[1](features))
+    surer = heads[1].softmax(1).amax(1) > heads[0].softmax(1).amax(1)
+    torch.testing.assert_close(of.functions["predict"](z, where), torch.where(surer[:, None], heads[1], heads[0]))
+    assert surer.any()
+    assert not surer.all()
 
 
 @pytest.mark.parametrize(("model", "shape"), [("digits_small", (64,)), ("digit_five", (3, 3, 3))])
