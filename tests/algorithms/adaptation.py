@@ -68,9 +68,9 @@ def records(
         executor.close()
 
 
-def states(where: World, rounds: int, given: Mapping[str, Any] | None = None, **options: Any) -> list[Any]:
+def states(where: World, count: int, given: Mapping[str, Any] | None = None, **options: Any) -> list[Any]:
     """The state of FACT after each round; ``given`` are the conditions."""
-    return [r.state for r in records(build(where.task, **options), where, rounds, **(given or {}))]
+    return [r.state for r in records(build(where.task, **options), where, count, **(given or {}))]
 
 
 def same(a: Any, b: Any) -> bool:

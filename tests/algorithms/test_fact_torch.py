@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,11 +16,17 @@ from torch import Tensor, nn
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.block.batches import schedule
+from fedfleet.simulator.fleet.policies import First
+from fedfleet.simulator.fleet.responses import Federation
 from fedfleet.simulator.work import BatchPlan
 from fedfleet.tasks.stateful import Dropout
 from fedfleet.tasks.two_heads_nets import NETS
 
 BATCH, LR, MOMENTUM, DECAY, ROUNDS = 6, 0.3, 0.9, 0.01, 6
+
+GIVEN: dict[str, Any] = {
+    **{"lr": LR, "momentum": MOMENTUM, "weight_decay": DECAY, "rounds": ROUNDS, "batch_size": BATCH, "select": "last"}
+}
 
 
 def batches(where: World, t: int, exchange: int, client: int, epochs: int) -> Iterator[tuple[Tensor, bool]]:
@@ -92,8 +99,8 @@ class Run:
     def rate(self, epochs: int) -> float:
         return LR * (1 + 10 * epochs / (self.epochs * ROUNDS)) ** -0.75
 
-    def round(self, t: int, pair: list[int]) -> tuple[dict, dict, dict, float]:
-        """Return the generator's and the two heads' state dicts after a round, and the discrepancy."""
+    def sources(self, t: int, pair: list[int]) -> tuple[dict, list[dict]]:
+        """Return the generator's state dict after steps 1 and 2, and the heads'."""
         everybody = [self.clients[c] for c in (*pair, *self.targets)]
         for c in everybody:
             if self.options.get("optimizer_state") == "reset":
@@ -110,7 +117,13 @@ class Run:
             self.clients[c].g.load_state_dict(mean)
             self.clients[c].train(t, 1, c, self.options.get("finetune_epochs", 1), head_only=True)
         sent = [copy.deepcopy(self.clients[c].f.state_dict()) for c in pair]
-        found = [self.minimise(t, 2 if tunes else 1, c, mean, sent) for c in self.targets]
+        return mean, sent
+
+    def round(self, t: int, pair: list[int]) -> tuple[dict, dict, dict, float]:
+        """Return the generator's and the two heads' state dicts after a round, and the discrepancy."""
+        mean, sent = self.sources(t, pair)
+        exchange = 2 if self.options.get("fine_tune", True) else 1
+        found = [self.minimise(t, exchange, c, mean, sent) for c in self.targets]
         self.g = averaged([g for g, _, _ in found])
         heads = [averaged([h[i] for _, h, _ in found]) for i in (0, 1)]
         self.f = averaged(heads)
@@ -166,15 +179,36 @@ def test_rounds_are_those_of_torch(options, task, targets, inner):
         if isinstance(layer, Dropout):
             layer.p = 0.0
     z = T.map(torch.Tensor.double, where.task.init(0))
-    given = {"lr": LR, "momentum": MOMENTUM, "weight_decay": DECAY, "rounds": ROUNDS, "batch_size": BATCH, "select": "last", **options}
+    given = {**GIVEN, **options}
     by_torch = Run(where, z, options, task)
     seen = set()
     for r in records(build(where.task, **given), where, ROUNDS, z=z, inner=inner):
         pair = sorted(r.phases[0].clients.tolist(), key=lambda c: -int(where.population.num_examples(torch.tensor(c))))
         seen |= {*pair}
         g, *heads, idd = by_torch.round(r.index, pair)
-        for part, want in zip(("x", "head", "second"), (g, *heads), strict=True):
-            for name, v in Run.of_part(r.state.model, part).items():
-                torch.testing.assert_close(v, want[name], rtol=1e-6, atol=1e-9, msg=lambda m: f"round {r.index}: {part}.{name}: {m}")
+        check(r.state.model, g, *heads)
         assert r.metrics["idd"] == pytest.approx(idd, rel=1e-6)
     assert len(seen) == 5 - len(targets)  # some came twice, so that what they keep matters
+
+
+def check(model: Any, *wanted: dict[str, Tensor]) -> None:
+    for part, want in zip(("x", "head", "second"), wanted, strict=True):
+        for name, v in Run.of_part(model, part).items():
+            torch.testing.assert_close(v, want[name], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"fine_tune": False}])
+def test_a_client_that_answers_alone_trains_the_model_by_itself(options):
+    """G is its generator, and both heads are its own, tuned on it; there is no step 3."""
+    where = world(dtype=torch.float64)
+    z = T.map(torch.Tensor.double, where.task.init(0))
+    by_torch = Run(where, z, options, {})
+    first = {"federation": Federation(policy=First(1)), "z": z}
+    for r in records(build(where.task, **GIVEN, **options), where, 4, **first):
+        heard = [p.clients[p.responses.heard].tolist() for p in r.phases]
+        assert len(heard) == (1 if options else 2)
+        assert all(who == heard[0] for who in heard)
+        g, (head,) = by_torch.sources(r.index, heard[0])
+        check(r.state.model, g, head, head)
+        by_torch.g, by_torch.f = g, head
+        assert math.isnan(r.metrics["idd"])
