@@ -22,6 +22,7 @@ from fedfleet.algorithms.gt_gda import gt_gda
 from fedfleet.algorithms.gt_hsgd import GtHsgdOptions, gt_hsgd
 from fedfleet.algorithms.local_sgda import local_sgda
 from fedfleet.algorithms.local_sgda_plus import SgdaPlusOptions, local_sgda_plus
+from fedfleet.algorithms.mcd import McdOptions, mcd
 from fedfleet.algorithms.options import CohortOptions, LocalOptions, Options
 from fedfleet.algorithms.parallel_sgda import ParallelOptions, parallel_sgda
 from fedfleet.algorithms.qffl import QfflOptions, qffl
@@ -49,6 +50,7 @@ ALGORITHMS: dict[str, Entry] = {
     "fact": Entry(
         FactOptions, fact, "two heads made to agree on a target without labels: three phases (Schrod et al. 2023)"
     ),
+    "mcd": Entry(McdOptions, mcd, "two heads driven apart on a target, centralised (Saito et al. 2018)"),
     "parallel_sgda": Entry(ParallelOptions, parallel_sgda, "one server step along full local gradients; minimax"),
     "local_sgda": Entry(LocalOptions, local_sgda, "local descent-ascent, averaged (Deng & Mahdavi 2021); minimax"),
     "local_sgda_plus": Entry(SgdaPlusOptions, local_sgda_plus, "local SGDA with a snapshot of x (ibid.); minimax"),

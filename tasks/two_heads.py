@@ -3,7 +3,8 @@
     paper, released code    here
     G                       z["x"], the generator
     F, F_1, F_2             z["head"]; where there are two, z["head"] and z["second"]
-    cross-entropy           objective "train", of labelled rows, through "head"
+    cross-entropy           objective "train", of labelled rows, summed over the heads
+    MCD's step B            objective "discord", the one minus the other; moves the heads alone
     L_IDD, disc             objective "idd", mean |softmax(F_1(G(x))) - softmax(F_2(G(x)))| over unlabelled rows; moves G alone
 
 A model with two heads predicts, of each example, as the head that is surer: whose largest probability is larger, the first of
@@ -52,6 +53,11 @@ class TwoHeadsOptions(BaseModel):
     released code, where two heads that are the same differ by their dropout."""
 
 
+def heads_of(z: Tree) -> list[str]:
+    """Return the names of the heads that a model has."""
+    return [part for part in ("head", "second") if part in z]
+
+
 class TwoHeads:
     """A generator, a head or two, cross-entropy, discrepancy, accuracy.
 
@@ -63,7 +69,8 @@ class TwoHeads:
         self._nets = self._build(0)
         self.parts = ("x", "head", BUFFERS) if any(map(buffers, self._nets)) else ("x", "head")
         self.objectives = {
-            "train": Objective(loss=self._train, sign={"x": 1, "head": 1}),
+            "train": Objective(loss=self._train, sign={"x": 1, "head": 1, "second": 1}),
+            "discord": Objective(loss=self._discord, sign={"head": 1, "second": 1}),
             "idd": Objective(loss=self._idd, sign={"x": 1}),
         }
         self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
@@ -97,12 +104,21 @@ class TwoHeads:
         return self._run("x", z, x, batch.weight, key)
 
     def _train(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
-        """Return the cross-entropy of the labelled rows."""
+        """Return the cross-entropy of the labelled rows, summed over the heads there are."""
         batch = batch.only(~batch.data["target"]) if "target" in batch.data else batch
         features, seen = self._features(z, batch, key)
-        logits, of_head = self._run("head", z, features, batch.weight, key)
-        each = cross_entropy(self._scores(logits), batch.y.clamp(min=0))
-        return batch.mean(each), self._aux(z, seen | of_head)
+        total = features.new_zeros(())
+        for head in heads_of(z):
+            logits, of_head = self._run(head, z, features, batch.weight, key)
+            total = total + batch.mean(cross_entropy(self._scores(logits), batch.y.clamp(min=0)))
+            seen |= of_head
+        return total, self._aux(z, seen)
+
+    def _discord(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
+        """Return the cross-entropy of the labelled rows minus the discrepancy of the others."""
+        value, seen = self._train(z, batch, ctx, rng.fold(key, "train"))
+        apart, seen = self._idd({**z, **seen}, batch, ctx, rng.fold(key, "idd"))
+        return value - apart, seen
 
     def _idd(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
         """Return how far both heads' probabilities are from each other on the unlabelled rows; on all where none is labelled."""
@@ -124,8 +140,7 @@ class TwoHeads:
 
     def _predict(self, z: Tree, batch: Batch) -> Tensor:
         features, _ = self._features(z, batch, None)
-        heads = [h for h in ("head", "second") if h in z]
-        found = [self._run(h, z, features, batch.weight, None)[0] for h in heads]
+        found = [self._run(h, z, features, batch.weight, None)[0] for h in heads_of(z)]
         if len(found) == 1:
             return found[0]
         one, two = found
@@ -135,6 +150,10 @@ class TwoHeads:
         logits = self._predict(z, batch)
         y = batch.y.clamp(min=0)
         return {"accuracy": (logits.argmax(1) == batch.y).to(torch.float32), "loss": cross_entropy(logits, y)}
+
+    def probabilities(self, outputs: Tree) -> Tensor:
+        """Return how likely each class is (n, classes)."""
+        return outputs.softmax(1)
 
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
         """Return accuracy and mean cross-entropy, with one softmax."""

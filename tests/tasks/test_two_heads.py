@@ -78,8 +78,12 @@ def test_both_losses_by_hand():
             distance = float((p - q).abs().sum())
             for reduction, share in (("class_sum", 1), ("class_mean", 1 / 3)):
                 of = task(3, (2,), hidden=(2,), double_softmax=double, idd_reduction=reduction)
-                assert value(of, "train", z, where) == pytest.approx(float(entropy), abs=1e-12)
+                one = {p: z[p] for p in ("x", "head")}
+                both = float(entropy) + value(of, "train", one | {"head": z["second"]}, where)
+                assert value(of, "train", one, where) == pytest.approx(float(entropy), abs=1e-12)
+                assert value(of, "train", z, where) == pytest.approx(both, abs=1e-12)
                 assert value(of, "idd", z, where) == pytest.approx(share * distance, abs=1e-12)
+                assert value(of, "discord", z, where) == pytest.approx(both - share * distance, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -120,12 +124,12 @@ def test_equal_heads_have_no_discrepancy_and_no_gradient():
 
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("reduction", ["class_mean", "class_sum"])
-@pytest.mark.parametrize("objective", ["train", "idd"])
+@pytest.mark.parametrize("objective", ["train", "idd", "discord"])
 def test_gradients_by_finite_differences(objective, reduction, double):
     of = task(hidden=(5,), idd_reduction=reduction, double_softmax=double)
     z, where, h = two(of), batch(), 1e-6
     found = gradient(of, objective, z, where)
-    moved = {"train": ("x", "head"), "idd": ("x",)}[objective]
+    moved = {"train": ("x", "head", "second"), "idd": ("x",), "discord": ("head", "second")}[objective]
     for part in z:
         for name, leaf in z[part].items():
             if part not in moved:
@@ -148,6 +152,7 @@ def test_labels_count_in_labelled_rows_and_discrepancy_in_the_others():
     mixed = batch(target=target)
     mixed = Batch({**mixed.data, "y": torch.where(target, -1, mixed.y)}, mixed.weight)
     parts = {}
+    assert value(of, "discord", z, mixed) == pytest.approx(value(of, "train", z, mixed) - value(of, "idd", z, mixed))
     for name, rows in (("train", ~target), ("idd", target)):
         parts[name] = Batch({k: v[rows] for k, v in whole.data.items()}, whole.weight[rows])
         assert value(of, name, z, mixed) == pytest.approx(value(of, name, z, parts[name]), abs=1e-12)
@@ -248,6 +253,8 @@ def test_statistics_move_with_the_rows_a_net_has_seen(still):
     assert list(after) == list(z["b"])
     for name, v in z["b"].items():
         assert torch.equal(after[name], v) == (still and not name.startswith("x."))
+    once, twice = (of.objectives[n].loss(z, where, None, KEY)[1]["b"] for n in ("idd", "discord"))
+    assert not torch.equal(once["x.1.running_mean"], twice["x.1.running_mean"])  # of labelled rows, and of the others
     target = torch.arange(ROWS) < 5
     mixed = Batch({**where.data, "target": target}, where.weight)
     few = Batch({k: v[:5] for k, v in where.data.items()}, where.weight[:5])
