@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from pydantic import Field
 
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
@@ -36,6 +37,7 @@ from fedfleet.simulator.author import (
     Problem,
     Round,
     Stage,
+    T,
     Task,
     Tree,
     View,
@@ -65,6 +67,7 @@ class Local(NamedTuple):
 def mcd(options: McdOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build MCD."""
     rule = options.optimizer.build()
+    remembers = bool(T.leaves(rule.init({"x": torch.zeros(())})))
 
     def some(z: Tree, parts: tuple[str, ...]) -> Tree:
         return {p: z[p] for p in parts}
@@ -73,7 +76,8 @@ def mcd(options: McdOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         return {"x": rule.init(some(shared["z"], GENERATOR)), "heads": rule.init(some(shared["z"], HEADS))}
 
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Local:
-        return Local(shared["z"], own["x"], own["heads"])
+        state = own if remembers else fresh(shared)
+        return Local(shared["z"], state["x"], state["heads"])
 
     def moved(ops: Ops, name: str, lr: Any, local: Local, batch: Batch, key: Key, parts: tuple[str, ...]) -> Local:
         """Take a step of some parts along an objective's direction."""
@@ -96,16 +100,19 @@ def mcd(options: McdOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         return local
 
     def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
-        return Message({"z": local.z}), {"x": local.of_generator, "heads": local.of_heads}
+        state = {"x": local.of_generator, "heads": local.of_heads}
+        return Message({"z": local.z}), state if remembers else own
 
     plan = BatchPlan(size=options.batch_size, steps=options.steps, epochs=options.epochs, stratified=True)
     work = LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish)
-    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight="num_examples", own=fresh)
+    train = Phase(
+        name="train", work=work, reduce={"z": Mean()}, weight="num_examples", own=fresh if remembers else None
+    )
 
     def init(z: Tree, key: Key, problem: Problem) -> Tree:
         """Return the model with a second head, drawn as the first is."""
-        other = task.init(int(rng.bits(rng.fold(key, "second"))) % 2**31)
-        found = {"x": z["x"], "head": z["head"], "second": other["head"]}
+        other = task.init(int(rng.bits(rng.fold(key, "second"))) % 2**31)["head"]
+        found = {"x": z["x"], "head": z["head"], "second": T.map(lambda v, like: v.to(like.dtype), other, z["head"])}
         if BUFFERS not in z:
             return found
         seen = {n: v for n, v in z[BUFFERS].items() if n.startswith("head.")}

@@ -34,5 +34,17 @@ CASES: dict[str, tuple[str, dict]] = {
     "fedrobust": ("classification", {"steps": 3, "batch_size": 7, "shift_lr": 0.5, "penalty": 0.1}),
     "gt_gda": ("domain_adaptation", {"steps": 3, "batch_size": 7}),
     "gt_hsgd": ("domain_adaptation", {"batch_size": 7, "b": 0.3}),
+    "fact": ("two_heads", {"batch_size": 7, "lr": 0.05, "targets": 3, "select": "last"}),
+    "mcd": ("two_heads", {"steps": 3, "batch_size": 7, "lr": 0.05, "optimizer": {"momentum": 0.9}}),
     "cdma_ada": ("auc", {"steps": 3, "batch_size": 7, "decay": 0.3, "alpha": 0.9}),
+}
+
+INVITE = {"fact": 2}
+"""Clients asked a round, of algorithms that leave no choice."""
+LEARN_UNLABELLED = {"fact", "mcd"}
+"""Algorithms that need clients without labels; for a configuration:"""
+TARGET: dict[str, object] = {
+    "population.dataset": {"name": "digits", "label_domains": True},
+    "population.partition": {"kind": "by_domain"},
+    "domains": {"target": [8, 9]},
 }

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.config.population import problem
 from fedfleet.datasets.digits import load
 from fedfleet.datasets.partition_config import PARTITIONS
-from fedfleet.simulator.algorithm import Algorithm, Cohort, Problem, Task
+from fedfleet.simulator.algorithm import Algorithm, Cohort, Task
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.capture import Captures
-from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.driver.round import Conditions, EngineRound
 from fedfleet.simulator.driver.simulate import RoundRecord, simulate
 from fedfleet.simulator.executors.base import Executor
@@ -124,7 +124,7 @@ def digits(
 
 def with_targets(world: World) -> World:
     """For tasks that want examples without labels: of every three clients one has none, one half of them, one all."""
-    if not getattr(world.task, "unlabelled", False):
+    if not getattr(world.task, "unlabelled", False) and "head" not in world.task.parts:
         return world
     p = world.population
     owner = torch.arange(p.size).repeat_interleave(p.offsets.diff())
@@ -158,12 +158,9 @@ def records(
     executor.start(setup)
     given = {"federation": Federation(policy=policy or WaitAll()), **given}
     conditions = Conditions(seed=seed, block_size=block_size, **given)
-    size = world.population.size
-    sizes, domain = world.population.num_examples, world.population.domains
-    domains = Grouped(size, world.population.summary().domains, domain, sizes)
-    problem = Problem(size, float(sizes(torch.arange(size)).double().mean()), sizes, domains)
     try:
-        yield from simulate(algorithm, world.task.init(seed) if z is None else z, problem, conditions, executor, rounds)
+        z = world.task.init(seed) if z is None else z
+        yield from simulate(algorithm, z, problem(world.population), conditions, executor, rounds)
     finally:
         executor.close()
 

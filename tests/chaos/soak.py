@@ -22,6 +22,7 @@ import fedfleet
 from fedfleet.config.schema import complete, with_overrides
 from fedfleet.experiments.checkpoint import newest
 from tests.algorithms.cases import CASES as ROWS
+from tests.algorithms.cases import INVITE, LEARN_UNLABELLED, TARGET
 
 BASE: dict[str, Any] = {
     "rounds": 200,
@@ -41,7 +42,15 @@ def _case(name: str) -> dict[str, Any]:
     """Return what an algorithm is soaked with: the options its other tests take, and late answers for some."""
     task, options = ROWS[name]
     rest = {} if "buffer" in options else LATE if name in ("fedavg", "fedprox") else COHORT
-    return {"task": {"name": task, "model": "mlp", "hidden": [200]}, "algorithm": {"name": name, **options}, **rest}
+    if name in INVITE:
+        rest = {"cohort": {**COHORT["cohort"], "invite": INVITE[name]}}
+    there = TARGET if name in LEARN_UNLABELLED else {}
+    return {
+        "task": {"name": task, "model": "mlp", "hidden": [200]},
+        "algorithm": {"name": name, **options},
+        **rest,
+        **there,
+    }
 
 
 FIRST = ("fedavg", "cdma_ada", "scaffold", "fedbuff")  # of every kind one

@@ -4,6 +4,7 @@ A, F, T = "tests/algorithms/test_", "tests/simulator/fleet/test_", "tests/tasks/
 AGNOSTIC = [f"{A}drfa.py", f"{A}qffl.py", f"{A}afl.py", f"{A}afl_estimators.py"]
 AVERAGING = [f"{A}averaging.py", f"{A}equivalence.py"]
 FEDMM = [f"{A}fedmm.py", f"{A}fedmm_baselines.py"]
+FACT = [f"{A}fact.py", f"{A}fact_torch.py"]
 MINIMAX = [f"{A}minimax_baselines.py", f"{A}cdma.py"]
 ONLINE = [f"{F}online_models.py", f"{F}online_correlated.py", f"{F}online_trace.py", f"{F}availability.py"]
 RESPONSES = [f"{F}partial_work.py", f"{F}devices.py", f"{A}unreliable.py", f"{A}late.py", f"{A}events.py"]
@@ -17,6 +18,8 @@ TARGETS: dict[str, list[str]] = {
     "algorithms/control.py": [*AVERAGING, *MINIMAX],
     "algorithms/drfa.py": AGNOSTIC[:1],
     "algorithms/extra_step.py": MINIMAX[:1],
+    "algorithms/fact.py": FACT,
+    "algorithms/fact_work.py": FACT[::-1],
     "algorithms/fedavg.py": AVERAGING,
     "algorithms/fedbuff.py": BUFFER[1:],
     "algorithms/fedprox.py": AVERAGING,
@@ -28,6 +31,7 @@ TARGETS: dict[str, list[str]] = {
     "algorithms/lambda_sets.py": [f"{A}lambda_sets.py", *AGNOSTIC[2:3]],
     "algorithms/local.py": [*AVERAGING, *MINIMAX],
     "algorithms/local_sgda_plus.py": MINIMAX,
+    "algorithms/mcd.py": [f"{A}mcd.py"],
     "algorithms/mixture.py": AGNOSTIC,
     "algorithms/parallel_sgda.py": MINIMAX,
     "algorithms/qffl.py": AGNOSTIC[1:2],
@@ -45,6 +49,8 @@ TARGETS: dict[str, list[str]] = {
     "tasks/robust.py": [f"{T}robust.py"],
     "tasks/scores.py": [f"{T}gan.py"],
     "tasks/shifted.py": FEDMM[1:],
+    "tasks/two_heads.py": [f"{T}two_heads.py"],
+    "tasks/two_heads_nets.py": [f"{T}two_heads.py"],
     "simulator/arithmetic/reduction.py": ["tests/simulator/arithmetic/test_reduction.py"],
     "simulator/arithmetic/stored.py": ["tests/simulator/arithmetic/test_reduction.py"],
     "simulator/fleet/availability.py": ONLINE[3:],

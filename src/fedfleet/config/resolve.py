@@ -162,9 +162,10 @@ def check_pairing(config: Config, algorithm: Algorithm, task: Task) -> None:
     missing = [p for p in algorithm.requires if p not in task.parts]
     if missing:
         what = {"x": "primal", "y": "dual"}
+        mend = "choose a minimax task (auc), or a minimisation algorithm (fedavg)"
         raise ConfigError(
             f"algorithm.name={named(config, 'algorithm')!r}: it needs a task with a {what.get(missing[0], missing[0])} part, and "
-            f"task.name={named(config, 'task')!r} has none: choose a minimax task (auc), or a minimisation algorithm (fedavg)"
+            f"task.name={named(config, 'task')!r} has none: {'set task.name=two_heads' if missing[0] == 'head' else mend}"
         )
     if BUFFERS in task.parts and not algorithm.buffers:
         raise ConfigError(
@@ -252,12 +253,11 @@ def check_domains(config: Config, test: Examples, domains: int) -> None:
 
 
 def check_proven(config: Config, algorithm: Algorithm) -> None:
-    """Refuse the steps of a theorem where it does not hold. Raises ConfigError."""
+    """Refuse the steps of a theorem where it does not hold, and those made for another number of rounds. Raises ConfigError."""
     name = named(config, "algorithm")
     if algorithm.rounds not in (None, config.rounds):
-        raise ConfigError(
-            f"algorithm.theory.rounds={algorithm.rounds}: the run has rounds={config.rounds}: make them the same"
-        )
+        key = "rounds" if hasattr(options(config, "algorithm"), "rounds") else "theory.rounds"
+        raise ConfigError(f"algorithm.{key}={algorithm.rounds}: the run has rounds={config.rounds}: make them the same")
     model = getattr(options(config, "task"), "model", None)
     if algorithm.convex and model != "logistic":
         raise ConfigError(

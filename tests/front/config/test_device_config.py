@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from cases import CASES
+from cases import CASES, INVITE, LEARN_UNLABELLED, TARGET
 from torch import Tensor
 
 from fedfleet.commands.plan import describe
@@ -45,7 +45,9 @@ def make(**overrides: Any) -> Experiment:
 def named(algorithm: str, **overrides: Any) -> Experiment:
     task, options = CASES[algorithm]
     model = {"name": task, "model": "mlp", "hidden": [8]}
-    return Experiment(load({**BASE, "task": model, "algorithm": {"name": algorithm, **options}}, overrides))
+    given = {"task": model, "algorithm": {"name": algorithm, **options}}
+    there = (TARGET if algorithm in LEARN_UNLABELLED else {}) | {"cohort.invite": INVITE.get(algorithm, 6)}
+    return Experiment(load({**BASE, **given}, there | overrides))
 
 
 @dataclass
