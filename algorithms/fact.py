@@ -52,7 +52,7 @@ from fedfleet.simulator.author import (
 )
 
 PAIR = 2
-OF_STEP_3 = {"target_lr", "targets", "select", "select_burn_in", "return_target_head_buffers"}
+OF_STEP_3 = {"target_lr", "targets", "select_burn_in", "return_target_head_buffers"}
 
 
 class FactOptions(WorkOptions):
@@ -67,7 +67,8 @@ class FactOptions(WorkOptions):
     evaluate: Literal["ensemble", "mean"] = "ensemble"
     """What is evaluated and kept: the generator with the round's two heads, of which the surer one predicts; or with their mean."""
     select: Literal["idd", "last"] = "idd"
-    """Evaluate and keep the model of the round with the least discrepancy so far, which takes no labels; or the last one."""
+    """Evaluate and keep the model of the round with the least discrepancy so far, which takes no labels; or the last one, as is
+    always done without step 3."""
     select_burn_in: float = Field(default=0.1, ge=0, lt=1)
     """The share of ``rounds``, where given, of which the models are not selected; until then it is the last one."""
 

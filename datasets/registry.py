@@ -19,6 +19,7 @@ from fedfleet.datasets import (
     cifar,
     digit_five,
     digits,
+    digits_shifted,
     disk,
     domains_digits,
     mnist,
@@ -38,6 +39,7 @@ from fedfleet.datasets.published import Photographs, Published, chosen
 # papers report.
 LOADERS: Mapping[str, Callable[..., Dataset]] = {
     "digits": digits.load,
+    **{f"digits_to_{target}": partial(digits_shifted.load, target=target) for target in digits_shifted.SOURCES},
     "mnist": mnist.load_mnist,
     "fashion_mnist": mnist.load_fashion_mnist,
     "emnist": mnist.load_emnist,

@@ -428,7 +428,7 @@ def test_sources_that_hold_targets_too_learn_from_their_labels_alone():
         ({"lr_clock": "global"}, "lr_clock=global is of a rate that falls: give rounds"),
         ({"idd": False, "target_lr": 0.1}, "target_lr=0.1 is not for idd=false: leave it out"),
         ({"idd": False, "targets": 2}, "targets=2 is not for idd=false"),
-        ({"idd": False, "select": "last"}, "select=last is not for idd=false"),
+        ({"idd": False, "select_burn_in": 0.2}, "select_burn_in=0.2 is not for idd=false"),
         ({"select": "last", "select_burn_in": 0.2}, "select_burn_in=0.2 is not for select=last"),
         ({"momentum": 1.0}, "momentum"),
         ({"nonsense": 1}, "nonsense"),
