@@ -44,11 +44,10 @@ def load(folder: Path, *, target: str) -> Dataset:
     y = torch.from_numpy(labels).long()
     parts = rng.permutation(rng.fold(KEY, "deal"), len(y)).tensor_split(PARTS)
     shifts = (*SOURCES[target], target)
-    train = [(parts[d], shift, d) for d, shift in enumerate(shifts)]
-    test = [(parts[-1], shift, d) for d, shift in enumerate(shifts)]
-    return Dataset(
-        f"digits_to_{target}", *(_joined(images, y, of) for of in (train, test)), (*SOURCES[target], "target")
+    train, test = (
+        _joined(images, y, [(of[d], shift, d) for d, shift in enumerate(shifts)]) for of in (parts, parts[-1:] * 4)
     )
+    return Dataset(f"digits_to_{target}", train, test, (*SOURCES[target], "target"))
 
 
 def _joined(images: Tensor, y: Tensor, of: list[tuple[Tensor, str, int]]) -> Examples:

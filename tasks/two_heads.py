@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree, rng
@@ -51,6 +51,12 @@ class TwoHeadsOptions(BaseModel):
     idd_heads_eval: bool = False
     """Take both heads' discrepancy without dropout, normalised by running statistics; false: in training mode, as in the
     released code, where two heads that are the same differ by their dropout."""
+
+    @model_validator(mode="after")
+    def _applies(self) -> TwoHeadsOptions:
+        if self.model != "mlp" and self.hidden != type(self).model_fields["hidden"].default:
+            raise ValueError(f"hidden={list(self.hidden)} is not for model={self.model}: leave it out")
+        return self
 
 
 def heads_of(z: Tree) -> list[str]:

@@ -45,7 +45,8 @@ def world(
     owner = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     x = data.x[: len(owner)].to(dtype) + 0.2 * owner[:, None, None, None]
     entry = TASKS["two_heads"]
-    made = entry.build(entry.options(**{"hidden": (8,), **task}), DataShape((1, 8, 8), 10))
+    hidden = {} if "model" in task else {"hidden": (8,)}
+    made = entry.build(entry.options(**hidden, **task), DataShape((1, 8, 8), 10))
     return World(made, population(x, data.y, sizes, targets))
 
 

@@ -19,7 +19,8 @@ ROWS = 12
 
 
 def task(classes: int = 10, shape: tuple[int, ...] = (4,), **options) -> TwoHeads:
-    return TwoHeads(TwoHeadsOptions(**{"hidden": (5, 6), **options}), DataShape(shape, classes))
+    hidden = {} if "model" in options else {"hidden": (5, 6)}
+    return TwoHeads(TwoHeadsOptions(**{**hidden, **options}), DataShape(shape, classes))
 
 
 def two(of: TwoHeads, first: int = 0, second: int = 1, scale: float = 1.0):
