@@ -255,6 +255,11 @@ def test_inputs_that_cannot_be_shifted_are_refused():
 def test_shifted_integers_are_read_as_numbers():
     made = DomainAdaptation(AdaptationOptions(hidden=(4,)), DataShape((3,), 2))
     z = {**made.init(0), **made.no_shift("diagonal")}
-    batch = Batch({"x": torch.tensor([[1, 2, 3]]), "y": torch.tensor([1])}, torch.ones(1))
-    shifted, plain = (made.objectives[k].loss(z, batch, None, rng.key(0))[0] for k in ("shifted", "train"))
-    assert float(shifted) == float(plain)
+
+    def value(objective, x):
+        batch = Batch({"x": torch.tensor([x]), "y": torch.tensor([1])}, torch.ones(1))
+        return float(made.objectives[objective].loss(z, batch, None, rng.key(0))[0])
+
+    assert value("shifted", [1, 2, 3]) == value("train", [1, 2, 3])
+    z["shift"] = {"scale": torch.tensor([2.0, 1, 1]), "offset": torch.tensor([0.0, 0, -4])}
+    assert value("shifted", [1, 2, 3]) == value("train", [2, 2, -1])

@@ -127,6 +127,19 @@ def test_initial_weights():
     assert float(torch.cat([leaf.flatten() for k, leaf in he["x"].items() if "bias" in k]).abs().max()) == 0
 
 
+@pytest.mark.parametrize("model", ["conv2", "conv3"])
+def test_convolutions_keep_the_side_and_pooling_halves_it(model):
+    made = DomainAdaptation(AdaptationOptions(model=model), DataShape((2, 9, 8), 3))
+    z, x = made.init(0), rng.normal(KEY, (2, 2, 9, 8))
+    w = {k.removeprefix("features."): v for k, v in z["x"].items() if k.startswith("features.")}
+    h = x
+    for k, padding in (("0", 2), ("3", 2), *([("6", 1)] if model == "conv3" else [])):
+        h = F.relu(F.conv2d(h, w[f"{k}.weight"], w[f"{k}.bias"], padding=padding))
+        h = F.max_pool2d(h, 2) if padding == 2 else h
+    torch.testing.assert_close(made.features(z, x), h.flatten(1))
+    assert made.functions["predict"](z, Batch({"x": x}, torch.ones(2)))["logits"].shape == (2, 3)
+
+
 def test_the_extractor_starts_alike_whatever_the_adversary():
     before = torch.get_rng_state()
     found = {loss: task(loss=loss).init(3)["x"] for loss in ("none", "dann", "cdan", "mdd")}
@@ -435,6 +448,12 @@ def test_metrics():
     ("options", "line"),
     [
         ({"nu": 0}, "nu"),
+        ({"task_weight": "per_sample", "source_share": 0}, "source_share"),
+        ({"task_weight": "per_sample", "source_share": 1}, "source_share"),
+        ({"loss": "mdd", "dropout": 1}, "dropout"),
+        ({"loss": "mdd", "mdd_margin": 0}, "mdd_margin"),
+        ({"fine_tune": True, "feature_gradient": 0}, "feature_gradient"),
+        ({"hidden": (0,)}, "hidden"),
         ({"loss": "none", "nu": 0.5}, "nu=0.5 is not for loss=none: leave it out"),
         ({"loss": "none", "fine_tune": True}, "fine_tune=True is not for loss=none: leave it out"),
         ({"loss": "dann", "cdan_detach": True}, "cdan_detach=True is not for loss=dann: leave it out"),
