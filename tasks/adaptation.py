@@ -61,8 +61,8 @@ class AdaptationOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    model: Literal["mlp", "conv2", "conv3"] = "mlp"
-    """The nets: mlp for any inputs, conv2 (FedMM's released code) and conv3 for images."""
+    model: Literal["mlp", "cnn", "conv2", "conv3"] = "mlp"
+    """The nets: mlp for any inputs; cnn, small, conv2 (FedMM's released code) and conv3 for images."""
     hidden: tuple[Width, ...] = (64, 64, 64)
     """Widths of the extractor's layers (mlp only)."""
     loss: Loss = "dann"

@@ -2,12 +2,13 @@
 
     model      extractor (ReLU after each)                          head                    adversary     initial weights, biases
     mlp        linear, of the widths ``hidden``                     linear                  32, 1         normal (He et al. 2015), 0
+    cnn        conv 3x3 to 16, pool, conv 3x3 to 32, pool, 64       classes                 64, 1         as mlp
     conv2      conv 5x5 to 32, pool, conv 5x5 to 48, pool           100, 100, classes       100, 2        normal within two of its
     conv3      as conv2, conv 3x3 to 64                             as conv2                as conv2      deviations of 0.1, 0.1
 
-``conv2`` is that of FedMM's released code, and ``conv3`` has a third convolution, as its paper says; both pad, so that only pooling
-makes images smaller. Margin disparity has two heads alike, for ``conv2`` and ``conv3`` of 200, 200, classes, with dropout after
-each hidden layer. An adversary with one output gives the logit of an example being of a target, one with two those of both domains.
+``conv2`` is that of FedMM's released code, and ``conv3`` has a third convolution, as its paper says; all pad, so that only pooling
+makes images smaller. Margin disparity has two heads alike, of 200, 200, classes (``cnn``: of 64, classes), with dropout after each
+hidden layer. An adversary with one output gives the logit of an example being of a target, one with two those of both domains.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Widths(NamedTuple):
     domains: int
 
 
+FEATURES = 64  # of the small convolutional net
 SMALL = Widths((), (32,), (), 1)
+SMALL_CNN = Widths((), (64,), (64,), 1)
 RELEASED = Widths((100, 100), (100,), (200, 200), 2)
 
 
@@ -63,6 +66,8 @@ def build(
         torch.manual_seed(seed)
         if name == "mlp":
             return _nets(*_mlp(shape, hidden), classes, SMALL, takes, dropout, _he)
+        if name == "cnn":
+            return _nets(*_cnn(shape), classes, SMALL_CNN, takes, dropout, _he)
         return _nets(*_convolutions(shape, third=name == "conv3"), classes, RELEASED, takes, dropout, _released)
 
 
@@ -102,6 +107,13 @@ def _mlp(shape: tuple[int, ...], hidden: tuple[int, ...]) -> tuple[nn.Module, in
     return Net(nn.Flatten(), *layers), widths[-1]
 
 
+def _cnn(shape: tuple[int, ...]) -> tuple[nn.Module, int]:
+    channels, height, width = shape
+    layers = [nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), MaxPool2()]
+    layers += [nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), MaxPool2(), nn.Flatten()]
+    return Net(*layers, nn.Linear(32 * (height // 4) * (width // 4), FEATURES), nn.ReLU()), FEATURES
+
+
 def _convolutions(shape: tuple[int, ...], *, third: bool) -> tuple[nn.Module, int]:
     channels, height, width = shape
     layers = [nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), MaxPool2()]
@@ -112,8 +124,9 @@ def _convolutions(shape: tuple[int, ...], *, third: bool) -> tuple[nn.Module, in
 
 
 def _he(layer: nn.Module) -> None:
-    if isinstance(layer, nn.Linear):
+    if isinstance(layer, nn.Linear | nn.Conv2d):
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        assert layer.bias is not None
         nn.init.zeros_(layer.bias)
 
 
