@@ -137,3 +137,20 @@ def test_a_run_that_goes_on_is_one_that_never_stopped(tmp_path):
     assert same[0] == same[1]
     assert run.rounds["algorithm/idd"].notna().all()
     assert run.rounds["algorithm/idd"].tolist() == longer.rounds["algorithm/idd"].tolist()
+
+
+@pytest.mark.ray
+def test_the_bytes_do_not_depend_on_the_workers(tmp_path):
+    """Spec 7.12: in this process, and on two actors."""
+    given = {**SHORT, "rounds": 3, "algorithm.momentum": 0.9, "executor.block_size": 1}
+    models, pairs = [], []
+    for place in (
+        {"executor.kind": "local"},
+        {"executor.kind": "ray", "executor.actors": 2, "executor.cpus_per_actor": 0.5},
+    ):
+        x = fedfleet.Experiment(fedfleet.load(CONFIGS / "shifted_digits.yaml", {**given, **place}))
+        run = x.run(tmp_path / x.config.executor.kind)
+        models.append((run.folder / "model.safetensors").read_bytes())
+        pairs.append(run.table("fates")["client"].tolist())
+    assert models[0] == models[1]
+    assert pairs[0] == pairs[1]
