@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fedfleet.simulator.algorithm import Algorithm, Problem
-from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.driver.memory import Memory
 from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.simulator.driver.round import Conditions, EngineRound, TooFewResponses
+from fedfleet.simulator.driver.server import after, initial
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.signals import put_off
@@ -72,7 +72,7 @@ def start(
     algorithm: Algorithm, z: Tree, problem: Problem, conditions: Conditions, states: Path | None = None
 ) -> Position:
     """Return the position before the first round, at the initial tree ``z``; clients keep their states in the file ``states``."""
-    state = algorithm.init(z, rng.fold(rng.key(conditions.seed), "init"), problem)
+    state = initial(algorithm, z, conditions.seed, problem)
     return Position(0, 0.0, state, Memory(conditions.selection, states))
 
 
@@ -92,7 +92,8 @@ def play(
 ) -> RoundRecord:
     """Return the next round of a run, which has not moved on before it accepts it.
 
-    Raises Void when too many cohorts in a row gave too few answers, ClientError when client code is at fault.
+    Raises Void when too many cohorts in a row gave too few answers, ClientError when client code is at fault, Impure when the
+    algorithm's is.
     """
     started, sampling_s, clock_s = time.perf_counter(), 0.0, at.clock_s
     phases: list[PhaseRecord] = []
@@ -100,7 +101,7 @@ def play(
     for attempt in range(conditions.attempts):
         turn = EngineRound(at.index, attempt, clock_s, problem, conditions, executor, at.memory)
         try:
-            state, metrics = algorithm.round(at.state, turn)
+            state, metrics = after(algorithm, at.state, turn)
         except TooFewResponses as e:
             at.memory.discard()
             failure, sampling_s = str(e), sampling_s + turn.sampling_s

@@ -24,6 +24,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.codec import encode
 from fedfleet.simulator.driver.evaluation import Measured, Measurement, evaluate_clients, less_is_better, summarised
 from fedfleet.simulator.driver.records import PhaseRecord
+from fedfleet.simulator.driver.server import model
 from fedfleet.simulator.driver.simulate import RoundRecord, Void, play, start
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors.base import Executor
@@ -275,7 +276,7 @@ class Runner:
         return self.seconds_before + time.monotonic() - self.started
 
     def _model(self) -> T.Tree:
-        return self.x.algorithm.views["global"].params(self.at.state)
+        return model(self.x.algorithm, self.at.state)
 
     def _measure(self, executor: Executor, index: int | None) -> _Evaluation:
         measurement = Measurement(executor, self.x.task, self._model(), self.x.evaluation)
