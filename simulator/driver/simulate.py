@@ -23,7 +23,8 @@ from fedfleet.simulator.signals import put_off
 class RoundRecord:
     """What happened in one round, all attempts counted; ``state`` is the algorithm's after it.
 
-    Of its ``seconds``, ``sampling_s`` went by while it was found out who is invited and who answers.
+    Of its ``seconds``, ``sampling_s`` went by while it was found out who is invited and who answers. ``asked_for`` are the sizes of
+    the cohorts that the algorithm asked for.
     """
 
     index: int
@@ -34,6 +35,7 @@ class RoundRecord:
     phases: list[PhaseRecord]
     metrics: Mapping[str, float]
     state: Any
+    asked_for: frozenset[int]
 
 
 class Void(FedfleetError):
@@ -115,6 +117,7 @@ def play(
                 phases=phases + turn.records,
                 metrics=metrics,
                 state=state,
+                asked_for=frozenset(turn.asked_for),
             )
         phases += turn.records
         clock_s = turn.clock_s + conditions.retry_s
