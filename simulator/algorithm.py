@@ -177,7 +177,7 @@ class Algorithm(NamedTuple):
 
     Attributes:
         init: ``(z, key, problem) -> state`` from the task's initial tree.
-        round: ``(state, round) -> (state, metrics)``; metrics are floats for ``rounds.parquet``.
+        round: ``(state, round) -> (state, metrics)``; metrics are floats for ``rounds.parquet``. Neither changes what it is given.
         phases: constants, sent to the workers once.
         views: name -> what is evaluated; the view "global" gives ``eval/<metric>``.
         requires: parts of ``z`` that the task must have.

@@ -134,6 +134,17 @@ def schedule(
     )
 
 
+def wider(walk: Schedule, per_step: int, *, first: bool) -> Schedule:
+    """Return a walk whose batches have one row more, of weight 0: the first, or the last, of all that a client sees."""
+    seen = walk.rows.flatten(1)
+    more = (seen.amin(1) if first else seen.amax(1))[:, None, None, None], walk.weight.new_zeros(())
+    rows, weight = (
+        torch.cat([of, filling.expand(*of.shape[:-1], 1)], -1).flatten(-2)  # (C, T, per_step, B)
+        for filling, of in zip(more, (v.unflatten(-1, (per_step, -1)) for v in (walk.rows, walk.weight)), strict=True)
+    )
+    return walk._replace(rows=rows, weight=weight)
+
+
 def _stratified(
     plan: BatchPlan, batch: Tensor, counts: Tensor, labelled: Tensor, size: int, keys: Key
 ) -> tuple[Tensor, Tensor]:

@@ -20,9 +20,9 @@ from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.batches import Schedule, schedule
 from fedfleet.simulator.block.capture import Captures
-from fedfleet.simulator.block.client import ClientInputs, ClientProgram
+from fedfleet.simulator.block.client import ClientInputs, ClientProgram, padded
 from fedfleet.simulator.block.faults import AtFault, Dropped, Faults, NotFinite, Watch, finite, not_finite
-from fedfleet.simulator.block.purity import Held, Purity
+from fedfleet.simulator.block.purity import KEYS, Held, Impure, Purity
 from fedfleet.simulator.errors import ClientError, one_line, traced
 from fedfleet.simulator.population import LocalData, Population, gather
 from fedfleet.simulator.work import Batch, Message, Objective, Phase
@@ -68,9 +68,14 @@ class Setup:
         made = {"phases": phases, "objectives": task.objectives, "functions": task.functions, "evaluation": {}}
         return Setup(population=population, inner=inner, **{**made, **rest})
 
+    @property
+    def authors(self) -> tuple[Any, ...]:
+        """Return what authors have written."""
+        return self.phases, self.objectives, self.functions
+
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Return the tensors that the functions of authors hold, by name."""
-        return self.held.tensors((self.phases, self.objectives, self.functions))
+        return self.held.tensors(self.authors)
 
     def placed(self) -> Setup:
         """Return the setup with the clients' data on the device, as a worker keeps it."""
@@ -277,7 +282,8 @@ def _ordinarily(
     )
     pure = Purity(who, program.shared, mine, setup.tensors)
     if setup.held.first(who):
-        pure.trial(lambda: again(given).alone(0, TRIED))
+        tried = [given._replace(inputs=padded(inputs, program.phase, first=first)) for first in (True, False)]
+        pure.trial(*(lambda g=g: again(g).alone(0, TRIED) for g in tried), holds=setup.authors)
     try:
         flat = _serial(program, task) if program.setup.inner == "serial" else _batched(program, task, pure)
     except AtFault:
@@ -317,6 +323,8 @@ def _batched(program: ClientProgram, task: BlockTask, pure: Purity) -> tuple[Ten
         where = program.where
         _serial(program, task)  # names the clients and the step, if the fault is the client code's own
         pure.check()
+        if "randomness" in str(e):
+            raise Impure(f"phase {task.phase!r}, {where}: client code drew from a generator of torch: {KEYS}") from e
         raise ClientError(
             f"phase {task.phase!r}, {where}: client code runs alone but not under vmap ({type(e).__name__}: {e}): "
             f"avoid data-dependent branches, .item() and in-place writes, or set executor.inner=serial"

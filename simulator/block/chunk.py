@@ -42,7 +42,7 @@ def run_chunk(setup: Setup, shared: Message, task: Chunk) -> Tree:
     with torch.no_grad():
         pure = Purity(who, {"z": z}, {"batch": dict(given.data)}, setup.tensors)
         if not task.whole and setup.held.first(who):
-            pure.trial(lambda: function(z, batch(task.start, min(task.stop, task.start + TRIED))))
+            pure.trial(lambda: function(z, batch(task.start, min(task.stop, task.start + TRIED))), holds=setup.authors)
         found = T.to(function(z, given), "cpu")
     pure.check()
     return found

@@ -13,7 +13,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.combination import Combination
 from fedfleet.simulator.arithmetic.factored import Factored, Ledger
 from fedfleet.simulator.arithmetic.tree import Tree
-from fedfleet.simulator.block.batches import Schedule
+from fedfleet.simulator.block.batches import Schedule, wider
 from fedfleet.simulator.block.gradient import EngineOps
 from fedfleet.simulator.population import gather
 from fedfleet.simulator.work import At, Batch, Phase
@@ -36,6 +36,13 @@ class ClientInputs(NamedTuple):
     batches: tuple[dict[str, Tensor] | None, ...]
     own: Tree
     inbox: Tree
+
+
+def padded(inputs: ClientInputs, phase: Phase, *, first: bool) -> ClientInputs:
+    """Return inputs with one row more in every batch, which does not count: the first, or the last, of all that a client sees."""
+    stages = zip(inputs.walks, phase.work.stages, strict=True)
+    walks = tuple(wider(walk, stage.batches.per_step, first=first) for walk, stage in stages)
+    return inputs._replace(walks=walks, batches=(None,) * len(walks))
 
 
 class ClientProgram:

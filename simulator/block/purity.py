@@ -1,14 +1,17 @@
-"""What client code and evaluation must leave as it was, so that results do not depend on the order of work.
+"""What the code of authors must leave as it was, so that results depend neither on the order of work nor on what ran before.
 
-Three nets, each for what slips through the one before: the versions of the tensors that a computation is given; those of all
-tensors that its functions hold, a net's buffers among them, looked at around every block; and, on a small trial before a process
-runs its first block of a phase, every operation that writes, wherever the tensor comes from.
+Nets, each for what slips through the one before: the versions of the tensors that a computation is given; those of all tensors
+that its functions hold, a net's buffers among them, looked at around every block; and, on a small trial before a process runs its
+first block of a phase, every operation that writes, wherever the tensor comes from, all else that the functions hold (counters,
+lists, generators), and whether they give the same twice, whatever is in the rows that do not count.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +23,13 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.closures import parts, walk
 from fedfleet.simulator.errors import ClientError
+from fedfleet.simulator.snapshot import Snapshot
 
 STATISTICS = ("native_batch_norm", "_batch_norm_impl_index", "cudnn_batch_norm", "miopen_batch_norm")
 """Operations (x, weight, bias, mean, variance, training, …) that write mean and variance without saying so."""
 MEND = "use a net without statistics (GroupNorm or LayerNorm for BatchNorm), or its eval mode, in which they stay as they are"
+KEYS = "draw from keys with rng of fedfleet.simulator.author, keep in the state what has to last, and return what is to be recorded"
+CLOSE = 100  # units in the last place of the largest value, by which results may differ where sums are shifted
 
 
 class Impure(ClientError):
@@ -112,14 +118,123 @@ class Purity:
             f"results would depend on the order of work, and it is no part of the model: {MEND}"
         )
 
-    def trial(self, compute: Callable[[], Any]) -> None:
-        """Compute something small for nothing, and refuse all that it writes into and has not made. Raises Impure."""
+    def trial(self, compute: Callable[[], Tree], padded: Callable[[], Tree] | None = None, *, holds: Any = ()) -> None:
+        """Compute something small for nothing. Raises Impure where it writes into what it has not made, or changes ``holds``.
+
+        It is computed twice, the second time with something else in the rows that do not count, if ``padded`` does that: the
+        result must be the same.
+        """
         writes = Writes()
-        with writes, contextlib.suppress(Exception):  # the ordinary way says why
-            compute()
+
+        def tried(once: Callable[[], Tree]) -> Tree:
+            with writes, contextlib.suppress(Exception):  # the ordinary way says why
+                return once()
+            return None
+
+        first = tried(compute)
+        before = Snapshot(generators(), holds)
+        second = None if first is None else tried(padded or compute)
         self.check()
         if writes.into is not None:
             self._refuse(writes.into)
+        _unchanged(self._who, before)
+        if second is None or _alike(first, second) or any(t.device.type != "cpu" for t in _tensors(first)):
+            return  # elsewhere sums may be added in any order; every run is tried on the CPU first
+        if not _alike(first, tried(compute)):
+            raise Impure(f"{self._who} {NOT_TWICE}")
+        if not _close(first, second):
+            raise Impure(
+                f"{self._who} lets rows of weight 0, which only fill a batch up, change what comes of the others (as BatchNorm's "
+                f"statistics of a batch do, or a mean over all rows), so that a client's result would depend on those it shares "
+                f"a block with: use GroupNorm or LayerNorm, and average with batch.mean or batch.weight"
+            )
+
+
+NOT_TWICE = (
+    f"does not give the same twice (as where it draws, or asks for the time), so no run could be repeated: {KEYS}"
+)
+
+
+def generators() -> dict[str, Any]:
+    """Return the generators that a process has, by name."""
+    found: dict[str, Any] = {
+        "random's global generator": random.random.__self__,  # pyright: ignore[reportFunctionMemberAccess]
+        "torch's global generator": torch.default_generator,
+    }
+    if "numpy.random" in sys.modules:
+        found["numpy's global generator"] = sys.modules["numpy.random"].get_state.__self__
+    return found
+
+
+def repeated(who: str, compute: Callable[[], Any], holds: Any = (), result: Callable[[Any], Tree] = lambda x: x) -> Any:
+    """Compute twice, and return what came of it last. Raises Impure where the results differ, or where what is held changes."""
+    first = result(compute())
+    before = Snapshot(generators(), holds)
+    second = compute()
+    _unchanged(who, before)
+    if not _alike(first, result(second)):
+        raise Impure(f"{who} {NOT_TWICE}")
+    return second
+
+
+def _unchanged(who: str, before: Snapshot) -> None:
+    if (name := before.changed()) is not None:
+        raise Impure(
+            f"{who} changed {name}, which outlives the call and which no checkpoint keeps, so that results would "
+            f"depend on what ran before: {KEYS}"
+        )
+
+
+@contextlib.contextmanager
+def untouched(who: str, given: Tree) -> Iterator[None]:
+    """Refuse a change of what a computation is given, its tensors or the mappings and lists they are in. Raises Impure."""
+    before = Snapshot(given)
+
+    def check() -> None:
+        if (name := before.changed()) is not None:
+            raise Impure(
+                f"{who} changed {name} of what it was given in place, so that a round could not be tried again, and an evaluation "
+                f"would see what comes after it: return new tensors and a new state, such as {{**state, 'z': z}}"
+            )
+
+    try:
+        yield
+    except Impure:  # which says more
+        raise
+    except Exception:
+        check()
+        raise
+    check()
+
+
+def _tensors(tree: Tree) -> list[Tensor]:
+    return [leaf for leaf in T.leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _alike(a: Tree, b: Tree) -> bool:
+    """Say whether two trees are the same bit for bit, but for the sign of zero."""
+    first, second = T.leaves(a), T.leaves(b)
+    return len(first) == len(second) and all(map(_same, first, second))
+
+
+def _same(a: Any, b: Any) -> bool:
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return repr(a) == repr(b)
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())  # NaN is NaN
+
+
+def _close(a: Tree, b: Tree) -> bool:
+    """Say whether two trees are the same but for last digits."""
+    for x, y in zip(_tensors(a), _tensors(b), strict=True):
+        if x.shape != y.shape:
+            return False
+        if not (x.is_floating_point() and x.numel() and bool(x.isfinite().all() & y.isfinite().all())):
+            continue
+        if float((x - y).abs().max()) > CLOSE * torch.finfo(x.dtype).eps * float(x.abs().max()):
+            return False
+    return True
 
 
 class Writes(TorchDispatchMode):

@@ -2,46 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fedfleet.simulator.algorithm import Algorithm, Buffered, Cohort, Problem, Reduced, Role
-from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.faults import Faults
+from fedfleet.simulator.block.purity import Impure, repeated
+from fedfleet.simulator.driver.codec import encode
 from fedfleet.simulator.driver.memory import Memory
 from fedfleet.simulator.driver.round import Conditions, EngineRound
+from fedfleet.simulator.driver.server import after, initial, model
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.work import Message, Phase
 
 CLIENTS, ROUNDS = 2, 2  # rounds may differ from the first, as with methods that remember the round before
 
 
-def probe(algorithm: Algorithm, z: Tree, problem: Problem, setup: Setup) -> Notes:
+def probe(algorithm: Algorithm, z: Tree, problem: Problem, setup: Setup, *, own: bool = False) -> Notes:
     """Return what was found out; of a phase's costs, those of the last round. Raises ClientError where client code does not run.
 
-    Costs are counted, not measured: they are the same on every machine.
+    Costs are counted, not measured: they are the same on every machine. Every round of an algorithm of one's own is tried twice,
+    which has to give the same: Impure is raised where it does not.
     """
     notes = Notes()
     executor = LocalExecutor(threads=None)
     executor.start(replace(setup, inner="factored", device="cpu", notes=notes))
     conditions = Conditions(seed=0, block_size=CLIENTS, faults=Faults(non_finite="keep"))
     memory = Memory(conditions.selection)
-    state = algorithm.init(z, rng.fold(rng.key(0), "init"), problem)
-    for index in range(ROUNDS):
+    state = initial(algorithm, z, 0, problem)
+
+    def play(index: int, state: Any) -> _Played:
+        memory.discard()
         turn = _Small(index, 0, 0.0, problem, conditions, executor, memory)
-        state, _ = algorithm.round(state, turn)
+        return _Played(turn, *after(algorithm, state, turn))
+
+    for index in range(ROUNDS):
+        once = partial(play, index, state)
+        turn, state, _ = repeated("the algorithm's round", once, algorithm, result=_Played.kept) if own else once()
         memory.commit()
         for record in turn.records:  # everybody is heard
             notes.bytes_down[record.phase] = float(record.bytes_down_each)
             notes.bytes_up[record.phase] = record.counts["bytes_up"] / len(record.clients)
+        model(algorithm, state)
     return notes
+
+
+class _Played(NamedTuple):
+    turn: _Small
+    state: Any
+    metrics: Mapping[str, float]
+
+    def kept(self) -> Tree:
+        """Return what outlasts the round."""
+        return *encode(self.state), dict(self.metrics)
 
 
 class _Asked(Exception):
@@ -53,9 +74,11 @@ def asked(algorithm: Algorithm, z: Tree, problem: Problem, seed: int) -> int | N
     conditions = Conditions(seed=seed)
     turn = _Asking(0, 0, 0.0, problem, conditions, LocalExecutor(threads=None), Memory(conditions.selection))
     try:
-        algorithm.round(algorithm.init(z, rng.fold(rng.key(seed), "init"), problem), turn)
+        after(algorithm, initial(algorithm, z, seed, problem), turn)
     except _Asked as e:
         return e.args[0]
+    except Impure:
+        raise
     except Exception:  # the run itself will say what is wrong
         return None
     return None

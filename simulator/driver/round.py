@@ -91,6 +91,7 @@ class EngineRound:
     ):
         self.index, self.attempt, self.problem = index, attempt, problem
         self.records: list[PhaseRecord] = []
+        self.asked_for: set[int] = set()  # sizes of the cohorts of all clients
         self.clock_s, self.sampling_s = started_s, 0.0
         self._conditions, self._executor, self._memory = conditions, executor, memory
         self._root = rng.key(conditions.seed)
@@ -112,6 +113,7 @@ class EngineRound:
             self._invitations += 1
             wanted = rounded_up(size * c.over_select)
             problem = self.problem if role is None else self.problem.among(role)
+            self.asked_for |= {size} if role is None else set()
             wanted = wanted if replace else max(size, min(wanted, problem.clients))
             clients, memory.selection = c.selection.invite(memory.selection, key, wanted, problem, replace=replace)
             if role is not None:
@@ -125,6 +127,7 @@ class EngineRound:
         with self._sampling():
             key = rng.fold(self._key("draw"), self._invitations)
             self._invitations += 1
+            self.asked_for.add(size)
             drawn = clients(rounded_up(size * self._conditions.over_select), key)
             return Cohort(drawn, _occurrences(drawn))
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fedfleet.simulator.algorithm import Algorithm, Problem
-from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.driver.memory import Memory
 from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.simulator.driver.round import Conditions, EngineRound, TooFewResponses
+from fedfleet.simulator.driver.server import after, initial
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.signals import put_off
@@ -23,7 +23,8 @@ from fedfleet.simulator.signals import put_off
 class RoundRecord:
     """What happened in one round, all attempts counted; ``state`` is the algorithm's after it.
 
-    Of its ``seconds``, ``sampling_s`` went by while it was found out who is invited and who answers.
+    Of its ``seconds``, ``sampling_s`` went by while it was found out who is invited and who answers. ``asked_for`` are the sizes of
+    the cohorts that the algorithm asked for.
     """
 
     index: int
@@ -34,6 +35,7 @@ class RoundRecord:
     phases: list[PhaseRecord]
     metrics: Mapping[str, float]
     state: Any
+    asked_for: frozenset[int]
 
 
 class Void(FedfleetError):
@@ -72,7 +74,7 @@ def start(
     algorithm: Algorithm, z: Tree, problem: Problem, conditions: Conditions, states: Path | None = None
 ) -> Position:
     """Return the position before the first round, at the initial tree ``z``; clients keep their states in the file ``states``."""
-    state = algorithm.init(z, rng.fold(rng.key(conditions.seed), "init"), problem)
+    state = initial(algorithm, z, conditions.seed, problem)
     return Position(0, 0.0, state, Memory(conditions.selection, states))
 
 
@@ -92,7 +94,8 @@ def play(
 ) -> RoundRecord:
     """Return the next round of a run, which has not moved on before it accepts it.
 
-    Raises Void when too many cohorts in a row gave too few answers, ClientError when client code is at fault.
+    Raises Void when too many cohorts in a row gave too few answers, ClientError when client code is at fault, Impure when the
+    algorithm's is.
     """
     started, sampling_s, clock_s = time.perf_counter(), 0.0, at.clock_s
     phases: list[PhaseRecord] = []
@@ -100,7 +103,7 @@ def play(
     for attempt in range(conditions.attempts):
         turn = EngineRound(at.index, attempt, clock_s, problem, conditions, executor, at.memory)
         try:
-            state, metrics = algorithm.round(at.state, turn)
+            state, metrics = after(algorithm, at.state, turn)
         except TooFewResponses as e:
             at.memory.discard()
             failure, sampling_s = str(e), sampling_s + turn.sampling_s
@@ -114,6 +117,7 @@ def play(
                 phases=phases + turn.records,
                 metrics=metrics,
                 state=state,
+                asked_for=frozenset(turn.asked_for),
             )
         phases += turn.records
         clock_s = turn.clock_s + conditions.retry_s

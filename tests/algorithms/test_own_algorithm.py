@@ -19,6 +19,9 @@ from fedfleet.simulator.author import (
     View,
     rng,
 )
+from fedfleet.simulator.block.purity import Impure
+from fedfleet.simulator.fleet.availability import Bernoulli
+from fedfleet.simulator.fleet.responses import Federation
 
 PULLS = [-2.0, 4.0, 0.5, 100.0, 3.0]
 WORLD = World(Bowl(), rows(*([(1.0, m)] for m in PULLS)))
@@ -130,3 +133,35 @@ def test_algorithms_do_not_see_each_other():
     first = flat(play(build("fedavg", WORLD.task, steps=1, batch_size=1), WORLD, 1)[0])
     play(build("scaffold", WORLD.task, steps=1, batch_size=1), WORLD, 1)
     assert torch.equal(first, flat(play(build("fedavg", WORLD.task, steps=1, batch_size=1), WORLD, 1)[0]))
+
+
+def test_a_void_attempt_leaves_nothing_in_the_model():
+    """Neither in its tensors nor in the mapping that holds them."""
+
+    def trained(s, rnd, phase):
+        shared = Message(send={"z": s["z"]}, config={"lr": {"x": 0.5}})
+        return rnd.map_reduce(phase, shared=shared, cohort=rnd.invite(2))["z"]
+
+    def in_place(s, rnd, first, second):
+        s["z"] = trained(s, rnd, first)
+        return {"z": trained(s, rnd, second)}, {}
+
+    def anew(s, rnd, first, second):
+        return {"z": trained({"z": trained(s, rnd, first)}, rnd, second)}, {}
+
+    work = local_training(STEP)
+    phases = tuple(Phase(name=name, work=work, reduce={"z": Mean()}) for name in ("first", "second"))
+    made = {
+        f: Algorithm(
+            lambda z, key, problem: {"z": z},
+            lambda s, rnd, f=f: f(s, rnd, *phases),
+            phases,
+            {"global": View(lambda s: s["z"])},
+        )
+        for f in (in_place, anew)
+    }
+    given = {"seed": 1, "min_responses": 2, "attempts": 20, "federation": Federation(availability=Bernoulli(0.6))}
+    (record,) = records(made[anew], WORLD, 1, **given)
+    assert {"second"} < {p.phase for p in record.phases if p.attempt < record.phases[-1].attempt}  # which was void
+    with pytest.raises(Impure, match="the algorithm's round changed 'z'"):
+        list(records(made[in_place], WORLD, 1, **given))

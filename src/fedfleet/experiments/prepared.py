@@ -38,7 +38,6 @@ from fedfleet.experiments.provenance import describe
 from fedfleet.experiments.runfolder import load_model
 from fedfleet.experiments.vectors import Vectors
 from fedfleet.simulator.algorithm import Algorithm, Task
-from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.arithmetic.factored import Notes
@@ -47,13 +46,15 @@ from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.chunk import TRIED, Chunk, run_chunk
 from fedfleet.simulator.block.faults import Faults
-from fedfleet.simulator.block.purity import Impure
+from fedfleet.simulator.block.purity import Impure, repeated
 from fedfleet.simulator.driver.evaluation import client_phase, clients_by_domain, measured, summarised
 from fedfleet.simulator.driver.probe import asked, probe
 from fedfleet.simulator.driver.round import Conditions
+from fedfleet.simulator.driver.server import initial
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.population import Population, gather
+from fedfleet.simulator.signals import put_off
 from fedfleet.simulator.work import Batch, Message
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
@@ -124,7 +125,7 @@ class Prepared:
         if self.algorithm.domains is not None:
             check_grouped(f"algorithm={C.named(config, 'algorithm')!r}", size)
             resolve.check_domains(config, data.test, summary.domains)
-        self.algorithm.init(self.z, rng.key(config.seed), self.problem)  # what cannot be is said before the work
+        initial(self.algorithm, self.z, config.seed, self.problem)  # what cannot be is said before the work
         if self._train is None and hasattr(self.task, "prepare"):
             raise ConfigError(
                 f"population.dataset={C.named(config, 'population.dataset')!r}: task.name={C.named(config, 'task')!r} needs the "
@@ -235,15 +236,18 @@ class Prepared:
     def try_out(self) -> None:
         """Try client code and evaluation on very little, before anything is written. Raises Impure."""
         with torch.random.fork_rng(devices=[]):
+            ids = torch.tensor([0, self.population.size - 1])
+            repeated("the population's local_data", lambda: self.population.local_data(ids))
             _ = self.notes
             if not getattr(self.task, "whole", False):
-                _try_evaluation(replace(self.setup(), device="cpu"), self.z)
+                functions = ["per_example"] * self.config.evaluation.per_client + ["predict"]
+                _try_evaluation(self.task, replace(self.setup(), device="cpu"), self.z, functions)
 
     @cached_property
     def notes(self) -> Notes:
         """Learn what factoring and the phases take; where client code does not run, the run itself will say so. Raises Impure."""
         try:
-            return probe(self.algorithm, self.z, self.problem, self.setup())
+            return probe(self.algorithm, self.z, self.problem, self.setup(), own="algorithm" in self.own)
         except Impure:
             raise
         except FedfleetError:
@@ -312,7 +316,7 @@ def _task(config: Config, data: Data) -> Task:
     shape = DataShape(tuple(data.test.x.shape[1:]), data.test.classes)
     chosen, build = C.options(config, "task"), TASKS[C.named(config, "task")].build
     try:
-        with torch.device("meta"):  # count the floats before any memory is taken
+        with put_off(), torch.device("meta"):  # count the floats before any memory is taken
             floats = T.count(build(chosen, shape).init(config.seed))
     except (ValueError, RuntimeError) as e:
         key = "" if str(e).startswith("task.") else f"task.model={getattr(chosen, 'model', None)!r}: "
@@ -321,11 +325,15 @@ def _task(config: Config, data: Data) -> Task:
     return build(chosen, shape)
 
 
-def _try_evaluation(setup: Setup, z: Tree) -> None:
+def _try_evaluation(task: Task, setup: Setup, z: Tree, functions: list[str]) -> None:
     """Evaluate a few rows of every split. Raises Impure; what else there is, the run itself will say."""
     for split, tensors in setup.evaluation.items():
         try:
-            run_chunk(setup, Message(send={"z": z}), Chunk("predict", split, 0, min(TRIED, len(tensors["y"]))))
+            few = min(TRIED, len(tensors["y"]))
+            with put_off():
+                *_, outputs = [run_chunk(setup, Message(send={"z": z}), Chunk(f, split, 0, few)) for f in functions]
+            data = T.index(tensors, slice(few))
+            repeated("the task's metrics", lambda o=outputs, d=data: dict(task.metrics(o, d)), task)
         except Impure:
             raise
         except Exception:

@@ -24,6 +24,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.codec import encode
 from fedfleet.simulator.driver.evaluation import Measured, Measurement, evaluate_clients, less_is_better, summarised
 from fedfleet.simulator.driver.records import PhaseRecord
+from fedfleet.simulator.driver.server import model
 from fedfleet.simulator.driver.simulate import RoundRecord, Void, play, start
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors.base import Executor
@@ -78,6 +79,7 @@ class Runner:
         self.scorer: str | None = None
         self.of_last: dict[str, float] = {}  # of the last model, on all test examples
         self.best: dict[str, float] = {}  # of every metric, the initial model's included
+        self.invites = {experiment.config.cohort.invite}  # what is known of
         self.held: _Held | None = None
         self.last: RoundRecord | None = None
         self.void: list[PhaseRecord] = []
@@ -153,6 +155,7 @@ class Runner:
                 self.at.accept(record)
                 out_of_time = x.config.max_seconds is not None and self._seconds() > x.config.max_seconds
                 self.diverged = self._diverged(record)
+                self._note_sizes(record)
                 ends = out_of_time or self.diverged is not None
                 last = ends or self.at.index == x.config.rounds
                 self.last, self.unevaluated = record, last or self.at.index % x.config.evaluation.every == 0
@@ -169,6 +172,16 @@ class Runner:
                 self._settle()
                 self._save()
         return "finished"
+
+    def _note_sizes(self, record: RoundRecord) -> None:
+        """Enter what an algorithm of one's own invites other than the configuration says, the first time it does."""
+        if "algorithm" not in self.x.own or self.x.algorithm.asynchronous:
+            return
+        said = self.x.config.cohort.invite
+        for size in sorted(record.asked_for - self.invites):
+            event = {"event": "other_cohort", "invited": size, "cohort.invite": said, "bit_exact": True}
+            self.folder.log([{"round": record.index, **event}])
+        self.invites |= record.asked_for
 
     def _diverged(self, record: RoundRecord) -> str | None:
         """Say in which way training has diverged, where the run is to stop then."""
@@ -275,7 +288,7 @@ class Runner:
         return self.seconds_before + time.monotonic() - self.started
 
     def _model(self) -> T.Tree:
-        return self.x.algorithm.views["global"].params(self.at.state)
+        return model(self.x.algorithm, self.at.state)
 
     def _measure(self, executor: Executor, index: int | None) -> _Evaluation:
         measurement = Measurement(executor, self.x.task, self._model(), self.x.evaluation)

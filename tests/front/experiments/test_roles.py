@@ -17,6 +17,7 @@ from fedfleet.datasets.digits import load
 from fedfleet.experiments import campaign
 from fedfleet.experiments.runfolder import load_model, summary_of
 from fedfleet.simulator.author import Algorithm, Batch, BatchPlan, LocalWork, Mean, Message, Phase, Stage, Store, View
+from fedfleet.simulator.driver.round import EngineRound
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.population import gather
 
@@ -40,7 +41,7 @@ def prepared(**changes: Any) -> fedfleet.Experiment:
     return fedfleet.Experiment(fedfleet.load(BASE, changes))
 
 
-def spy(role: str | None = None, size: int = 9, inner_batches: BatchPlan | None = None) -> tuple[Algorithm, list[Any]]:
+def spy(role: str | None = None, size: int = 9, inner_batches: BatchPlan | None = None) -> Algorithm:
     """An algorithm whose clients send all that they can read of their data."""
     plan = inner_batches or BatchPlan(size=7, steps=60)
 
@@ -63,23 +64,23 @@ def spy(role: str | None = None, size: int = 9, inner_batches: BatchPlan | None 
 
     work = LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish)
     phase = Phase(name="look", work=work, reduce={"seen": Store(), "z": Mean()})
-    seen: list[Any] = []
 
     def round_(z, rnd):
-        found = rnd.map_reduce(phase, shared=Message(send={"z": z}), cohort=rnd.invite(size, role=role))
-        seen.append((found.received, torch.cat([b["most"] for b in found["seen"].blocks]), found))
+        rnd.map_reduce(phase, shared=Message(send={"z": z}), cohort=rnd.invite(size, role=role))
         return z, {}
 
-    made = Algorithm(lambda z, key, problem: z, round_, (phase,), {"global": View(lambda z: z)}, roles=True)
-    return made, seen
+    return Algorithm(lambda z, key, problem: z, round_, (phase,), {"global": View(lambda z: z)}, roles=True)
 
 
-def run(spying: tuple[Algorithm, list[Any]], tmp_path, **changes: Any):
-    algorithm, seen = spying
+def run(spying: Algorithm, tmp_path, **changes: Any):
     config = fedfleet.load(BASE, {"rounds": 1, "cohort.invite": 9, "checkpoint.best": None, **changes})
-    experiment = fedfleet.Experiment(config, algorithm=algorithm)
-    experiment.run(tmp_path / "run")
-    return experiment, seen[-1]
+    experiment = fedfleet.Experiment(config, algorithm=spying)
+    asked, seen = EngineRound.map_reduce, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EngineRound, "map_reduce", lambda *a, **given: seen.append(asked(*a, **given)) or seen[-1])
+        experiment.run(tmp_path / "run")
+    found = seen[-1]
+    return experiment, (found.received, torch.cat([b["most"] for b in found["seen"].blocks]), found)
 
 
 def test_no_label_of_a_target_reaches_client_code(tmp_path):
@@ -94,7 +95,7 @@ def test_nor_by_the_population_itself():
     x = prepared(**{"algorithm.name": "fedavg"})
     held = x.population.local_data(torch.arange(x.population.size))
     assert "target" not in held.data  # sources alone take part
-    everybody = fedfleet.Experiment(fedfleet.load(BASE, {"cohort.invite": 9}), algorithm=spy()[0]).population
+    everybody = fedfleet.Experiment(fedfleet.load(BASE, {"cohort.invite": 9}), algorithm=spy()).population
     found = everybody.local_data(torch.arange(9))
     rows = found.rows[found.domain == 1].flatten().unique()
     assert (found.data["y"][rows] == -1).all()
@@ -131,7 +132,7 @@ def test_clients_that_hold_both_kinds_keep_what_is_labelled():
     all_of, one = (p.population.local_data(torch.arange(9)) for p in (everybody, x))
     dealt = torch.cat([rows[:n] for rows, n in zip(all_of.rows, all_of.counts, strict=True)])
     assert int(one.counts.sum()) == int((all_of.data["y"][dealt] != 1).sum())
-    both = fedfleet.Experiment(fedfleet.load(BASE, given), algorithm=spy()[0])
+    both = fedfleet.Experiment(fedfleet.load(BASE, given), algorithm=spy())
     assert torch.equal(both.problem.sources, torch.arange(9))
     assert torch.equal(both.problem.targets, torch.arange(9))
     held = both.population.local_data(torch.arange(9))
@@ -219,13 +220,11 @@ def test_roles_that_cannot_be(change, says):
 
 def test_an_algorithm_of_roles_needs_targets():
     with pytest.raises(ConfigError, match="it learns from domains without labels, and no domain is a target"):
-        fedfleet.Experiment(fedfleet.load(BASE, {"domains.target": [], "cohort.invite": 9}), algorithm=spy()[0])
+        fedfleet.Experiment(fedfleet.load(BASE, {"domains.target": [], "cohort.invite": 9}), algorithm=spy())
     with pytest.raises(ConfigError, match=r"clients of domains\.target have no labels to be evaluated by"):
-        fedfleet.Experiment(
-            fedfleet.load(BASE, {"evaluation.per_client": True, "cohort.invite": 9}), algorithm=spy()[0]
-        )
+        fedfleet.Experiment(fedfleet.load(BASE, {"evaluation.per_client": True, "cohort.invite": 9}), algorithm=spy())
     with pytest.raises(ConfigError, match="draws clients by their role, uniformly"):
-        fedfleet.Experiment(fedfleet.load(BASE, {"selection": "examples", "cohort.invite": 9}), algorithm=spy()[0])
+        fedfleet.Experiment(fedfleet.load(BASE, {"selection": "examples", "cohort.invite": 9}), algorithm=spy())
 
 
 def test_clients_evaluated_on_their_own_data_are_sources_alone(tmp_path):
@@ -287,7 +286,7 @@ def test_a_table_whose_columns_are_runs(tmp_path, capsys, monkeypatch):
 def test_domains_dealt_by_share(share):
     given = {"population": {"clients": 4, "partition": {"kind": "domain_share", "share": share, "sides": [1, 3]}}}
     given["cohort.invite"] = 4
-    x = fedfleet.Experiment(fedfleet.load(BASE, given), algorithm=spy(size=4)[0])
+    x = fedfleet.Experiment(fedfleet.load(BASE, given), algorithm=spy(size=4))
     held = x.population.local_data(torch.arange(4))
     labelled, unlabelled = held.labelled, held.counts - held.labelled
     assert float(labelled[0] / labelled.sum()) == pytest.approx(share, abs=0.01)

@@ -2,7 +2,10 @@
 
 import itertools
 import pickle
+import random
+import time
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +19,7 @@ from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.chunk import Chunk, run_chunk
 from fedfleet.simulator.block.purity import Held, Impure, Writes
 from fedfleet.simulator.errors import ClientError
-from fedfleet.simulator.work import Message, Objective
+from fedfleet.simulator.work import BatchPlan, Message, Objective
 
 CLIENTS = [4, 1, 5]
 WAYS = ["serial", "batched", "factored"]
@@ -27,7 +30,7 @@ MODULE_LEVEL = nn.BatchNorm1d(3, affine=False)
 def squares(predict):
     """An objective on ``z["x"]["w"]`` (3,) and inputs that went through ``predict``."""
     return Objective(
-        loss=lambda z, batch, ctx, key: (batch.mean((predict(batch.x) @ z["x"]["w"]) ** 2), {}), sign={"x": 1}
+        loss=lambda z, batch, ctx, key: (batch.mean((predict(batch.x) @ z["x"]["w"] - 1.0) ** 2), {}), sign={"x": 1}
     )
 
 
@@ -95,6 +98,113 @@ def test_writing_into_what_is_held_is_refused(federation, inner, net):
     assert "serial" not in str(e.value)  # which would give wrong numbers
 
 
+SEEN = []
+"""A list that no closure holds, only the module."""
+
+
+def counted():
+    calls = 0
+
+    def predict(x):
+        nonlocal calls
+        calls += 1
+        return x * calls
+
+    return predict
+
+
+def listed():
+    return lambda x: x * (SEEN.append(1) or len(SEEN))
+
+
+def by_its_own_generator():
+    generator = torch.Generator().manual_seed(0)
+    return lambda x: x + torch.rand(3, generator=generator)
+
+
+def by_numpy():
+    generator = np.random.default_rng(0)
+    return lambda x: x * float(generator.random())
+
+
+def by_numpy_s_global():
+    return lambda x: x * float(np.random.rand())
+
+
+def by_random():
+    return lambda x: x * random.random()
+
+
+def by_the_clock():
+    return lambda x: x * (1.0 + time.perf_counter_ns() % 1_000 / 1_000)
+
+
+@pytest.mark.parametrize("inner", WAYS)
+@pytest.mark.parametrize(
+    ("net", "says"),
+    [
+        (counted, "changed 'calls'"),
+        (listed, r"changed 'SEEN' \(a list\)"),
+        (by_its_own_generator, r"changed 'generator' \(a Generator\)"),
+        (by_numpy, r"changed 'generator' \(a Generator\)"),
+        (by_numpy_s_global, 'changed "numpy\'s global generator"'),
+        (by_random, 'changed "random\'s global generator"'),
+        (by_the_clock, "does not give the same twice"),
+    ],
+)
+def test_what_python_remembers_is_refused(federation, inner, net, says):
+    with pytest.raises(Impure, match=rf"phase 'train': client code {says}.*draw from keys") as e:
+        federation.with_(objective=squares(net())).run(inner, CLIENTS)
+    assert "serial" not in str(e.value)
+
+
+@pytest.mark.parametrize("inner", WAYS)
+def test_what_is_remembered_once_and_for_all_is_welcome(federation, inner):
+    known = {}
+
+    def predict(x):
+        return x * known.setdefault(x.shape[-1], len(known) + 1.0)
+
+    federation.with_(objective=squares(predict)).run(inner, CLIENTS)
+
+
+def test_a_generator_that_is_drawn_from_late_is_no_reason_to_run_serially(federation):
+    generator = torch.Generator()
+
+    def step(ops, shared, z, batch, at, key):
+        return T.map(lambda v: v + (torch.rand(3, generator=generator) if at.k == 2 else 0.0), z)
+
+    with pytest.raises(Impure, match=r"step 2: client code drew from a generator of torch: draw from keys"):
+        federation.run("batched", CLIENTS, step=step)
+
+
+@pytest.mark.parametrize("inner", WAYS)
+@pytest.mark.parametrize(
+    "net", [nn.BatchNorm1d(3, track_running_stats=False), lambda x: x - x.mean(0)], ids=["BatchNorm", "mean"]
+)
+def test_rows_that_do_not_count_may_change_nothing(federation, inner, net):
+    with pytest.raises(Impure, match=r"client code lets rows of weight 0.*GroupNorm or LayerNorm.*batch\.mean"):
+        federation.with_(objective=squares(net)).run(inner, CLIENTS)
+
+
+@pytest.mark.parametrize("per_step", [1, 2])
+@pytest.mark.parametrize("inner", WAYS)
+def test_statistics_of_the_rows_that_count_are_welcome(federation, inner, per_step):
+    def loss(z, batch, ctx, key):
+        weight = batch.weight[:, None]
+        mean = (weight * batch.x).sum(0) / batch.count().clamp(min=1.0)
+        shift = (batch.x @ z["x"]["w"]).detach().max()  # over all rows: no more than the last digits depend on it
+        return batch.mean(((batch.x - mean) @ z["x"]["w"] - shift + shift) ** 2), {}
+
+    def step(ops, shared, z, batch, at, key):
+        for b in batch if per_step > 1 else (batch,):
+            z = ops.step("train", z, 0.1, ops.grad("train", z, b, key)[0])
+        return z
+
+    plan = BatchPlan(size=2, steps=3, per_step=per_step)
+    federation.with_(objective=Objective(loss=loss, sign={"x": 1}), plan=plan).run(inner, CLIENTS, step=step)
+
+
 @pytest.mark.parametrize("inner", WAYS)
 def test_statistics_that_stay_as_they_are_are_welcome(federation, inner):
     net = nn.Sequential(nn.BatchNorm1d(3, affine=False), nn.GroupNorm(1, 3), nn.Dropout(0.5)).eval()
@@ -160,11 +270,13 @@ def evaluation(function):
     )
 
 
-@pytest.mark.parametrize("net", [in_a_closure, without_a_module, lambda: nn.Dropout(0.5)])
+@pytest.mark.parametrize(
+    "net", [in_a_closure, without_a_module, lambda: nn.Dropout(0.5), counted, by_numpy, by_random, by_the_clock]
+)
 def test_an_evaluation_that_writes_or_draws_is_refused(net):
     predict = net()
     setup = evaluation(lambda z, batch: predict(batch.x))
-    with pytest.raises(ClientError, match=r"the task's 'predict' (wrote into|drew from)"):
+    with pytest.raises(ClientError, match=r"the task's 'predict' (wrote into|drew from|changed|does not give)"):
         run_chunk(setup, Message(send={"z": {"x": torch.zeros(3)}}), Chunk("predict", "test", 0, 40))
 
 

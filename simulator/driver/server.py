@@ -1,0 +1,29 @@
+"""What the server does, which must leave what it is given as it was: a round may be tried again, or evaluated beside the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedfleet.simulator.algorithm import Algorithm, Problem, Round
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.block.purity import untouched
+
+
+def initial(algorithm: Algorithm, z: Tree, seed: int, problem: Problem) -> Any:
+    """Return an algorithm's state at the initial tree ``z``. Raises Impure."""
+    with untouched("the algorithm's init", z):
+        return algorithm.init(z, rng.fold(rng.key(seed), "init"), problem)
+
+
+def after(algorithm: Algorithm, state: Any, turn: Round) -> tuple[Any, Mapping[str, float]]:
+    """Return the state after a round, and its metrics. Raises Impure, and what the round does."""
+    with untouched("the algorithm's round", state):
+        return algorithm.round(state, turn)
+
+
+def model(algorithm: Algorithm, state: Any) -> Tree:
+    """Return the model that is evaluated. Raises Impure."""
+    with untouched("the algorithm's view 'global'", state):
+        return algorithm.views["global"].params(state)
