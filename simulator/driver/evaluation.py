@@ -18,13 +18,24 @@ from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import BlockTask, run_block
 from fedfleet.simulator.block.chunk import Chunk, run_chunk
 from fedfleet.simulator.block.faults import Faults
+from fedfleet.simulator.driver.records import numbers
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Ops, Phase, Stage
 
 TENTH = 10
-HIGH_IS_BAD = re.compile(r"loss|err|mse|mae|nll|perplexity|regret|gap|violation|spread|(^|[_/])fid(_|$)", re.IGNORECASE)
+HIGH_IS_BAD = re.compile(
+    r"loss|err|mse|mae|nll|perplexity|regret|gap|violation|cost|distance|divergence|penalty|risk|wrong|fail|forgetting"
+    r"|(^|[_/])(misclass|mismatch|miscalib|miss(_|$|ed|es)|fid(_|$)|kl(_|$)|ece(_|$)|brier)",
+    re.IGNORECASE,
+)
+SPREAD, MERIT = re.compile(r"(^|[_/])spread(_|$)"), re.compile(r"score(_|$)", re.IGNORECASE)
 CHUNK = 500  # fixed, since the chunk decides the bits
 CLIENTS_A_BLOCK = 32
+
+
+def measure(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return a task's metrics of outputs on data. Raises FedfleetError where one is no number."""
+    return numbers(task.metrics(outputs, data), "the task's metrics")
 
 
 class Measured(NamedTuple):
@@ -55,13 +66,13 @@ class Measurement:
         for split, pending in self._outputs.items():
             outputs, data = T.concat(list(pending)), self._data[split]
             if split == "test":
-                found |= self._task.metrics(outputs, data)
+                found |= measure(self._task, outputs, data)
                 if "domain" in data and has_rows(outputs, len(data["domain"])):
                     domains = by_domain(self._task, outputs, data)
                     found |= summarised(domains)
                     found |= by_role(self._task, outputs, data)
             else:
-                found |= {f"{split}_{name}": value for name, value in self._task.metrics(outputs, data).items()}
+                found |= {f"{split}_{name}": value for name, value in measure(self._task, outputs, data).items()}
         return Measured(found, domains)
 
 
@@ -77,7 +88,7 @@ def by_domain(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str
     order = data["domain"].argsort(stable=True)
     for domain, rows in enumerate(order.split(examples.tolist())):
         if len(rows):
-            for name, value in task.metrics(T.index(outputs, rows), T.index(data, rows)).items():
+            for name, value in measure(task, T.index(outputs, rows), T.index(data, rows)).items():
                 found.setdefault(name, torch.full((len(examples),), torch.nan, dtype=torch.float64))[domain] = value
     return found
 
@@ -89,7 +100,7 @@ def by_role(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, 
     found: dict[str, float] = {}
     for role, rows in (("source", ~data["target"]), ("target", data["target"])):
         if rows.any():
-            each = task.metrics(T.index(outputs, rows), T.index(data, rows))
+            each = measure(task, T.index(outputs, rows), T.index(data, rows))
             found |= {f"{role}_{name}": value for name, value in each.items()}
     return found
 
@@ -125,8 +136,13 @@ def summarised(domains: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def less_is_better(metric: str) -> bool:
-    """Say whether a metric is one of losses, or a spread, rather than of merit."""
-    return HIGH_IS_BAD.search(metric) is not None
+    """Say by its name whether a metric is one of losses, or a spread, rather than of merit.
+
+    A task says it by the end of a name, whatever else is in it: ``…_loss`` for what is to be small, ``…_score`` for what is not.
+    """
+    if SPREAD.search(metric):
+        return True
+    return MERIT.search(metric) is None and HIGH_IS_BAD.search(metric) is not None
 
 
 def client_phase(metrics: tuple[str, ...]) -> Phase:

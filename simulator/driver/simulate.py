@@ -12,7 +12,7 @@ from fedfleet.simulator.algorithm import Algorithm, Problem
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.driver.memory import Memory
-from fedfleet.simulator.driver.records import PhaseRecord
+from fedfleet.simulator.driver.records import PhaseRecord, numbers
 from fedfleet.simulator.driver.round import Conditions, EngineRound, TooFewResponses
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors.base import Executor
@@ -112,7 +112,7 @@ def play(
                 started_s=at.clock_s,
                 virtual_s=turn.clock_s,
                 phases=phases + turn.records,
-                metrics=metrics,
+                metrics=numbers(metrics, f"round {at.index}: the algorithm's metrics"),
                 state=state,
             )
         phases += turn.records
