@@ -145,6 +145,10 @@ def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     Raises ClientError, naming client, phase and step, where client code raises or sends a value that is not finite, unless
     such clients are to be dropped: then the others are run again, as a block of their own.
     """
+    if task.phase not in setup.phases:
+        raise ClientError(
+            f"phase {task.phase!r}: it is none of the algorithm's phases ({', '.join(setup.phases)}): add it"
+        )
     try:
         return _without_dropped(setup, shared, task)
     except torch.OutOfMemoryError as e:

@@ -10,6 +10,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.purity import Purity
+from fedfleet.simulator.errors import ClientError, one_line
 from fedfleet.simulator.population import gather
 from fedfleet.simulator.work import Batch, Message
 
@@ -29,7 +30,7 @@ class Chunk(NamedTuple):
 def run_chunk(setup: Setup, shared: Message, task: Chunk) -> Tree:
     """Evaluate ``functions[task.function]`` at the model ``shared.send["z"]`` on a chunk of an evaluation split.
 
-    Raises ClientError where the function draws from torch's generator, or writes into what it has not made.
+    Raises ClientError where the function raises, draws from torch's generator, or writes into what it has not made.
     """
     device = torch.device(setup.device)
     z = T.to(shared.send["z"], device)
@@ -43,6 +44,14 @@ def run_chunk(setup: Setup, shared: Message, task: Chunk) -> Tree:
         pure = Purity(who, {"z": z}, {"batch": dict(given.data)}, setup.tensors)
         if not task.whole and setup.held.first(who):
             pure.trial(lambda: function(z, batch(task.start, min(task.stop, task.start + TRIED))), holds=setup.authors)
-        found = T.to(function(z, given), "cpu")
+        try:
+            found = T.to(function(z, given), "cpu")
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as e:
+            about = ", ".join(
+                f"{k} {tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}" for k, v in given.data.items()
+            )
+            raise ClientError(f"{who}, on the split {task.split!r} ({about}): {type(e).__name__}: {one_line(e)}") from e
     pure.check()
     return found

@@ -19,16 +19,25 @@ from fedfleet.simulator.block.block import BlockTask, run_block
 from fedfleet.simulator.block.chunk import Chunk, run_chunk
 from fedfleet.simulator.block.faults import Faults
 from fedfleet.simulator.driver.label_free import label_free
+from fedfleet.simulator.driver.records import numbers
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Ops, Phase, Stage
 
 TENTH = 10
 HIGH_IS_BAD = re.compile(
-    r"loss|err|entropy|mse|mae|nll|perplexity|regret|gap|violation|spread|(^|[_/])fid(_|$)", re.IGNORECASE
+    r"loss|err|entropy|mse|mae|nll|perplexity|regret|gap|violation|cost|distance|divergence|penalty|risk|wrong|fail|forgetting"
+    r"|(^|[_/])(misclass|mismatch|miscalib|miss(_|$|ed|es)|fid(_|$)|kl(_|$)|ece(_|$)|brier)",
+    re.IGNORECASE,
 )
+SPREAD, MERIT = re.compile(r"(^|[_/])spread(_|$)"), re.compile(r"score(_|$)", re.IGNORECASE)
 VALIDATION = "validation"
 CHUNK = 500  # fixed, since the chunk decides the bits
 CLIENTS_A_BLOCK = 32
+
+
+def measure(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return a task's metrics of outputs on data. Raises FedfleetError where one is no number."""
+    return numbers(task.metrics(outputs, data), "the task's metrics")
 
 
 class Measured(NamedTuple):
@@ -69,7 +78,7 @@ def measured(task: Task, split: str, outputs: Tree, data: Mapping[str, Tensor]) 
 
     Where targets are held out, what can be said of them without labels is said, if the task gives ``probabilities``.
     """
-    found, domains = dict(task.metrics(outputs, data)), {}
+    found, domains = dict(measure(task, outputs, data)), {}
     if not has_rows(outputs, len(data["y"])):
         return Measured(found, domains)
     if split == "test" and "domain" in data:
@@ -95,7 +104,7 @@ def by_domain(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str
     order = data["domain"].argsort(stable=True)
     for domain, rows in enumerate(order.split(examples.tolist())):
         if len(rows):
-            for name, value in task.metrics(T.index(outputs, rows), T.index(data, rows)).items():
+            for name, value in measure(task, T.index(outputs, rows), T.index(data, rows)).items():
                 found.setdefault(name, torch.full((len(examples),), torch.nan, dtype=torch.float64))[domain] = value
     return found
 
@@ -107,7 +116,7 @@ def by_role(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, 
     found: dict[str, float] = {}
     for role, rows in (("source", ~data["target"]), ("target", data["target"])):
         if rows.any():
-            each = task.metrics(T.index(outputs, rows), T.index(data, rows))
+            each = measure(task, T.index(outputs, rows), T.index(data, rows))
             found |= {f"{role}_{name}": value for name, value in each.items()}
     return found
 
@@ -143,8 +152,13 @@ def summarised(domains: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def less_is_better(metric: str) -> bool:
-    """Say whether a metric is one of losses, or a spread, rather than of merit."""
-    return HIGH_IS_BAD.search(metric) is not None
+    """Say by its name whether a metric is one of losses, or a spread, rather than of merit.
+
+    A task says it by the end of a name, whatever else is in it: ``…_loss`` for what is to be small, ``…_score`` for what is not.
+    """
+    if SPREAD.search(metric):
+        return True
+    return MERIT.search(metric) is None and HIGH_IS_BAD.search(metric) is not None
 
 
 def client_phase(metrics: tuple[str, ...]) -> Phase:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,25 @@ from torch import Tensor
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import BlockResult
+from fedfleet.simulator.errors import FedfleetError, one_line
 from fedfleet.simulator.fleet.responses import Fate, Responses
 from fedfleet.simulator.work import Message
 
 SCALAR_BYTES = 8  # a config scalar travels as a float64
+
+
+def numbers(metrics: Mapping[str, Any], whose: str) -> dict[str, float]:
+    """Return metrics as floats. Raises FedfleetError naming one that is none."""
+    found = {}
+    for name, value in metrics.items():
+        try:
+            if isinstance(value, str):
+                raise ValueError("text")
+            found[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise FedfleetError(f"{whose}: {name!r} is {one_line(what)[:80]}: give one number a name") from None
+    return found
 
 
 @dataclass

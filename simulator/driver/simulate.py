@@ -11,7 +11,7 @@ from typing import Any
 from fedfleet.simulator.algorithm import Algorithm, Problem
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.driver.memory import Memory
-from fedfleet.simulator.driver.records import PhaseRecord
+from fedfleet.simulator.driver.records import PhaseRecord, numbers
 from fedfleet.simulator.driver.round import Conditions, EngineRound, TooFewResponses
 from fedfleet.simulator.driver.server import after, initial
 from fedfleet.simulator.errors import FedfleetError
@@ -115,7 +115,7 @@ def play(
                 started_s=at.clock_s,
                 virtual_s=turn.clock_s,
                 phases=phases + turn.records,
-                metrics=metrics,
+                metrics=numbers(metrics, f"round {at.index}: the algorithm's metrics"),
                 state=state,
                 asked_for=frozenset(turn.asked_for),
             )

@@ -149,7 +149,9 @@ def problem(population: Population) -> Problem:
     return Problem(population.size, summary.mean_examples, num_examples, domains, **roles)
 
 
-def check_clients(config: Config, dealt: Population, population: Population, *, asynchronous: bool = False) -> Config:
+def check_clients(
+    config: Config, data: Data, dealt: Population, population: Population, *, asynchronous: bool = False
+) -> Config:
     """Return the configuration with its number of clients, all that were ``dealt``, filled in.
 
     Raises ConfigError where it does not fit the ``population`` of those that take part.
@@ -175,6 +177,10 @@ def check_clients(config: Config, dealt: Population, population: Population, *, 
         raise ConfigError(
             f"evaluation.per_client=True: it evaluates every one of {size:,} clients, and up to {PER_CLIENT_UP_TO:,} may be: set "
             f"it to false"
+        )
+    if population.summary().min_examples == 0 and isinstance(data, FederatedDataset):
+        raise ConfigError(
+            f"population.dataset={data.name!r}: there are clients that have no examples: leave them out of it"
         )
     if population.summary().min_examples == 0:
         raise ConfigError(

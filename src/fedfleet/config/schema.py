@@ -166,14 +166,14 @@ def with_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
 
 def named(config: Config, section: str) -> str:
     """Return the name in a named section, or that of one's own."""
-    given = _section(config, section)
+    given = as_said(config, section)
     return given["own"]["name"] if "own" in given else given[NAMED[section].key]
 
 
 def options(config: Config, section: str) -> Any:
     """Return the typed options of a named section of a checked configuration; none for one's own."""
     key, kinds, _ = NAMED[section]
-    given = _section(config, section)
+    given = as_said(config, section)
     if "own" in given:
         return Options()
     return _validate(kinds[given[key]], {k: v for k, v in given.items() if k != key}, f"{section}.")
@@ -297,14 +297,15 @@ def _check_named(raw: dict[str, Any], section: str) -> None:
         node = node.setdefault(name, {})
         if not isinstance(node, dict):
             return  # the schema will say so
-    given = node.setdefault(last, {})
+    given = {} if node.get(last) is None else node[last]
     if not isinstance(given, dict):
         raise ConfigError(f"{section}={show(given)}: give a name, or a mapping with the key {key!r}")
     if "own" in given:
-        made, part = given["own"], OWN.get(section, (section,))[0]
+        made = given["own"] if isinstance(given["own"], dict) else {"name": given["own"]}
+        parts = ", ".join(f"{part}=…" for part in made.get("given") or OWN.get(section, (section,))[:1])
         raise ConfigError(
-            f"{section}.own={show(made.get('name') if isinstance(made, dict) else made)}: made in Python, which no file brings "
-            f"back: give it to fedfleet.run as {part}=…, or go on with its run by fedfleet.resume(RUN, {part}=…)"
+            f"{section}.own={show(made.get('name'))}: made in Python, which no file brings back: give it to fedfleet.run as "
+            f"{parts}, or go on with its run by fedfleet.resume(RUN, {parts})"
         )
     name = given.get(key, default)
     if not isinstance(name, str) or name not in kinds:
@@ -359,8 +360,9 @@ def _fields(model: type[BaseModel], path: list[str]) -> list[str]:
     return list(model.model_fields)
 
 
-def _section(config: Config, section: str) -> Mapping[str, Any]:
+def as_said(config: Config, section: str) -> Mapping[str, Any]:
+    """Return a named section as it was given."""
     node: Any = config
-    for name in section.split("."):
-        node = getattr(node, name)
+    for key in section.split("."):
+        node = getattr(node, key)
     return node

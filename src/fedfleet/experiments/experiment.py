@@ -10,9 +10,9 @@ import torch
 
 from fedfleet.config import schema as C
 from fedfleet.experiments.checkpoint import Checkpoint, newest
+from fedfleet.experiments.own import check_same
 from fedfleet.experiments.prepared import Prepared
 from fedfleet.experiments.progress import Progress, Tracker
-from fedfleet.experiments.provenance import differences
 from fedfleet.experiments.runfolder import CHECKPOINTS, RunFolder, check_free, claim, locked
 from fedfleet.experiments.runner import Run, Runner
 from fedfleet.experiments.workers import Workers
@@ -49,20 +49,7 @@ class Experiment(Prepared):
             raise ConfigError(f"{folder}: {faults[0] if faults else 'no checkpoint to go on from'}: start the run anew")
         for fault in faults:
             progress.say(f"{fault}; an earlier checkpoint is taken")
-        for part in ("task", "algorithm", "data"):
-            was, now = found.account["own"].get(part), self.own.get(part)
-            if was is None or now is None:
-                if was is not now:
-                    raise ConfigError(
-                        f"{folder}: the run {'had' if now is None else 'did not have'} {part} of its own, made in Python: give the "
-                        f"same to fedfleet.resume"
-                    )
-            elif was != now:
-                before, here = differences(was, now)
-                raise ConfigError(
-                    f"{folder}: the run began with {part} {was['name']} ({before}), and this one is {now['name']} ({here}): give "
-                    f"the same to fedfleet.resume, or start a new run"
-                )
+        check_same(folder, found.account["own"], self.own)
         if found.account["data"] != self.fingerprint:
             raise ConfigError(
                 f"{folder}: its clients or test data were others: give the data of the run, or start a new run"

@@ -1,18 +1,23 @@
-"""The parts of a run that are given in Python instead of named in its configuration: whether they will do."""
+"""The parts of a run that are given in Python instead of named in its configuration: what they are, and whether they will do."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
+from fedfleet.config import schema as C
 from fedfleet.config.population import Data
 from fedfleet.config.reading import show
 from fedfleet.config.schema import Config, named
-from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
-from fedfleet.simulator.algorithm import Algorithm
-from fedfleet.simulator.errors import ConfigError
-from fedfleet.simulator.population import Population
+from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset, fixed_draw
+from fedfleet.experiments.provenance import describe, differences, same
+from fedfleet.simulator.algorithm import Algorithm, Task
+from fedfleet.simulator.arithmetic.digest import digest
+from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.population import Population, decode
 
 TASK = ("parts", "objectives", "functions", "init", "metrics")
 POPULATION = ("size", "summary", "num_examples", "domains", "local_data", "to")
@@ -24,12 +29,116 @@ WANTED = {
 }
 
 
-def check(task: Any, algorithm: Any, population: Any, data: Any) -> None:
-    """Refuse what is not what it is given as. Raises ConfigError."""
+FEW, ROWS = 8, 1000  # clients, and examples of each, that are looked at
+
+
+class Own(NamedTuple):
+    """What was given in Python, ``clients`` with the examples they are tested on."""
+
+    task: Task | None
+    algorithm: Algorithm | None
+    population: Population | None
+    data: Data | None
+    clients: Data | None
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Return what each part is, for the record; a population, and what it is tested on, are "data"."""
+        parts = {"task": self.task, "algorithm": self.algorithm}
+        found = {name: describe(part) for name, part in parts.items() if part is not None}
+        if self.clients is None:
+            return found
+        about = describe(self.clients, of=self.data if self.population is None else self.population)
+        if isinstance(self.clients, FederatedDataset):  # whatever it holds, this is what clients learn from
+            about["options"]["local_data"] = f"of a few clients sha256:{digest('', sampled(self.clients.population))}"
+        about["given"] = [part for part in ("population", "data") if getattr(self, part) is not None]
+        return {**found, "data": about}
+
+
+def parts(
+    task: Task | None = None,
+    algorithm: Algorithm | None = None,
+    population: Population | None = None,
+    data: Data | None = None,
+) -> Own:
+    """Return what was given, and refuse what is not what it is given as. Raises ConfigError."""
     _check("task", task, () if isinstance(task, type) else TASK)
     _check("algorithm", algorithm, Algorithm)
     _check("population", population, () if isinstance(population, type) else POPULATION)
     _check("data", data, (Dataset, FederatedDataset))
+    if algorithm is not None and "global" not in algorithm.views:
+        raise ConfigError(
+            f"algorithm={algorithm.name or 'an Algorithm'}: it has no view 'global', the model that is evaluated and kept: give "
+            f"it views={{'global': View(…)}}"
+        )
+    clients = data if population is None else federated(population, data)
+    if isinstance(clients, FederatedDataset):
+        _check_clients(clients.population)
+    return Own(task, algorithm, population, data, clients)
+
+
+def check_same(folder: Any, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run with other parts than it began with. Raises ConfigError."""
+    for part in ("task", "algorithm", "data"):
+        before, here = was.get(part), now.get(part)
+        name = " and ".join((before or here or {}).get("given", [part]))
+        if (before is None) != (here is None):
+            raise ConfigError(
+                f"{folder}: the run {'had' if here is None else 'did not have'} {name} of its own, made in Python: give the same "
+                f"to fedfleet.resume"
+            )
+        if before is not None and here is not None and not same(before, here):
+            old, new = differences(before, here)
+            raise ConfigError(
+                f"{folder}: the run began with {name} {before['name']} ({old}), and this one is {here['name']} ({new}): give "
+                f"the same to fedfleet.resume, or start a new run"
+            )
+
+
+def check_unused(config: Config, given: Own) -> None:
+    """Refuse options of what a part made in Python takes the place of. Raises ConfigError."""
+    for section, arguments in C.OWN.items():
+        part = next((a for a in arguments if getattr(given, a) is not None), None)
+        said = {k: v for k, v in C.as_said(config, section).items() if k != C.NAMED[section].key}
+        if part is not None and said:
+            key, value = next(iter(said.items()))
+            raise ConfigError(
+                f"{section}.{key}={show(value)}: it is no option of the {part} that is made in Python: leave it out (or, after a "
+                f"file that says it, give {section}=null)"
+            )
+
+
+def sampled(population: Population) -> dict[str, Tensor]:
+    """Return what a few clients are given, the same few at every call: their examples, how many they are, their domains."""
+    each = [_given(population, client) for client in fixed_draw(population.size, FEW).split(1)]
+    return {name: torch.cat([one[name] for one in each]) for name in each[0]}
+
+
+def _given(population: Population, ids: Tensor) -> dict[str, Tensor]:
+    local = population.local_data(ids)
+    rows = torch.cat([row[: min(int(count), ROWS)] for row, count in zip(local.rows, local.counts, strict=True)])
+    about = {" counts": local.counts, " domain": local.domain}
+    return {**{name: column[rows] for name, column in local.data.items()}, **about}
+
+
+def _check_clients(population: Population) -> None:
+    """Refuse clients that cannot be asked for their examples, or whose examples are others when asked again."""
+    name, pair = type(population).__name__, fixed_draw(population.size, FEW)[:2]
+    try:
+        alone = [_given(population, client) for client in pair.split(1)]
+        known = digest("", {k: torch.cat([one[k] for one in alone]) for k in alone[0]})
+        same_again = digest("", _given(population, pair)) == known
+    except (ConfigError, torch.OutOfMemoryError):
+        raise
+    except Exception as e:
+        raise ConfigError(
+            f"population={name}: what clients hold cannot be read ({type(e).__name__}: {one_line(e)}): give "
+            f"{WANTED['population']}"
+        ) from e
+    if not same_again:
+        raise ConfigError(
+            f"population={name}: `local_data` gives a client other examples when asked again, or with other clients: make it a "
+            f"function of the client's number alone"
+        )
 
 
 def _check(part: str, x: Any, wanted: Any) -> None:
@@ -68,20 +177,41 @@ def federated(population: Population, data: Data | None) -> FederatedDataset:
     )
 
 
-def check_data(config: Config, data: Data, population: Population) -> None:
+def check_data(config: Config, given: Own, data: Data, population: Population) -> None:
     """Refuse data of one's own whose clients and test examples are not of one kind. Raises ConfigError."""
-    what, test = f"data={named(config, 'population.dataset')!r}", data.test
-    x = population.local_data(torch.zeros(1, dtype=torch.int64)).data.get("x")
-    if x is not None and x.shape[1:] != test.x.shape[1:]:
+    part = "data" if given.population is None else "population"
+    what, test, found = f"{part}={named(config, 'population.dataset')!r}", data.test, sampled(population)
+    if (x := found.get("x")) is not None:
+        for of, here, there in (
+            ("shape", tuple(x.shape[1:]), tuple(test.x.shape[1:])),
+            ("dtype", decode(x[:1]).dtype, decode(test.x[:1]).dtype),
+        ):
+            if here != there:
+                raise ConfigError(
+                    f"{what}: clients' examples are of {of} {here}, those to test on of {there}: give test examples of the "
+                    f"clients' kind"
+                )
+    for whose, known in (("training", getattr(data, "train", None)), ("test", test)):  # clients' are a fault of theirs
+        if known is not None and len(known) and (most := int(known.y.max())) >= known.classes:
+            raise ConfigError(
+                f"{what}: there are {whose} labels up to {most}, and classes={known.classes}: labels go from 0 to classes - 1"
+            )
+    clients, names = population.summary().domains, data.domains
+    if named(config, "domains") != "given":
+        return
+    there = clients if isinstance(data, FederatedDataset) else _domains(data.train)
+    if names and there is not None and len(names) != there:
         raise ConfigError(
-            f"{what}: clients' examples are of shape {tuple(x.shape[1:])}, those to test on of {tuple(test.x.shape[1:])}: give "
-            f"test examples of the clients' kind"
+            f"{what}: {len(names)} names of domains, {', '.join(names)}, and there are {there}: name each"
         )
-    clients = population.summary().domains
-    if test.domain is None or clients == 1 or named(config, "domains") != "given":
+    if test.domain is None or clients == 1:
         return
     if (tested := len(test.domain.unique())) != clients or int(test.domain.max()) >= clients:
         raise ConfigError(
             f"{what}: clients are of {clients} domains, test examples of {tested}, the last of them {int(test.domain.max())}: "
             f"give test examples of each domain, numbered as the clients' from 0, or without domains"
         )
+
+
+def _domains(examples: Examples) -> int | None:
+    return None if examples.domain is None else int(examples.domain.max()) + 1

@@ -34,7 +34,7 @@ from fedfleet.datasets.examples import Dataset
 from fedfleet.experiments import own
 from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.gap import DomainLosses
-from fedfleet.experiments.provenance import describe
+from fedfleet.experiments.provenance import differences, same
 from fedfleet.experiments.runfolder import load_model
 from fedfleet.experiments.vectors import Vectors
 from fedfleet.simulator.algorithm import Algorithm, Task
@@ -47,7 +47,7 @@ from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.chunk import TRIED, Chunk, run_chunk
 from fedfleet.simulator.block.faults import Faults
 from fedfleet.simulator.block.purity import Impure, repeated
-from fedfleet.simulator.driver.evaluation import client_phase, clients_by_domain, measured, summarised
+from fedfleet.simulator.driver.evaluation import client_phase, clients_by_domain, measure, measured, summarised
 from fedfleet.simulator.driver.probe import asked, probe
 from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.driver.server import initial
@@ -78,18 +78,12 @@ class Prepared:
         data: Data | None = None,
         loaded: Data | None = None,
     ):
-        own.check(task, algorithm, population, data)
+        self._given = given = own.parts(task, algorithm, population, data)
         self._scorer: str | None = None
         resolve.check_early(config)
-        self._train = None
-        if population is not None or data is not None:
-            self._train = data.train if isinstance(data, Dataset) else None
-            data = own.federated(population, data) if population is not None else data
-        self.own = {
-            name: describe(part)
-            for name, part in {"task": task, "algorithm": algorithm, "data": data}.items()
-            if part is not None
-        }
+        own.check_unused(config, given)
+        self._train = data.train if isinstance(data, Dataset) else None
+        data, self.own = given.clients, given.describe()
         for section, (name, *_) in C.OWN.items():
             if name in self.own:
                 config = C.with_own(config, section, self.own[name])
@@ -104,7 +98,7 @@ class Prepared:
         resolve.check_pairing(config, self.algorithm, self.task)
         dealt = make_population(config, data, lambda kind, clients: self._vectors(config)(kind, clients))
         if "data" in self.own:
-            own.check_data(config, data, dealt)
+            own.check_data(config, given, data, dealt)
         resolve.check_roles(config, self.algorithm, self.task)
         self.population = with_roles(config, data, dealt, unlabelled=resolve.unlabelled(self.algorithm, self.task))
         self.problem = problem(self.population)
@@ -112,7 +106,7 @@ class Prepared:
         self.z = self.task.init(config.seed)
         if algorithm is not None:
             config = self._asked(config)
-        config = check_clients(config, dealt, self.population, asynchronous=self.algorithm.asynchronous)
+        config = check_clients(config, data, dealt, self.population, asynchronous=self.algorithm.asynchronous)
         if algorithm is None:
             resolve.check_local(config, summary.max_examples)
         size = self.population.size
@@ -139,6 +133,7 @@ class Prepared:
         self.selection = selection(self.config)
         self.costs = timing.costs(self.config, self.algorithm, self.z, lambda: self.notes)
         timing.check_deadline(self.config, self.federation, self.algorithm, self.population, self.costs)
+        self._made_of = given.describe()  # once more: what was computed here may be kept there
 
     def _vectors(self, config: Config) -> Vectors:
         """Return what clients make of the model they are grouped by, which is the same for runs of every seed."""
@@ -234,7 +229,18 @@ class Prepared:
         return rules.block_size(self.answers, self.z, self.notes, resolve.device(self.config))
 
     def try_out(self) -> None:
-        """Try client code and evaluation on very little, before anything is written. Raises Impure."""
+        """Try client code and evaluation on very little, before anything is written.
+
+        Raises Impure, and ConfigError where what was made in Python has changed since this was made of it.
+        """
+        now = self._given.describe()
+        for part, was in self._made_of.items():
+            if not same(was, now[part]):
+                before, here = differences(was, now[part])
+                raise ConfigError(
+                    f"{part} {was['name']}: it was changed ({before}, now {here}) after this Experiment was made of it: make "
+                    f"another Experiment"
+                )
         with torch.random.fork_rng(devices=[]):
             ids = torch.tensor([0, self.population.size - 1])
             repeated("the population's local_data", lambda: self.population.local_data(ids))
@@ -271,7 +277,12 @@ class Prepared:
         return replace(made, phases={**made.phases, measure.name: measure})
 
     def _client_metrics(self) -> tuple[str, ...]:
-        """Ask the task for the names by evaluating one example."""
+        """Ask the task for the names by evaluating one example. Raises ConfigError."""
+        if "per_example" not in self.task.functions:
+            raise ConfigError(
+                f"evaluation.per_client=True: the task {C.named(self.config, 'task')} has no function 'per_example', metrics (B,) "
+                f"of a batch by name: give it one, or set it to false"
+            )
         row = gather(self.evaluation["test"], torch.zeros(1, dtype=torch.int64))
         return tuple(self.task.functions["per_example"](self.z, Batch(row, torch.ones(1))))
 
@@ -308,8 +319,9 @@ class Prepared:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the population's numbers and the data it is tested on."""
-        return digest(f"{self.problem.clients} {self.population.summary()}", self.evaluation["test"])
+        """A digest of the population's numbers, of what a few clients hold and of the data that models are tested on."""
+        few = {f"local {name}": column for name, column in own.sampled(self.population).items()}
+        return digest(f"{self.problem.clients} {self.population.summary()}", {**self.evaluation["test"], **few})
 
 
 def _task(config: Config, data: Data) -> Task:
@@ -348,13 +360,19 @@ def _metric_names(task: Task, z: Tree, splits: Mapping[str, Mapping[str, torch.T
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):  # a few examples may hold one class only
         for split, tensors in splits.items():
             few = gather(tensors, torch.arange(min(100, len(tensors["y"]))))
-            outputs = task.functions["predict"](z, Batch(few, torch.ones(len(few["y"]))))
+            try:
+                outputs = task.functions["predict"](z, Batch(few, torch.ones(len(few["y"]))))
+            except Exception as e:
+                raise ConfigError(
+                    f"task {type(task).__name__}: its 'predict' fails on examples of shape {tuple(few['x'].shape)} and "
+                    f"{few['x'].dtype} ({type(e).__name__}: {one_line(e)}): give one that takes them"
+                ) from e
             prefix = "" if split == "test" else f"{split}_"
             for column in ("domain", "target"):  # some of each, though the first rows may be alike
                 if column in tensors:
                     kinds = tensors[column].unique()
                     few[column] = kinds[torch.arange(len(few["y"])) % len(kinds)]
-            told = dict.fromkeys(task.metrics(outputs, few), 0.0)  # a metric may have no value on so few
+            told = dict.fromkeys(measure(task, outputs, few), 0.0)  # a metric may have no value on so few
             named: Any = SimpleNamespace(metrics=lambda outputs, data, told=told: told)
             named.probabilities = getattr(task, "probabilities", None)
             found += [f"eval/{prefix}{name}" for name in measured(named, split, outputs, few).metrics]

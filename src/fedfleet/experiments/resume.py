@@ -12,6 +12,7 @@ from fedfleet.config.reading import check_there, override, read, show
 from fedfleet.config.schema import Config, complete, load, recorded, without_own
 from fedfleet.experiments.checkpoint import newest
 from fedfleet.experiments.experiment import Experiment
+from fedfleet.experiments.own import check_same, parts
 from fedfleet.experiments.progress import Progress, Tracker
 from fedfleet.experiments.runfolder import CHECKPOINTS, locked, summary_of
 from fedfleet.experiments.runner import Run
@@ -52,6 +53,8 @@ def resume(
     folder = Path(folder)
     config = changed(folder / "config.yaml", overrides, own)
     found, faults = newest(folder / CHECKPOINTS)
+    if found is not None:  # before the data are read, and also where nothing is left to do
+        check_same(folder, found.account["own"], parts(**own).describe())
     none_yet = found is None and not faults and not (folder / "rounds.parquet").exists()
     if none_yet and (folder / CHECKPOINTS).is_dir():  # it is a run folder indeed
         progress.say(f"{folder}: it was stopped before its first checkpoint, and begins again")

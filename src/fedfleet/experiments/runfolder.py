@@ -231,6 +231,8 @@ def environment() -> dict[str, Any]:
         "pyarrow",
         "safetensors",
         "scikit-learn",
+        "scipy",
+        "pydantic",
     ):
         try:
             packages[name] = version(name)

@@ -99,6 +99,9 @@ class Runner:
         missing = 0 < done == self.x.config.rounds and not found.account["evaluated"]
         self.unevaluated = (found.account["unevaluated"] and not early) or missing
         self.folder.restore(done, every=every, evaluated=not (early or self.unevaluated))
+        if unknown := [what for about in self.x.own.values() for what in about["not_recorded"]]:
+            with self.folder.writing():
+                self.folder.log([{"round": done, "event": "not_compared", "of": unknown, "bit_exact": False}])
         if not (done % every and self.folder.tables.evaluated):
             self.folder.restore_best()
         for metrics in [self.initial or {}, *self.folder.tables.evaluations()]:

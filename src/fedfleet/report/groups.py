@@ -11,6 +11,7 @@ from fedfleet.report.tables import Run
 
 APART = ("seed", "seeds", "label", "executor", "checkpoint", "max_seconds", "schema_version", "compare", "vary")
 """Sections of a configuration in which the runs of a line may differ."""
+DIGEST, UNKNOWN = ".own.digest", ".own.not_recorded"
 NAMED = 3  # differences that are spelt out
 SHORT = 8  # digits of a digest
 VALUE = 24  # characters of a value
@@ -36,9 +37,13 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _identity(run: Run) -> dict[str, Any]:
-    """What a run did: its configuration, that of what was made in Python included, by dotted key."""
+    """What a run did: its configuration, that of what was made in Python included, by dotted key.
+
+    What was made in Python of things that nothing is known of may be the same as in another run, or not: it is the run's own.
+    """
     config = {k: v for k, v in run.config.items() if k not in APART}
-    return {k: v for k, v in _leaves(config) if k != "population.data_dir"}
+    found = {k: v for k, v in _leaves(config) if k != "population.data_dir"}
+    return found | {k: f"{', '.join(v)} in {run.path}" for k, v in found.items() if k.endswith(UNKNOWN) and v}
 
 
 def _leaves(node: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
@@ -55,14 +60,18 @@ def _names(label: str, kinds: Sequence[Run]) -> list[str]:
         return [label]
     all_of = [_identity(run) for run in kinds]
     keys = [k for k in {k: None for one in all_of for k in one} if len({repr(one.get(k)) for one in all_of}) > 1]
+    told = {k.partition(".own.")[0] for k in keys if not k.endswith((DIGEST, ".own.module"))}
+    keys = [k for k in keys if not (k.endswith(DIGEST) and k.removesuffix(DIGEST) in told)]
     keys.sort(key=lambda k: ("own" not in k.split("."), k.endswith(".module")))  # what was made in Python first
     more = ", …" if len(keys) > NAMED else ""
     return [f"{label} ({', '.join(_told(k, one.get(k)) for k in keys[:NAMED])}{more})" for one in all_of]
 
 
 def _told(key: str, value: Any) -> str:
-    if key.endswith(".own.source"):
-        return f"source {str(value)[:SHORT]}"
+    if key.endswith((".own.source", DIGEST)):
+        return f"{key.rpartition('.')[2]} {str(value)[:SHORT]}"
+    if key.endswith(UNKNOWN):
+        return f"not recorded: {str(value).partition(' in ')[0] if value else 'nothing'}"
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     short = text if len(text) <= VALUE else f"{text[: VALUE - 1]}…"
     return f"{key.replace('.own.options.', '.').replace('.own.', '.')}={short}"

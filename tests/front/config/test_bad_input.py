@@ -322,5 +322,5 @@ def test_actors_share_gpus_as_ray_does(monkeypatch):
 
 def test_an_experiment_is_one_run():
     for many in ({"seeds": [1, 2]}, {"compare": {"a": {}}}, {"vary": {"rounds": [1]}}):
-        with pytest.raises(ConfigError, match=f"^{next(iter(many))}=.*campaign"):
+        with pytest.raises(ConfigError, match=f"^{next(iter(many))}=.*`fedfleet run`.*call fedfleet.run once for each"):
             Experiment(load(QUICK, many))

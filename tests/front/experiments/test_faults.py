@@ -123,7 +123,8 @@ def test_a_client_that_hangs_is_dropped(tmp_path):
     algorithm = ALGORITHMS["scaffold"].build(config.options(x.config, "algorithm"), x.task, x.config.cohort)
     data = {**population.data, "y": y}
     mine = {"task": x.task, "algorithm": algorithm, "population": replace(population, data=data)}
-    done = Experiment(x.config, **mine, data=load_data(x.config)).run(tmp_path / "run")
+    chosen = config.load(BASE, {**given, "task": None, "algorithm": None})
+    done = Experiment(chosen, **mine, data=load_data(x.config)).run(tmp_path / "run")
     (dropped,) = [e for e in events(done) if e["event"] == "client_dropped"]
     assert (dropped["client"], dropped["why"]) == (2, "not done after 6 s")
     assert done.summary["bit_exact"] is False

@@ -7,9 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass, replace
 from functools import partial
 
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -32,6 +34,7 @@ CONFIG = {
     "executor": {"kind": "local", "inner": "batched"},
     "evaluation": {"every": 1},
 }
+OWN = {k: v for k, v in CONFIG.items() if k != "task"}
 TEMPERATURE = 1.0
 
 
@@ -155,7 +158,7 @@ def done(tmp_path_factory):
         "task": Classification(ModelOptions(model="logistic"), DataShape((1, 8, 8), 10)),
         "data": replace(data, name="my digits"),
     }
-    return fedfleet.run(CONFIG, out=tmp_path_factory.mktemp("own") / "run", **parts), parts
+    return fedfleet.run(OWN, out=tmp_path_factory.mktemp("own") / "run", **parts), parts
 
 
 def test_config_and_summary_say_what_ran_and_nothing_that_did_not(done):
@@ -163,10 +166,11 @@ def test_config_and_summary_say_what_ran_and_nothing_that_did_not(done):
     written = yaml.safe_load((run.folder / "config.yaml").read_text())
     assert written["algorithm"] == {"own": describe(parts["algorithm"])}
     assert written["task"] == {"own": describe(parts["task"])}
-    assert written["population"]["dataset"] == {"own": describe(parts["data"])}
+    assert written["population"]["dataset"] == {"own": {**describe(parts["data"]), "given": ["data"]}}
     assert written["cohort"]["invite"] == 4
     assert run.summary["label"] == "mine"
-    assert run.summary["own"] == {part: describe(given) for part, given in parts.items()}
+    assert run.summary["own"].keys() == parts.keys()
+    assert run.summary["own"]["task"] == describe(parts["task"])
     report = fedfleet.write_report([run.folder], run.folder).read_text()
     assert describe(parts["algorithm"])["source"] in report
     assert "mine · Classification · my digits" in report
@@ -176,8 +180,8 @@ def test_a_report_pools_no_two_things(done, tmp_path):
     run, parts = done
     others = {"own rate": {"algorithm": mine(1.0)}, "fedavg": {"algorithm": None}}
     for seed, (name, given) in enumerate(others.items(), 1):
-        fedfleet.run(CONFIG, {"label": "mine", "seed": seed}, out=tmp_path / name, **{**parts, **given})
-    fedfleet.run(CONFIG, {"seed": 9}, out=tmp_path / "seed", **parts)
+        fedfleet.run(OWN, {"label": "mine", "seed": seed}, out=tmp_path / name, **{**parts, **given})
+    fedfleet.run(OWN, {"seed": 9}, out=tmp_path / "seed", **parts)
     found = grouped([read(p) for p in (run.folder, *sorted(tmp_path.iterdir()))])
     assert sorted(map(len, found.values())) == [1, 1, 2]
     assert len({name.partition(" (")[0] for name in found}) == 1
@@ -206,7 +210,7 @@ def test_resuming_takes_the_same_and_refuses_what_differs(done, tmp_path):
             fedfleet.resume(str(folder), {"rounds": 2}, **{**parts, **given})
         assert "\n" not in str(e.value)
     assert fedfleet.resume(str(folder), {"rounds": 2}, **parts).summary["rounds"] == 2
-    whole = fedfleet.run(CONFIG, {"rounds": 2}, out=tmp_path / "whole", **parts)
+    whole = fedfleet.run(OWN, {"rounds": 2}, out=tmp_path / "whole", **parts)
     assert (folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
     assert fedfleet.resume(folder, {"rounds": 2}, **parts).summary["rounds"] == 2  # at its end
 
@@ -295,3 +299,193 @@ def test_a_partition_of_clients_is_refused_and_training_examples_that_are_not_th
         with pytest.raises(fedfleet.ConfigError, match=says):
             fedfleet.run(CONFIG, {**given, **more}, population=population, out=tmp_path / "no")
     assert fedfleet.run(CONFIG, given, population=population, out=tmp_path / "run").summary["status"] == "finished"
+
+
+class Clients(InMemoryPopulation):
+    """Clients of one's own that hold their examples in a table."""
+
+    @classmethod
+    def made(cls, sign=1.0, sizes=(10,) * 12):
+        found = clients(domains=1)
+        frame = pd.DataFrame(sign * found.data["x"].numpy())
+        offsets = torch.tensor([0, *sizes]).cumsum(0)
+        made = cls({}, found.indices, offsets, found.domain)
+        object.__setattr__(made, "frame", frame)
+        object.__setattr__(made, "test", replace(examples(), domain=None))
+        return made
+
+    def local_data(self, ids):
+        x = torch.tensor(self.frame.to_numpy())  # type: ignore[attr-defined]
+        data = {"x": x, "y": (x[:, 0] > 0).long()}
+        return InMemoryPopulation(data, self.indices, self.offsets, self.domain).local_data(ids)
+
+    def to(self, device):
+        return self
+
+
+FEW = {"rounds": 1, "executor": {"kind": "local"}, "algorithm": {"batch_size": 5, "steps": 2}}
+
+
+def test_clients_of_ones_own_are_recorded_and_asked_for_as_what_they_are(tmp_path):
+    run = fedfleet.run(FEW, population=Clients.made(), out=tmp_path / "run")
+    about = yaml.safe_load((run.folder / "config.yaml").read_text())["population"]["dataset"]["own"]
+    assert (about["name"], about["module"], about["given"]) == ("Clients", __name__, ["population"])
+    assert about["options"]["local_data"].startswith("of a few clients sha256:")
+    with pytest.raises(fedfleet.ConfigError, match=r"population=….*fedfleet\.resume\(RUN, population=…\)"):
+        fedfleet.resume(run.folder, {"rounds": 2})
+    with pytest.raises(fedfleet.ConfigError, match=r"began with population Clients \(population=.*local_data="):
+        fedfleet.resume(run.folder, {"rounds": 2}, population=Clients.made(-1.0))
+    assert fedfleet.resume(run.folder, {"rounds": 2}, population=Clients.made()).summary["rounds"] == 2
+
+
+def test_what_clients_learn_from_is_in_the_fingerprint_wherever_it_is_held(monkeypatch):
+    def fingerprint(sign):
+        return fedfleet.Experiment(fedfleet.load(FEW), population=Clients.made(sign)).fingerprint
+
+    assert fingerprint(1.0) == fingerprint(1.0) != fingerprint(-1.0)
+
+
+class Noisy(Clients):
+    def local_data(self, ids):
+        found = super().local_data(ids)
+        return found._replace(data={**found.data, "x": found.data["x"] + torch.randn(1)})
+
+
+class Broken(Clients):
+    def local_data(self, ids):
+        raise KeyError("x")
+
+
+@pytest.mark.parametrize(
+    ("population", "says"),
+    [
+        (Noisy.made(), "population=Noisy: `local_data` gives a client other examples when asked again"),
+        (Broken.made(), r"population=Broken: what clients hold cannot be read \(KeyError: 'x'\): give an object"),
+        (
+            Clients.made(sizes=(20, 0, *(10,) * 10)),
+            "population.dataset='Clients': .* no examples: leave them out of it",
+        ),
+    ],
+)
+def test_clients_that_will_not_do_are_refused_in_one_line(tmp_path, population, says):
+    with pytest.raises(fedfleet.ConfigError, match=says) as e:
+        fedfleet.run(FEW, population=population, out=tmp_path / "run")
+    assert "\n" not in str(e.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_examples_of_another_dtype_labels_out_of_range_and_names_of_other_domains_are_refused(tmp_path):
+    wide = replace(clients(), data={**clients().data, "x": clients().data["x"].double()})
+    few = replace(examples(), y=examples().y + 1)
+    for population, test, names, says in (
+        (wide, examples(), (), r"are of dtype torch\.float64, those to test on of torch\.float32"),
+        (clients(), few, (), "there are test labels up to 2, and classes=2"),
+        (clients(), examples(), ("a", "b"), "2 names of domains, a, b, and there are 3"),
+    ):
+        data = fedfleet.FederatedDataset("mine", population, test, test.sample, names)
+        with pytest.raises(fedfleet.ConfigError, match=says):
+            fedfleet.run(FEW, data=data, out=tmp_path / "run")
+
+
+def test_a_finished_run_is_not_that_of_another_algorithm(done):
+    run, parts = done
+    with pytest.raises(fedfleet.ConfigError, match=r"\(lr=0.1\), and this one is mine \(lr=1.0\)"):
+        fedfleet.resume(run.folder, **{**parts, "algorithm": mine(1.0)})
+    with pytest.raises(fedfleet.ConfigError, match="made in Python, which no file brings back"):
+        fedfleet.resume(run.folder, **{**parts, "task": None})
+    assert fedfleet.resume(run.folder, **parts).summary == run.summary
+
+
+@pytest.mark.parametrize(
+    ("given", "parts", "says"),
+    [
+        ({"algorithm.lr": 0.1}, {"algorithm": mine()}, r"algorithm\.lr=0\.1: .* algorithm that is made in Python"),
+        ({}, {"task": Classification(ModelOptions(), DataShape((1, 8, 8), 10))}, "task.model='logistic': .*task=null"),
+        (
+            {"population.dataset.features": 3, "population.dataset.name": "synthetic"},
+            {"population": Clients.made()},
+            "features=3",
+        ),
+    ],
+)
+def test_options_of_what_is_not_there_are_refused(tmp_path, given, parts, says):
+    with pytest.raises(fedfleet.ConfigError, match=says):
+        fedfleet.run(CONFIG, {"population.clients": None, **given}, **parts, out=tmp_path / "run")
+    left_out = {"algorithm": None, "task": None, "population.dataset": None, "population.clients": 12}
+    assert fedfleet.load(CONFIG, {**given, **left_out}).task == {"name": "classification"}
+
+
+def test_what_changes_between_an_experiment_and_its_run_is_refused(tmp_path):
+    box, seen = {"lr": 0.1}, []
+    made = mine()
+
+    def round_(z, rnd):
+        seen.append(rnd.index)  # what rounds do themselves does not count
+        return made.round(z, rnd) if box["lr"] else (z, {})
+
+    x = fedfleet.Experiment(fedfleet.load(CONFIG), algorithm=made._replace(round=round_))
+    box["lr"] = 9.0
+    with pytest.raises(fedfleet.ConfigError, match=r'changed \(box=\{"lr": 0\.1\}, now box=\{"lr": 9\.0\}\) after'):
+        x.run(tmp_path / "run")
+    box["lr"] = 0.1
+    assert x.run(tmp_path / "run").summary["status"] == "finished"
+
+
+def test_what_is_not_recorded_is_pooled_with_nothing(tmp_path):
+    def locked(lock):
+        made = mine(name="Mine")
+        return made._replace(round=lambda z, rnd: made.round(z, rnd) if lock else (z, {}))
+
+    for seed in (0, 1):
+        fedfleet.run(CONFIG, {"seed": seed}, algorithm=locked(threading.Lock()), out=tmp_path / f"{seed}")
+    runs = [read(tmp_path / f"{seed}") for seed in (0, 1)]
+    assert list(grouped(runs)) == ["Mine (not recorded: lock)", "Mine (not recorded: lock) #2"]
+    resumed = fedfleet.resume(tmp_path / "0", {"rounds": 2}, algorithm=locked(threading.Lock()))
+    assert resumed.summary["bit_exact"] is False
+    events = (tmp_path / "0" / "events.jsonl").read_text()
+    assert '"event": "not_compared", "of": ["lock"]' in events
+
+
+class Measuring:
+    """A task around another, whose metrics are what is given."""
+
+    def __init__(self, metrics=None, net=None):
+        self._task = Classification(ModelOptions(model="logistic"), DataShape((1, 8, 8), 10))
+        self.parts, self.init = self._task.parts, self._task.init
+        self.objectives = self._task.objectives
+        predict = self._task.functions["predict"]
+        self.functions = {"predict": predict if net is None else lambda z, batch: net(batch.x)}
+        self._metrics = metrics
+
+    def metrics(self, outputs, data):
+        return self._metrics or self._task.metrics(outputs, data)
+
+
+@pytest.mark.parametrize(
+    ("parts", "more", "says"),
+    [
+        ({"algorithm": mine()._replace(phases=())}, {}, "phase 'train': it is none of the algorithm's phases"),
+        ({"algorithm": mine()._replace(views={})}, {}, "it has no view 'global'"),
+        (
+            {"algorithm": mine()._replace(round=lambda z, rnd: (z, {"m": "x"}))},
+            {},
+            "round 0: the algorithm's metrics: 'm' is 'x'",
+        ),
+        ({"task": Measuring({"m": torch.ones(3)})}, {}, r"the task's metrics: 'm' is a tensor of shape \(3,\)"),
+        ({"task": Measuring()}, {"evaluation.per_client": True}, "Measuring has no function 'per_example'"),
+        (
+            {"task": Measuring(net=torch.nn.Linear(5, 2))},
+            {},
+            r"'predict', on the split 'test' \(x .*\): RuntimeError: addmm",
+        ),
+        (
+            {"task": Measuring(net=torch.nn.Linear(5, 2))},
+            {"until": "eval/m=1"},
+            "its 'predict' fails on examples of shape",
+        ),
+    ],
+)
+def test_mistakes_in_own_parts_are_said_in_one_line(tmp_path, parts, more, says):
+    with pytest.raises(fedfleet.FedfleetError, match=says) as e:
+        fedfleet.run({**OWN, "evaluation": {"every": 1}}, more, **parts, out=tmp_path / "run")
+    assert "\n" not in str(e.value)

@@ -238,7 +238,7 @@ class Own:
 
 
 def test_clients_of_ones_own(tmp_path):
-    overrides = {"cohort.invite": 4, "population.clients": None, "algorithm.batch_size": 3}
+    overrides = {"cohort.invite": 4, "population.clients": None, "population.dataset": None, "algorithm.batch_size": 3}
     run = fedfleet.run(SMALL, overrides, population=Own(), out=tmp_path / "run")
     assert "eval/train_accuracy" in run.rounds
     assert yaml.safe_load((run.folder / "config.yaml").read_text())["population"]["clients"] == 9

@@ -206,7 +206,7 @@ def test_other_data_are_refused(tmp_path, undisturbed):
 def test_parts_in_python_are_asked_for(tmp_path):
     x = fedfleet.Experiment(config("stateless"))
     out = (
-        fedfleet.Experiment(fedfleet.load(BASE, {**CASES["stateless"], "rounds": 2}), task=x.task)
+        fedfleet.Experiment(fedfleet.load(BASE, {**CASES["stateless"], "task": None, "rounds": 2}), task=x.task)
         .run(tmp_path / "run")
         .folder
     )

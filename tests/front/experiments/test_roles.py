@@ -36,6 +36,8 @@ BASE: dict[str, Any] = {
     "evaluation": {"every": 2},
 }
 
+SPIED = {**BASE, "algorithm": "fedavg", "cohort": {"invite": 9}}
+
 
 def prepared(**changes: Any) -> fedfleet.Experiment:
     return fedfleet.Experiment(fedfleet.load(BASE, changes))
@@ -73,7 +75,7 @@ def spy(role: str | None = None, size: int = 9, inner_batches: BatchPlan | None 
 
 
 def run(spying: Algorithm, tmp_path, **changes: Any):
-    config = fedfleet.load(BASE, {"rounds": 1, "cohort.invite": 9, "checkpoint.best": None, **changes})
+    config = fedfleet.load(SPIED, {"rounds": 1, "checkpoint.best": None, **changes})
     experiment = fedfleet.Experiment(config, algorithm=spying)
     asked, seen = EngineRound.map_reduce, []
     with pytest.MonkeyPatch.context() as patch:
@@ -95,7 +97,7 @@ def test_nor_by_the_population_itself():
     x = prepared(**{"algorithm.name": "fedavg"})
     held = x.population.local_data(torch.arange(x.population.size))
     assert "target" not in held.data  # sources alone take part
-    everybody = fedfleet.Experiment(fedfleet.load(BASE, {"cohort.invite": 9}), algorithm=spy()).population
+    everybody = fedfleet.Experiment(fedfleet.load(SPIED), algorithm=spy()).population
     found = everybody.local_data(torch.arange(9))
     rows = found.rows[found.domain == 1].flatten().unique()
     assert (found.data["y"][rows] == -1).all()
@@ -132,7 +134,7 @@ def test_clients_that_hold_both_kinds_keep_what_is_labelled():
     all_of, one = (p.population.local_data(torch.arange(9)) for p in (everybody, x))
     dealt = torch.cat([rows[:n] for rows, n in zip(all_of.rows, all_of.counts, strict=True)])
     assert int(one.counts.sum()) == int((all_of.data["y"][dealt] != 1).sum())
-    both = fedfleet.Experiment(fedfleet.load(BASE, given), algorithm=spy())
+    both = fedfleet.Experiment(fedfleet.load(SPIED, given), algorithm=spy())
     assert torch.equal(both.problem.sources, torch.arange(9))
     assert torch.equal(both.problem.targets, torch.arange(9))
     held = both.population.local_data(torch.arange(9))
@@ -220,11 +222,11 @@ def test_roles_that_cannot_be(change, says):
 
 def test_an_algorithm_of_roles_needs_targets():
     with pytest.raises(ConfigError, match="it learns from domains without labels, and no domain is a target"):
-        fedfleet.Experiment(fedfleet.load(BASE, {"domains.target": [], "cohort.invite": 9}), algorithm=spy())
+        fedfleet.Experiment(fedfleet.load(SPIED, {"domains.target": []}), algorithm=spy())
     with pytest.raises(ConfigError, match=r"clients of domains\.target have no labels to be evaluated by"):
-        fedfleet.Experiment(fedfleet.load(BASE, {"evaluation.per_client": True, "cohort.invite": 9}), algorithm=spy())
+        fedfleet.Experiment(fedfleet.load(SPIED, {"evaluation.per_client": True}), algorithm=spy())
     with pytest.raises(ConfigError, match="draws clients by their role, uniformly"):
-        fedfleet.Experiment(fedfleet.load(BASE, {"selection": "examples", "cohort.invite": 9}), algorithm=spy())
+        fedfleet.Experiment(fedfleet.load(SPIED, {"selection": "examples"}), algorithm=spy())
 
 
 def test_clients_evaluated_on_their_own_data_are_sources_alone(tmp_path):
@@ -286,7 +288,7 @@ def test_a_table_whose_columns_are_runs(tmp_path, capsys, monkeypatch):
 def test_domains_dealt_by_share(share):
     given = {"population": {"clients": 4, "partition": {"kind": "domain_share", "share": share, "sides": [1, 3]}}}
     given["cohort.invite"] = 4
-    x = fedfleet.Experiment(fedfleet.load(BASE, given), algorithm=spy(size=4))
+    x = fedfleet.Experiment(fedfleet.load(SPIED, given), algorithm=spy(size=4))
     held = x.population.local_data(torch.arange(4))
     labelled, unlabelled = held.labelled, held.counts - held.labelled
     assert float(labelled[0] / labelled.sum()) == pytest.approx(share, abs=0.01)
