@@ -6,7 +6,7 @@ import io
 import operator
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -14,7 +14,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.closures import LARGEST, parts
+from fedfleet.simulator.closures import LARGEST, Hidden, parts
 
 PLAIN = (str, int, float, bool, bytes, complex, type(None))
 """What holds nothing and cannot change."""
@@ -63,10 +63,15 @@ def _state(x: Any) -> _State:
     """Return what an object holds itself, by name, and what is in it that is no object, such as a generator's state."""
     if isinstance(x, dict):
         return _State(list(x), list(x.values()))
-    found = [(name, part) for name, part in parts(x) if name not in LAST]
-    if not isinstance(x, KNOWN) and _says_itself(type(x)):
+    found = list(_shown(x))
+    if not isinstance(x, KNOWN) and _says_itself(type(x)):  # of which ``parts`` may make something for the occasion
+        found = [a for a, b in zip(found, _shown(x), strict=True) if a[1] is b[1]]
         found.append(("", _pickled(x)))
     return _State([name for name, _ in found], [value for _, value in found])
+
+
+def _shown(x: Any) -> Iterator[tuple[str, Any]]:
+    yield from ((name, part) for name, part in parts(x) if name not in LAST and not isinstance(part, Hidden))
 
 
 def _says_itself(kind: type) -> bool:

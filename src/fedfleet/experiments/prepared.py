@@ -242,8 +242,6 @@ class Prepared:
                     f"another Experiment"
                 )
         with torch.random.fork_rng(devices=[]):
-            ids = torch.tensor([0, self.population.size - 1])
-            repeated("the population's local_data", lambda: self.population.local_data(ids))
             _ = self.notes
             if not getattr(self.task, "whole", False):
                 functions = ["per_example"] * self.config.evaluation.per_client + ["predict"]
