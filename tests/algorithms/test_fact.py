@@ -14,6 +14,7 @@ from harness import World, flat
 from fedfleet.algorithms.fact import merged
 from fedfleet.algorithms.fact_work import WorkOptions, model, net
 from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config.population import problem
 from fedfleet.simulator.algorithm import Cohort, Problem
 from fedfleet.simulator.arithmetic import rng
@@ -469,3 +470,16 @@ def test_too_few_clients_are_refused_before_the_work(of, options, says):
 def test_a_problem_without_roles_is_refused():
     with pytest.raises(ConfigError, match="there is no target client"):
         build(WORLD.task).init(WORLD.task.init(0), rng.key(0), Problem(10, 20.0))
+
+
+def test_it_starts_as_its_authors_did():
+    o = ALGORITHMS["fact"].options()
+    assert (o.epochs, o.batch_size, o.lr, o.momentum, o.weight_decay) == (1, 128, 0.005, 0.9, 5e-4)
+    assert (o.lr_clock, o.optimizer_state, o.finetune_epochs, o.select_burn_in) == ("client", "persist", 1, 0.1)
+    assert o.fine_tune
+    assert o.idd
+    assert o.return_target_head_buffers
+    made = build(WORLD.task, rounds=7)
+    assert (made.roles, made.buffers, made.minimises, made.rounds) == (True, True, True, 7)
+    assert made.requires == ("x", "head")
+    assert all(phase.dated and phase.weight == "uniform" for phase in made.phases)
