@@ -12,6 +12,7 @@ from harness import World, flat
 from torch import nn
 
 from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.block.batches import schedule
@@ -128,3 +129,9 @@ def test_second_heads_are_of_the_seed():
     assert same(a["head"], c["head"])
     assert not same(a["second"], c["second"])
     assert list(world(model="digits_small").task.init(0)) == ["x", "head", "b"]
+
+
+def test_what_it_is():
+    made = build(world().task, "mcd", ONE, generator_steps=1)
+    assert (made.roles, made.buffers, made.minimises, made.requires) == (True, True, True, ("x", "head"))
+    assert ALGORITHMS["mcd"].options().generator_steps == 4

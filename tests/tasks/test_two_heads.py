@@ -294,3 +294,12 @@ def test_initialisation_is_a_function_of_the_seed_and_leaves_torch_alone():
     assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(x, y) for x, y in zip(T.leaves(a), T.leaves(b), strict=True))
     assert not torch.equal(T.leaves(a)[0], T.leaves(c)[0])
+
+
+def test_defaults_are_those_of_the_released_code():
+    o = TwoHeadsOptions()
+    assert (o.model, o.hidden, o.double_softmax, o.idd_reduction, o.idd_heads_eval) == (
+        *("mlp", (64,), True, "class_mean", False),
+    )
+    with pytest.raises(ValueError, match=r"hidden=\[9\] is not for model=digit_five: leave it out"):
+        TwoHeadsOptions(model="digit_five", hidden=(9,))
