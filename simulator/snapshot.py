@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import io
 import operator
 import pickle
@@ -14,7 +15,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.closures import LARGEST, Hidden, parts
+from fedfleet.simulator.closures import LARGEST, PICKLING, Hidden, parts
 
 PLAIN = (str, int, float, bool, bytes, complex, type(None))
 """What holds nothing and cannot change."""
@@ -76,7 +77,7 @@ def _shown(x: Any) -> Iterator[tuple[str, Any]]:
 
 def _says_itself(kind: type) -> bool:
     """Say whether a class has its own way to be pickled, as those have that are not written in Python."""
-    return kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__
+    return kind in copyreg.dispatch_table or any(getattr(kind, how) is not getattr(object, how) for how in PICKLING)
 
 
 class _Pickler(pickle.Pickler):

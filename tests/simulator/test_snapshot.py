@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -147,3 +148,8 @@ def test_what_cannot_be_looked_into_is_let_be():
     with Path(__file__).open() as file:
         held = Snapshot({"a generator": (n for n in range(3)), "a file": file, "a module": torch.nested})
         assert held.changed() is None
+
+
+def test_tables_have_not_changed():
+    held = Snapshot({"series": pd.Series([1.0, 2.0]), "table": pd.DataFrame({"a": [1, 2]})})
+    assert held.changed() is None
