@@ -41,7 +41,7 @@ CASES: dict[str, tuple[str, dict]] = {
 
 INVITE = {"fact": 2}
 """Clients asked a round, of algorithms that leave no choice."""
-LEARN_UNLABELLED = {"fact", "mcd"}
+LEARN_UNLABELLED = {"fact", "mcd", *(name for name, (task, _) in CASES.items() if task == "domain_adaptation")}
 """Algorithms that need clients without labels; for a configuration:"""
 TARGET: dict[str, object] = {
     "population.dataset": {"name": "digits", "label_domains": True},

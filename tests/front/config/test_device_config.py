@@ -112,7 +112,7 @@ def test_operations_may_be_given():
 
 
 def test_nothing_is_tried_out_where_nothing_depends_on_it(monkeypatch):
-    monkeypatch.setattr(prepared, "probe", lambda *_: pytest.fail("not needed"))
+    monkeypatch.setattr(prepared, "probe", lambda *_, **__: pytest.fail("not needed"))
     make()
     make(**{"cohort.deadline_s": 0.1})
     with pytest.raises(pytest.fail.Exception, match="not needed"):
