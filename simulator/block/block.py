@@ -27,9 +27,8 @@ from fedfleet.simulator.errors import ClientError, one_line, traced
 from fedfleet.simulator.population import LocalData, Population, gather
 from fedfleet.simulator.work import Batch, Message, Objective, Phase
 
-GATHERED_BYTES = 1 << 28  # of a block's data along a walk, gathered at once
-CAPTURED_STEPS = 128  # local steps of a block that is captured, since a capture grows with them
-TRIED = 2  # local steps of a stage that are tried before the first block of a phase
+# Bytes of data gathered at once along a walk; local steps of a block that is captured, which grows with them; steps tried.
+GATHERED_BYTES, CAPTURED_STEPS, TRIED = 1 << 28, 128, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,10 +279,8 @@ def _ordinarily(
 ) -> _Sent:
     """Run client code, and name the clients at fault. Raises ClientError, or AtFault where they are to be dropped."""
     setup, inputs = program.setup, given.inputs
-    who, mine = (
-        f"phase {task.phase!r}: client code",
-        {"own": inputs.own, "inbox": inputs.inbox, "batch": inputs.batches},
-    )
+    who = f"phase {task.phase!r}: client code"
+    mine = {"own": inputs.own, "inbox": inputs.inbox, "batch": inputs.batches}
     pure = Purity(who, program.shared, mine, setup.tensors)
     if setup.held.first(who):
         tried = [given._replace(inputs=padded(inputs, program.phase, first=first)) for first in (True, False)]

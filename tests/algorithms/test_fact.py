@@ -133,7 +133,8 @@ def test_a_target_rate_of_0_is_unweighted_averaging_of_the_pair(task):
         where.task, "fedavg", weight="uniform", epochs=1, client_optimizer={"momentum": 0.9, "weight_decay": 5e-4}
     )
     first = next(records(build(where.task, **NF, idd=False, optimizer_state="reset"), where, 1))
-    of_plain = plain_average(where, plain, first.phases[0].clients)
+    sources = World(where.task, replace(where.population, labelled=None))  # as FedAvg is given them
+    of_plain = plain_average(sources, plain, first.phases[0].clients)
     torch.testing.assert_close(flat(merged(first.state.model)), flat(of_plain), rtol=1e-6, atol=1e-7)
 
 
