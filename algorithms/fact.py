@@ -126,13 +126,13 @@ def fact(options: FactOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         return State(model(x=g, head=head, second=head), None, math.inf)
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
-        clock = {"epochs": float(rnd.index * options.epochs)}
+        clock = work.clock(rnd.index * options.epochs)
         shared = Message({"z": merged(state.model)}, clock)
         found = rnd.map_reduce(source, shared=shared, cohort=rnd.invite(PAIR, role="source"))
         g = found["g"]
         if options.tunes:
             pair = Cohort(found.received, torch.zeros_like(found.received))
-            after = {"epochs": clock["epochs"] + options.epochs}
+            after = work.clock((rnd.index + 1) * options.epochs)
             found = rnd.map_reduce(tune, shared=Message({"g": g}, after), cohort=pair)
         heads = heads_of(found)
         two = model(x=g, head=heads[0], second=heads[-1])

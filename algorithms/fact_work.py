@@ -112,6 +112,10 @@ class Work:
         kept = ("x", "head") if options.optimizer_state == "persist" else ("head",) if options.tunes else ()
         self._kept = kept if options.momentum else ()
 
+    def clock(self, epochs: int) -> dict[str, float]:
+        """Return what goes with a message of the epochs of the run so far; nothing where clients go by their own."""
+        return {"epochs": float(epochs)} if self._options.lr_clock == "global" else {}
+
     def fresh(self, shared: Mapping[str, Any]) -> Tree:
         """Return the state of a client that has not taken part: the same tree for source and target clients.
 

@@ -52,7 +52,8 @@ def cluster() -> Iterator[Any]:
 
     from fedfleet.simulator.executors.cluster import ray
 
-    head = {"num_cpus": 4, "num_gpus": 1, "include_dashboard": False}
+    # Room for all that ``kept`` keeps, and for what a test brings.
+    head = {"num_cpus": 16, "num_gpus": 1, "include_dashboard": False}
     found = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=found.address, log_to_driver=False, configure_logging=False)
     yield found

@@ -13,6 +13,7 @@ from fedfleet.config.population import problem
 from fedfleet.datasets.digits import load
 from fedfleet.datasets.partition_config import PARTITIONS
 from fedfleet.simulator.algorithm import Algorithm, Cohort, Task
+from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.driver.round import Conditions, EngineRound
@@ -181,7 +182,11 @@ def script(monkeypatch, cohorts: Sequence[Sequence[int]]) -> None:
     monkeypatch.setattr(EngineRound, "invite", invite)
 
 
-def flat(z: Any) -> Tensor:
-    from fedfleet.simulator.arithmetic import tree as T
+def moved(start: Any, end: Any) -> float:
+    """The largest change of what both models have."""
+    after = dict(T.named_leaves(end))
+    return max(float((after[name] - leaf).abs().max()) for name, leaf in T.named_leaves(start) if leaf.numel())
 
+
+def flat(z: Any) -> Tensor:
     return torch.cat([leaf.flatten().double() for leaf in T.leaves(z)])

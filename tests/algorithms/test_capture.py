@@ -2,19 +2,17 @@
 
 import pytest
 import torch
-from cases import CASES as ALL
+from cases import CASES, INVITE
 from harness import build, digits, flat, records
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.block.capture import Captures
 
-CASES = {name: case for name, case in ALL.items() if case[0] != "two_heads"}  # held one by one in test_fact_torch
-
 
 def models(name, inner, captures):
     task, options = CASES[name]
     world = digits(task, "iid", clients=60)
-    algorithm = build(name, world.task, CohortOptions(invite=8), **options)
+    algorithm = build(name, world.task, CohortOptions(invite=INVITE.get(name, 8)), **options)
     view = algorithm.views["global"].params
     rounds = 8 if name == "fedbuff" else 3  # its blocks are as large as versions have answers
     run = records(algorithm, world, rounds, inner=inner, captures=captures)
