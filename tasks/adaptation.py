@@ -3,7 +3,7 @@
 min over x, max over y:   L_cls(x) - nu L_dom(x, y)
 
     papers                      here
-    omega                       z["x"]: "features.…", the extractor, and "head.…", which classifies
+    omega                       z["x"]: "features.…", the extractor, "bottleneck.…", if it has one, and "head.…", which classifies
     psi                         z["y"], the adversary; not there with loss: none, which learns from sources alone
     L_cls                       the mean cross-entropy of the rows with labels, 0 where a batch has none
     L_dom                       adversaries.py
@@ -27,13 +27,14 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from fedfleet.simulator.author import Batch, Key, Objective, Tree, rng
+from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree, rng
 from fedfleet.tasks import adaptation_nets, adversaries
 from fedfleet.tasks.adaptation_nets import Takes
 from fedfleet.tasks.classification import cross_entropy
 from fedfleet.tasks.options import DataShape, Width
+from fedfleet.tasks.pretrained import NETS, Weights
 from fedfleet.tasks.shifted import Shift, no_shift, shifted
-from fedfleet.tasks.stateful import called
+from fedfleet.tasks.stateful import buffers, called
 
 Loss = Literal["none", "dann", "cdan", "cdan_e", "mdd"]
 TAKES: Mapping[Loss, Takes] = {
@@ -61,8 +62,11 @@ class AdaptationOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    model: Literal["mlp", "cnn", "conv2", "conv3"] = "mlp"
-    """The nets: mlp for any inputs; cnn, small, conv2 (FedMM's released code) and conv3 for images."""
+    model: Literal["mlp", "cnn", "conv2", "conv3", "mobilenet_v2", "resnet18", "resnet50", "resnet101"] = "mlp"
+    """The nets: mlp for any inputs; cnn, small, conv2 (FedMM's released code) and conv3 for images; torchvision's, which
+    have their own names, for photographs."""
+    weights: Weights = "imagenet"
+    """Extractors of torchvision begin with the weights they have from ImageNet, or random ones."""
     hidden: tuple[Width, ...] = (64, 64, 64)
     """Widths of the extractor's layers (mlp only)."""
     loss: Loss = "dann"
@@ -79,7 +83,7 @@ class AdaptationOptions(BaseModel):
     mdd_reduction: Literal["batch_mean", "per_domain_mean"] = "batch_mean"
     """Mean over all rows, as in FedMM's code, or the sum of each domain's mean, as in MDD's own."""
     dropout: float = Field(default=0.5, ge=0, lt=1)
-    """Share of hidden units left out of both heads (mdd; the mlp's have none)."""
+    """Share of hidden units left out of both heads (mdd; the mlp's have none), or of bottleneck and head (torchvision's nets)."""
     task_weight: Literal["per_client_mean", "per_sample"] = "per_client_mean"
     """How labelled rows weigh: each client's mean, or alike whoever holds them."""
     source_share: float = Field(default=0.5, gt=0, lt=1)
@@ -92,10 +96,14 @@ class AdaptationOptions(BaseModel):
     @model_validator(mode="after")
     def _applies(self) -> AdaptationOptions:
         for key, losses in OF_LOSSES.items():
-            if self.loss not in losses and (value := self._changed(key)) is not None:
+            if self.loss in losses or (key == "dropout" and self.model in NETS):
+                continue
+            if (value := self._changed(key)) is not None:
                 raise ValueError(f"{key}={value} is not for loss={self.loss}: leave it out")
         if self.model != "mlp" and (value := self._changed("hidden")) is not None:
             raise ValueError(f"hidden={list(value)} is not for model={self.model}: leave it out")
+        if self.model not in NETS and (value := self._changed("weights")) is not None:
+            raise ValueError(f"weights={value} is not for model={self.model}: leave it out")
         if self.task_weight != "per_sample" and (value := self._changed("source_share")) is not None:
             raise ValueError(
                 f"source_share={value} is of use with task_weight=per_sample only: set that, or leave it out"
@@ -137,9 +145,10 @@ class DomainAdaptation:
         self._options, self._shape = options, shape
         self._nets = self._build(0)
         self.unlabelled = self._nets.adversary is not None
-        self.parts = ("x", "y") if self.unlabelled else ("x",)
+        players = ("x", "y") if self.unlabelled else ("x",)
+        self.parts = (*players, BUFFERS) if _counted(self._nets) else players
         sign = {"x": 1.0, "y": options.y_sign}
-        train = Objective(loss=self._loss, sign={p: sign[p] for p in self.parts})
+        train = Objective(loss=self._loss, sign={p: sign[p] for p in players})
         self.objectives = {"train": train, "shifted": shifted(train)}
         self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
             "predict": self._predict,
@@ -148,14 +157,21 @@ class DomainAdaptation:
 
     def _build(self, seed: int) -> adaptation_nets.Nets:
         o, shape = self._options, self._shape
-        return adaptation_nets.build(o.model, shape.example, shape.classes, o.hidden, TAKES[o.loss], o.dropout, seed)
+        takes, classes = TAKES[o.loss], shape.classes
+        try:
+            return adaptation_nets.build(o.model, shape.example, classes, o.hidden, takes, o.dropout, seed, o.weights)
+        except ValueError as e:
+            raise ValueError(f"task.name='domain_adaptation': {e}") from None
 
     def init(self, seed: int) -> Tree:
-        """Return the nets' initial parameters, by name; those of x are the same whatever the adversary."""
+        """Return the nets' initial parameters, by name, and running statistics, if there are any.
+
+        Those of x are the same whatever the adversary.
+        """
         nets = self._build(seed)
-        x = {f"{name}.{k}": p for name in ("features", "head") for k, p in getattr(nets, name).named_parameters()}
+        x = {f"{name}.{k}": p for name in OF_X for k, p in getattr(nets, name).named_parameters()}
         y = {} if nets.adversary is None else dict(nets.adversary.named_parameters())
-        found = {"x": x, "y": y}
+        found = {"x": x, "y": y, BUFFERS: _counted(nets)}
         return {part: {k: p.detach() for k, p in found[part].items()} for part in self.parts}
 
     def no_shift(self, kind: Shift) -> Tree:
@@ -163,8 +179,21 @@ class DomainAdaptation:
         return no_shift(self._shape.example, kind)
 
     def features(self, z: Tree, x: Tensor) -> Tensor:
-        """Return the features (B, width) of inputs (B, ...)."""
-        return called(self._nets.features, _of("features", z["x"]), {}, x)[0]
+        """Return the features (B, width) of inputs (B, ...), which heads and adversary take."""
+        return self._features(z, x, OUTSIDE)[0]
+
+    def _features(self, z: Tree, x: Tensor, way: Pass) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the features, and the running statistics after that by their names in z."""
+        counted: dict[str, Tensor] = {}
+        for name in ("features", "bottleneck"):
+            seen = _of(name, z.get(BUFFERS, {}))
+            x, new = called(getattr(self._nets, name), _of(name, z["x"]), seen, x, **way._asdict())
+            counted |= {f"{name}.{n}": v for n, v in new.items()}
+            if name == "features" and way.key is not None and self._options.fine_tune:
+                x = x.detach() + self._options.feature_gradient * (
+                    x - x.detach()
+                )  # as it is, with so much of the gradient
+        return x, counted
 
     def logits(self, z: Tree, features: Tensor, way: Pass = OUTSIDE) -> Tensor:
         """Return the head's outputs (B, classes)."""
@@ -178,17 +207,16 @@ class DomainAdaptation:
             features = adversaries.products(logits, features, detached=o.cdan_detach)
         return called(adversary, z["y"], {}, features, **way._asdict())[0]
 
-    def _loss(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, Tree]:
         o, target = self._options, _target(batch)
-        features = self.features(z, batch.x)
-        if o.fine_tune:  # the same values, with so much of the gradient
-            features = features.detach() + o.feature_gradient * (features - features.detach())
+        features, counted = self._features(z, batch.x, Pass(batch.weight, key))
+        aux = {BUFFERS: counted} if BUFFERS in z else {}
         logits = self.logits(z, features, Pass(batch.weight, rng.fold(key, "head")))
         value = self._task_loss(logits, batch, target)
         if self._nets.adversary is None:
-            return value, {}
+            return value, aux
         judged = self.judged(z, features, logits, Pass(batch.weight, rng.fold(key, "adversary")))
-        return value - o.nu * self._domain_loss(judged, logits, batch, target), {}
+        return value - o.nu * self._domain_loss(judged, logits, batch, target), aux
 
     def _task_loss(self, logits: Tensor, batch: Batch, target: Tensor) -> Tensor:
         each = cross_entropy(logits, batch.y.clamp(min=0))  # rows without labels do not count
@@ -229,6 +257,15 @@ class DomainAdaptation:
             told = (outputs["target"] > 0) == data["target"]
             found["domain_accuracy"] = float(told.double().mean())
         return found
+
+
+OF_X = ("features", "bottleneck", "head")
+"""The nets whose parameters are the part x."""
+
+
+def _counted(nets: adaptation_nets.Nets) -> dict[str, Tensor]:
+    """Return the running statistics of the nets, by net and name."""
+    return {f"{name}.{k}": v for name in OF_X for k, v in buffers(getattr(nets, name)).items()}
 
 
 def _of(net: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,14 +1,17 @@
-"""Nets for adversarial domain adaptation: an extractor, a head that classifies, an adversary.
+"""Nets for adversarial domain adaptation: an extractor, a bottleneck, a head that classifies, an adversary.
 
     model      extractor (ReLU after each)                          head                    adversary     initial weights, biases
     mlp        linear, of the widths ``hidden``                     linear                  32, 1         normal (He et al. 2015), 0
     cnn        conv 3x3 to 16, pool, conv 3x3 to 32, pool, 64       classes                 64, 1         as mlp
     conv2      conv 5x5 to 32, pool, conv 5x5 to 48, pool           100, 100, classes       100, 2        normal within two of its
     conv3      as conv2, conv 3x3 to 64                             as conv2                as conv2      deviations of 0.1, 0.1
+    torchvision's (pretrained.py), normalised as for ImageNet       1024, classes           1024, 2       ImageNet's; as mlp
 
 ``conv2`` is that of FedMM's released code, and ``conv3`` has a third convolution, as its paper says; all pad, so that only pooling
 makes images smaller. Margin disparity has two heads alike, of 200, 200, classes (``cnn``: of 64, classes), with dropout after each
-hidden layer. An adversary with one output gives the logit of an example being of a target, one with two those of both domains.
+hidden layer. Between a net of torchvision and its heads there is a bottleneck of 1024, normalised, with ReLU and dropout, and all
+heads that classify have dropout, as in FedMM's released code. An adversary with one output gives the logit of an example being of
+a target, one with two those of both domains.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from fedfleet.tasks import pretrained
 from fedfleet.tasks.models import Net
 from fedfleet.tasks.pooling import MaxPool2
 from fedfleet.tasks.stateful import prepared
@@ -31,9 +35,10 @@ SMALLEST_SIDE = 4
 
 
 class Nets(NamedTuple):
-    """The three; ``adversary`` is None where there is none."""
+    """The four; the bottleneck, between the extractor and the others, may do nothing; ``adversary`` is None where there is none."""
 
     features: nn.Module
+    bottleneck: nn.Module
     head: nn.Module
     adversary: nn.Module | None
 
@@ -51,44 +56,86 @@ FEATURES = 64  # of the small convolutional net
 SMALL = Widths((), (32,), (), 1)
 SMALL_CNN = Widths((), (64,), (64,), 1)
 RELEASED = Widths((100, 100), (100,), (200, 200), 2)
+BOTTLENECK = 1024
+PRETRAINED = Widths((BOTTLENECK,), (BOTTLENECK,), (BOTTLENECK,), 2)
 
 
 def build(
-    name: str, shape: tuple[int, ...], classes: int, hidden: tuple[int, ...], takes: Takes, dropout: float, seed: int
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    hidden: tuple[int, ...],
+    takes: Takes,
+    dropout: float,
+    seed: int,
+    weights: pretrained.Weights = "random",
 ) -> Nets:
     """Build the nets, drawn from ``seed`` alone; the extractor is the same whatever there is for an adversary.
 
-    Raises ValueError for images too small for a convolutional net.
+    Raises ValueError for images that do not fit a convolutional net, and for weights that are not to be had.
     """
     if name != "mlp" and (len(shape) != 3 or min(shape[1:]) < SMALLEST_SIDE):
         raise ValueError(f"model {name!r} needs images of at least 4x4, not {shape}: try model=mlp")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        if name in pretrained.NETS:
+            return _pretrained(name, weights, shape, classes, takes, dropout)
         if name == "mlp":
-            return _nets(*_mlp(shape, hidden), classes, SMALL, takes, dropout, _he)
+            return _nets(_mlp(shape, hidden), classes, SMALL, takes, dropout, _he)
         if name == "cnn":
-            return _nets(*_cnn(shape), classes, SMALL_CNN, takes, dropout, _he)
-        return _nets(*_convolutions(shape, third=name == "conv3"), classes, RELEASED, takes, dropout, _released)
+            return _nets(_cnn(shape), classes, SMALL_CNN, takes, dropout, _he)
+        return _nets(_convolutions(shape, third=name == "conv3"), classes, RELEASED, takes, dropout, _released)
 
 
 def _nets(
-    features: nn.Module,
-    width: int,
+    extractor: tuple[nn.Module, int],
     classes: int,
     widths: Widths,
     takes: Takes,
     dropout: float,
     initialise: Callable[[nn.Module], None],
 ) -> Nets:
+    features, width = extractor
     features.apply(initialise)  # before the next is made, which draws too
+    of_heads = dropout if takes == "margin" else None
+    return Nets(features, nn.Identity(), *_heads(width, classes, widths, takes, of_heads, initialise))
+
+
+def _pretrained(
+    name: str, weights: pretrained.Weights, shape: tuple[int, ...], classes: int, takes: Takes, dropout: float
+) -> Nets:
+    least = pretrained.SMALLEST_SIDE
+    if shape[0] != 3 or min(shape[1:]) < least:
+        raise ValueError(
+            f"model {name!r} needs images in colour of at least {least}x{least}, not {shape}: try model=cnn"
+        )
+    net, width = pretrained.features(name, weights)
+    features = prepared(nn.Sequential(AsImageNet(), net))
+    layers = (nn.Linear(width, BOTTLENECK).apply(_he), nn.BatchNorm1d(BOTTLENECK), nn.ReLU(), nn.Dropout(dropout))
+    bottleneck = prepared(nn.Sequential(*layers))
+    return Nets(features, bottleneck, *_heads(BOTTLENECK, classes, PRETRAINED, takes, dropout, _he))
+
+
+def _heads(
+    width: int,
+    classes: int,
+    widths: Widths,
+    takes: Takes,
+    dropout: float | None,
+    initialise: Callable[[nn.Module], None],
+) -> tuple[nn.Module, nn.Module | None]:
+    """Return the head and the adversary, the former with dropout where some is given, and the latter if it is such a head too."""
+
+    def head(hidden: tuple[int, ...]) -> nn.Module:
+        return prepared(_head(width, *hidden, classes, dropout=dropout).apply(initialise))
+
     if takes == "margin":
-        head, adversary = (_head(width, *widths.margin, classes, dropout=dropout).apply(initialise) for _ in range(2))
-        return Nets(features, prepared(head), prepared(adversary))
-    head = _head(width, *widths.head, classes).apply(initialise)
+        return head(widths.margin), head(widths.margin)
+    classifier = head(widths.head)
     if takes == "nothing":
-        return Nets(features, head, None)
+        return classifier, None
     given = width if takes == "features" else width * classes
-    return Nets(features, head, _head(given, *widths.adversary, widths.domains).apply(initialise))
+    return classifier, _head(given, *widths.adversary, widths.domains).apply(initialise)
 
 
 def _head(*widths: int, dropout: float | None = None) -> nn.Sequential:
@@ -121,6 +168,17 @@ def _convolutions(shape: tuple[int, ...], *, third: bool) -> tuple[nn.Module, in
     if third:
         layers += [nn.Conv2d(48, 64, 3, padding=1), nn.ReLU()]
     return Net(*layers, nn.Flatten()), (64 if third else 48) * (height // 4) * (width // 4)
+
+
+class AsImageNet(nn.Module):
+    """Takes images in [-1, 1] to the mean and deviation of ImageNet's, channel by channel, which pretrained nets have seen."""
+
+    MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x (B, 3, H, W) normalised."""
+        mean, deviation = (x.new_tensor(v).view(3, 1, 1) for v in (self.MEAN, self.DEVIATION))
+        return ((x + 1) / 2 - mean) / deviation
 
 
 def _he(layer: nn.Module) -> None:

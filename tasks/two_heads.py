@@ -28,8 +28,9 @@ from torch import Tensor
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree, rng
 from fedfleet.tasks.classification import cross_entropy
 from fedfleet.tasks.options import DataShape, Width
+from fedfleet.tasks.pretrained import Weights
 from fedfleet.tasks.stateful import buffers, called
-from fedfleet.tasks.two_heads_nets import Nets, build
+from fedfleet.tasks.two_heads_nets import NETS, Nets, build
 
 PARTS = {"x": 0, "head": 1, "second": 1}
 """The parts of a model with two heads, and which net each is for."""
@@ -40,8 +41,10 @@ class TwoHeadsOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    model: Literal["mlp", "digits_small", "digit_five"] = "mlp"
+    model: Literal["mlp", "digits_small", "digit_five", "resnet18", "resnet50", "resnet101"] = "mlp"
     """Generator and head; ``fedfleet.tasks.two_heads_nets`` says which layers."""
+    weights: Weights = "imagenet"
+    """The generators resnet18, resnet50 and resnet101 begin with the weights they have from ImageNet, or random ones."""
     hidden: tuple[Width, ...] = Field(default=(64,), min_length=1)
     """Widths of the generator's layers (mlp only)."""
     double_softmax: bool = True
@@ -56,6 +59,8 @@ class TwoHeadsOptions(BaseModel):
     def _applies(self) -> TwoHeadsOptions:
         if self.model != "mlp" and self.hidden != type(self).model_fields["hidden"].default:
             raise ValueError(f"hidden={list(self.hidden)} is not for model={self.model}: leave it out")
+        if self.model in NETS and self.weights != type(self).model_fields["weights"].default:
+            raise ValueError(f"weights={self.weights} is not for model={self.model}: leave it out")
         return self
 
 
@@ -87,7 +92,7 @@ class TwoHeads:
     def _build(self, seed: int) -> Nets:
         o = self._options
         try:
-            return build(o.model, self._shape.example, self._shape.classes, o.hidden, seed)
+            return build(o.model, self._shape.example, self._shape.classes, o.hidden, seed, o.weights)
         except ValueError as e:
             raise ValueError(f"task.name='two_heads': {e}") from None
 

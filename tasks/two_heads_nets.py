@@ -4,6 +4,8 @@ digit_five    FACT's for Digit-Five (its Table 5, without the normalisation afte
               defines and never applies): 210,176 and 25,483,550 weights at 3x32x32 and ten classes
 digits_small  the same kinds of layers in small: 5,184 and 263,818 weights there
 mlp           fully connected layers with ReLU, and a linear head; no normalisation, no dropout
+resnet…       FACT's for Office: resnet101, its layer of 1,000 classes included, 44,549,160 weights, and a head of 517,093 for 31
+              classes; or a smaller one
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from fedfleet.tasks import pretrained
 from fedfleet.tasks.pooling import MaxPool2
 from fedfleet.tasks.stateful import prepared
 
@@ -61,6 +64,18 @@ def digit_five(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) ->
     return Nets(generator, head)
 
 
+def resnet(name: str, weights: pretrained.Weights, shape: tuple[int, ...], classes: int) -> Nets:
+    """A whole net of torchvision, and a head with one hidden layer of 500, both its layers normalised, with ReLU."""
+    outputs, hidden = 1000, 500
+    if shape[0] != 3 or min(shape[1:]) < pretrained.SMALLEST_SIDE:
+        least = pretrained.SMALLEST_SIDE
+        raise ValueError(
+            f"model {name!r} needs images in colour of at least {least}x{least}, not {shape}: try model=mlp"
+        )
+    last = (nn.Linear(hidden, classes), nn.BatchNorm1d(classes), nn.ReLU())
+    return Nets(pretrained.pretrained(name, weights), nn.Sequential(*_hidden(outputs, hidden), *last))
+
+
 def _hidden(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
     return nn.Dropout(), nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU()
 
@@ -73,12 +88,23 @@ NETS: dict[str, Callable[[tuple[int, ...], int, tuple[int, ...]], Nets]] = {
 LEAST_SIDE = 4
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, hidden: tuple[int, ...], seed: int) -> Nets:
-    """Build both parts with torch's default initialisation, drawn from ``seed`` alone. Raises ValueError for unfit images."""
+def build(
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    hidden: tuple[int, ...],
+    seed: int,
+    weights: pretrained.Weights = "random",
+) -> Nets:
+    """Build both parts with torch's default initialisation, drawn from ``seed`` alone, or a generator with the weights it has.
+
+    Raises ValueError for unfit images, and for weights that are not to be had.
+    """
     if name != "mlp" and (len(shape) != 3 or min(shape[1:]) < LEAST_SIDE):
         raise ValueError(
             f"model {name!r} needs images of at least {LEAST_SIDE}x{LEAST_SIDE}, not {shape}: try model=mlp"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Nets(*map(prepared, NETS[name](shape, classes, hidden)))
+        made = NETS[name](shape, classes, hidden) if name in NETS else resnet(name, weights, shape, classes)
+        return Nets(*map(prepared, made))

@@ -32,6 +32,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group("ray" if on_ray else item.path.name + str(item.path.parent.name)))
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Take a process more than there are cores: tests that kill workers wait most of their time."""
+    return (os.cpu_count() or 1) + 1
+
+
 class Kept:
     """A started executor that outlives the run: the next one renews it."""
 

@@ -74,10 +74,16 @@ class PaperTable(Options):
     scale: float = 1.0
     """What a metric is multiplied by."""
     digits: int = 2
-    baseline: str | None = None
-    """Row that the others are compared with, seed by seed."""
+    baseline: str | dict[str, str] | None = None
+    """Row that the others are compared with, seed by seed; or row -> the one that it is compared with."""
     paper: dict[str, Printed] = Field(default={})
     """Row -> column -> what is printed there: a number, or a mean and a standard deviation; "worst" and "mean" are columns."""
+
+    def compared(self, rows: Iterable[str]) -> dict[str, str]:
+        """Return row -> the row that it is compared with."""
+        if isinstance(self.baseline, str):
+            return {row: self.baseline for row in rows if row != self.baseline}
+        return self.baseline or {}
 
     @model_validator(mode="after")
     def _columns(self) -> PaperTable:
@@ -126,7 +132,8 @@ def run(
     if table.across is not None:
         config = C.with_overrides(config, {"vary": {table.across.key: [*table.across.columns.values()]}})
     rows = list(config.compare or {})
-    for key, named in (("baseline", [table.baseline] if table.baseline else []), ("paper", list(table.paper))):
+    compared = table.compared(rows)
+    for key, named in (("baseline", [*compared, *compared.values()]), ("paper", list(table.paper))):
         if unknown := [row for row in named if row not in rows]:
             raise ConfigError(f"{path}: {key}: {unknown[0]!r} is no label of compare in {table.config}")
     prepared = studying.prepare(
@@ -225,17 +232,17 @@ def _ours(table: PaperTable, found: Found) -> Iterator[str]:
 
 
 def _differences(table: PaperTable, found: Found) -> Iterator[str]:
-    if table.baseline is None:
+    compared, one = table.compared(found), isinstance(table.baseline, str)
+    if not compared:
         return
-    base = found[table.baseline]
-    yield f"\nDifferences from {table.baseline}, seed by seed: mean ± standard error (seeds that are better)\n"
-    yield f"| {table.rows} | {' | '.join(base)} |"
-    yield f"|---|{'---|' * len(base)}"
-    for label, mine in found.items():
-        if label != table.baseline:
-            gaps = {c: [a - b for a, b in zip(mine[c], base[c], strict=True)] for c in base}
-            cells = (_gap(each, table.digits, _less_is_better(table, c)) for c, each in gaps.items())
-            yield f"| {label} | {' | '.join(cells)} |"
+    columns = next(iter(found.values()))
+    yield f"\nDifferences{f' from {table.baseline}' if one else ''}, seed by seed: mean ± standard error (seeds that are better)\n"
+    yield f"| {table.rows} | {' | '.join(columns)} |"
+    yield f"|---|{'---|' * len(columns)}"
+    for label, base in compared.items():
+        gaps = {c: [a - b for a, b in zip(found[label][c], found[base][c], strict=True)] for c in columns}
+        cells = (_gap(each, table.digits, _less_is_better(table, c)) for c, each in gaps.items())
+        yield f"| {label if one else f'{label} beside {base}'} | {' | '.join(cells)} |"
 
 
 def _gap(gaps: list[float], digits: int, less: bool) -> str:

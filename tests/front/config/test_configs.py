@@ -23,4 +23,5 @@ def test_configurations(path):
 def test_tables(path):
     table = paper.read(path)
     labels = config.load(path.parent / table.config).compare or {}
-    assert {*([table.baseline] if table.baseline else []), *table.paper} <= {*labels}
+    compared = table.compared(labels)
+    assert {*compared, *compared.values(), *table.paper} <= {*labels}

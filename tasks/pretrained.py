@@ -1,0 +1,59 @@
+"""Nets of torchvision without their classifier, for photographs: drawn anew, or with the weights they have from ImageNet.
+
+    model            features    pooled over the image from
+    mobilenet_v2     1,280       width 1.0 (M. Sandler et al., CVPR 2018)
+    resnet18         512         (K. He et al., CVPR 2016)
+    resnet50         2,048
+    resnet101        2,048
+
+Weights are those torchvision calls IMAGENET1K_V1, read from the cache that torch keeps its downloads in. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+Weights = Literal["imagenet", "random"]
+NETS = ("mobilenet_v2", "resnet18", "resnet50", "resnet101")
+SMALLEST_SIDE = 32  # halved five times
+
+
+def pretrained(name: str, weights: Weights) -> nn.Module:
+    """Return a whole net; random weights are drawn from torch's generator. Raises ValueError where a file is not to be had."""
+    from torchvision import models  # here, for torchvision takes more than a second to import
+
+    net: nn.Module = models.get_model(name, weights=None)
+    if weights == "imagenet":
+        net.load_state_dict(_read(name, models.get_model_weights(name)))
+    return net
+
+
+def features(name: str, weights: Weights) -> tuple[nn.Module, int]:
+    """Return a net up to its features (B, width), and how many they are. Raises ValueError."""
+    net: Any = pretrained(name, weights)
+    if name == "mobilenet_v2":
+        return nn.Sequential(net.features, nn.AdaptiveAvgPool2d(1), nn.Flatten()), net.last_channel
+    width, net.fc = net.fc.in_features, nn.Identity()
+    return net, width
+
+
+def _read(name: str, known: Any) -> dict[str, torch.Tensor]:
+    url: str = known.IMAGENET1K_V1.url
+    path = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+    if not path.exists():
+        raise ValueError(
+            f"weights='imagenet': {path} is not there: download {url} to it, or set weights=random for a net that has seen nothing"
+        )
+    begins = path.stem.rpartition("-")[2]  # the first digits of its SHA-256 are part of the name
+    if not _digest(path).startswith(begins):
+        raise ValueError(f"weights='imagenet': {path} is not what its name says: download {url} again")
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,157 @@
+"""Torchvision's nets as extractors and generators: sizes, weights from files, running statistics, what fine-tuning scales."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.config.population import problem
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.author import BUFFERS
+from fedfleet.simulator.block.block import Setup
+from fedfleet.simulator.driver.round import Conditions
+from fedfleet.simulator.driver.simulate import simulate
+from fedfleet.simulator.executors.local import LocalExecutor
+from fedfleet.simulator.population import InMemoryPopulation
+from fedfleet.simulator.work import Batch
+from fedfleet.tasks import pretrained, two_heads_nets
+from fedfleet.tasks.adaptation import AdaptationOptions, DomainAdaptation
+from fedfleet.tasks.adaptation_nets import AsImageNet, build
+from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.two_heads import TwoHeads, TwoHeadsOptions
+
+PHOTOGRAPH = DataShape((3, 32, 32), 31)
+
+
+def size(net: nn.Module) -> int:
+    return sum(p.numel() for p in net.parameters())
+
+
+def adaptation(**options) -> DomainAdaptation:
+    return DomainAdaptation(AdaptationOptions(model="mobilenet_v2", weights="random", **options), PHOTOGRAPH)
+
+
+@pytest.mark.parametrize(
+    ("loss", "adversary"),
+    [("features", 1024 * 1024 + 1024 + 2050), ("products", 31 * 1024 * 1024 + 1024 + 2050), ("margin", 1_081_375)],
+)
+def test_the_released_nets_for_photographs(loss, adversary):
+    nets = build("mobilenet_v2", (3, 224, 224), 31, (), loss, 0.5, 0)
+    assert size(nets.features) == 2_223_872
+    assert size(nets.bottleneck) == 1280 * 1024 + 1024 + 2 * 1024
+    assert size(nets.head) == 1024 * 1024 + 1024 + 1024 * 31 + 31 == 1_081_375
+    assert nets.adversary is not None
+    assert size(nets.adversary) == adversary
+    assert [type(layer).__name__ for layer in nets.head.children()] == ["Linear", "ReLU", "Dropout", "Linear"]
+
+
+@pytest.mark.parametrize(("classes", "head"), [(31, 517_093), (10, 506_530)])
+def test_facts_nets_for_photographs(classes, head):
+    nets = two_heads_nets.build("resnet101", (3, 300, 300), classes, (), 0)
+    assert (size(nets.generator), size(nets.head)) == (44_549_160, head)
+
+
+@pytest.mark.parametrize(("name", "width"), [("resnet18", 512), ("resnet50", 2048), ("mobilenet_v2", 1280)])
+def test_features_are_pooled_over_the_image(name, width):
+    net, found = pretrained.features(name, "random")
+    assert found == width
+    assert net.eval()(torch.zeros(2, 3, 64, 64)).shape == (2, width)
+
+
+def test_images_are_normalised_as_imagenets():
+    mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    bytes_ = torch.tensor([0.0, 128.0, 255.0]).view(1, 1, 3).expand(3, 1, 3)[None]
+    expected = (bytes_ / 255 - mean.view(3, 1, 1)) / deviation.view(3, 1, 1)
+    torch.testing.assert_close(AsImageNet()(bytes_ / 127.5 - 1), expected)
+
+
+def test_weights_come_from_torchs_cache_or_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    with pytest.raises(
+        ValueError, match=r"mobilenet_v2-\w+\.pth is not there: download https://\S+ to it, or set weights="
+    ):
+        DomainAdaptation(AdaptationOptions(model="mobilenet_v2"), PHOTOGRAPH)
+    with pytest.raises(
+        ValueError, match=r"task.name='two_heads': weights='imagenet': \S+resnet18-\w+\.pth is not there"
+    ):
+        TwoHeads(TwoHeadsOptions(model="resnet18"), PHOTOGRAPH)
+    torch.manual_seed(0)
+    whole = pretrained.pretrained("mobilenet_v2", "random")
+    (tmp_path / "checkpoints").mkdir()
+    path = tmp_path / "checkpoints" / "mobilenet_v2-b0353104.pth"
+    torch.save(whole.state_dict(), path)
+    with pytest.raises(ValueError, match=r"mobilenet_v2-b0353104\.pth is not what its name says: download"):
+        DomainAdaptation(AdaptationOptions(model="mobilenet_v2"), PHOTOGRAPH)
+    monkeypatch.setattr(pretrained, "_digest", lambda path: "b0353104" + 56 * "0")
+    z = DomainAdaptation(AdaptationOptions(model="mobilenet_v2"), PHOTOGRAPH).init(5)
+    expected = dict(whole.named_parameters())["features.0.0.weight"]
+    assert torch.equal(z["x"]["features.1.0.0.0.weight"], expected)
+
+
+def test_fine_tuning_scales_the_gradient_of_what_was_trained_before_alone():
+    batch = Batch(
+        {"x": rng.normal(rng.key(1), (4, 3, 32, 32)), "y": torch.tensor([0, 1, -1, -1]), "target": torch.arange(4) > 1},
+        torch.ones(4),
+    )
+
+    def gradient(**options):
+        made = adaptation(dropout=0.0, **options)
+        z = made.init(0)
+        leaves = T.map(lambda t: t.clone().requires_grad_(t.is_floating_point()), z)
+        made.objectives["train"].loss(leaves, batch, None, rng.key(0))[0].backward()
+        return {name: leaf.grad for name, leaf in T.named_leaves(leaves["x"])}
+
+    whole, small = gradient(nu=0.3), gradient(nu=0.3, fine_tune=True, feature_gradient=0.125)
+    for name, full in whole.items():
+        share = 0.125 if name.startswith("features.") else 1.0
+        torch.testing.assert_close(small[name], share * full, rtol=1e-4, atol=1e-7)
+    assert whole["features.1.0.0.0.weight"].abs().max() > 1e-4
+
+
+def photographs() -> InMemoryPopulation:
+    """A client with labels and one without, of nine rows and seven."""
+    x, y = rng.normal(rng.key(2), (16, 3, 32, 32), torch.float64), torch.arange(16) % 31
+    indices, offsets, domain = torch.arange(16), torch.tensor([0, 9, 16]), torch.tensor([0, 1])
+    return InMemoryPopulation({"x": x, "y": y}, indices, offsets, domain).withholding(torch.arange(16) >= 9)
+
+
+def test_statistics_travel_and_clients_side_by_side_compute_what_one_does():
+    task, entry = adaptation(), ALGORITHMS["fedmm"]
+    options = entry.options(steps=1, batch_size=4, lr=0.01, mu1=0.5, mu2=0.5)
+    people, models = photographs(), []
+    for inner in ("serial", "batched"):
+        algorithm = entry.build(options, task, CohortOptions(invite=2))
+        executor = LocalExecutor(1)
+        executor.start(Setup.of(algorithm, task, people, inner))
+        z = T.map(torch.Tensor.double, task.init(0))
+        *_, last = simulate(algorithm, z, problem(people), Conditions(seed=0, block_size=2), executor, 1)
+        models.append(algorithm.views["global"].params(last.state))
+        executor.close()
+    for (path, a), (_, b) in zip(*map(T.named_leaves, models), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7, msg=path)
+    moved = models[0][BUFFERS]["bottleneck.1.running_mean"] - z[BUFFERS]["bottleneck.1.running_mean"]
+    assert moved.abs().max() > 1e-3
+    assert any("features." in name for name in models[0][BUFFERS])
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "match"),
+    [
+        ({"model": "mobilenet_v2", "weights": "random"}, (1, 32, 32), "needs images in colour of at least 32x32"),
+        ({"model": "resnet18", "weights": "random"}, (3, 31, 32), "needs images in colour of at least 32x32"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused(options, shape, match):
+    with pytest.raises(ValueError, match=f"task.name='domain_adaptation': .*{match}"):
+        DomainAdaptation(AdaptationOptions(**options), DataShape(shape, 31))
+    if options["model"] == "resnet18":
+        with pytest.raises(ValueError, match=f"task.name='two_heads': .*{match}"):
+            TwoHeads(TwoHeadsOptions(**options), DataShape(shape, 31))
+
+
+@pytest.mark.parametrize("kind", [AdaptationOptions, TwoHeadsOptions])
+def test_weights_are_of_torchvisions_nets_alone(kind):
+    with pytest.raises(ValueError, match="weights=random is not for model=mlp: leave it out"):
+        kind(weights="random")
