@@ -58,7 +58,8 @@ class CatalystOptions(LocalOptions):
     """Server learning rate, eta_g / eta_l."""
     gradient_chunk: int = Field(default=500, ge=1)
     """Examples a client takes at once while it averages its full local gradient. It bounds memory and changes no result, unless
-    the task draws noise for a batch, or normalises by it (``gan``): then each chunk counts by its share."""
+    the task draws noise for a batch, or normalises by it (``gan``), or averages labelled examples by themselves
+    (``domain_adaptation``, by up to one in a chunk): then each chunk counts by its share."""
 
 
 class State(NamedTuple):

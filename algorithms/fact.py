@@ -70,7 +70,7 @@ class FactOptions(WorkOptions):
     """Evaluate and keep the model of the round with the least discrepancy so far, which takes no labels; or the last one, as is
     always done without step 3."""
     select_burn_in: float = Field(default=0.1, ge=0, lt=1)
-    """The share of ``rounds``, where given, of which the models are not selected; until then it is the last one."""
+    """The share of ``rounds`` of which the models are not selected, and without ``rounds`` none; until then it is the last one."""
 
     @model_validator(mode="after")
     def _applies(self) -> FactOptions:
@@ -82,12 +82,16 @@ class FactOptions(WorkOptions):
             refuse_others(self, "idd=false", set(), OF_STEP_3)
         if self.select == "last":
             refuse_others(self, "select=last", set(), {"select_burn_in"})
+        if self.rounds is None and self.select_burn_in != type(self).model_fields["select_burn_in"].default:
+            raise ValueError(
+                f"select_burn_in={self.select_burn_in} is a share of rounds: give rounds, those of the run, or leave it out"
+            )
         return self
 
     @property
-    def burn_in(self) -> float:
+    def burn_in(self) -> int:
         """Rounds whose models are not selected."""
-        return self.select_burn_in * (self.rounds or 0)
+        return math.ceil(round(self.select_burn_in * (self.rounds or 0), 9))  # 0.55 of 100 is 55
 
 
 class State(NamedTuple):
@@ -121,7 +125,7 @@ def fact(options: FactOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     target = Phase(name="target", work=work.target(statistics=statistics), reduce=of_target, own=work.fresh, dated=True)
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
-        _check_clients(options, problem)
+        _check_clients(options, cohort, problem)
         g, head = net(z, "x"), net(z, "head")
         return State(model(x=g, head=head, second=head), None, math.inf)
 
@@ -184,9 +188,14 @@ def _check(cohort: CohortOptions) -> None:
         raise ConfigError(
             "cohort.respond=1: fact needs the heads of two clients: set cohort.respond=all, or leave it out"
         )
+    if cohort.respond == "siwer" and math.ceil(PAIR * cohort.response_high) < PAIR:
+        raise ConfigError(
+            f"cohort.response_high={cohort.response_high:g}: of two clients one would be heard in every round, and fact needs the "
+            f"heads of both: raise it above 0.5"
+        )
 
 
-def _check_clients(options: FactOptions, problem: Problem) -> None:
+def _check_clients(options: FactOptions, cohort: CohortOptions, problem: Problem) -> None:
     """Refuse too few clients of either kind. Raises ConfigError."""
     sources = problem.clients if problem.sources is None else len(problem.sources)
     if sources < PAIR:
@@ -197,8 +206,11 @@ def _check_clients(options: FactOptions, problem: Problem) -> None:
     targets = len(targets_of(problem))
     if options.idd and not targets:
         raise ConfigError(
-            "algorithm.idd=true: there is no target client whose examples it could be on: name a domain in domains.target, or "
-            "set algorithm.idd=false"
+            "algorithm.idd=true: there is no target client whose examples it could be on: name a domain in domains.target"
         )
     if options.targets is not None and options.targets > targets:
         raise ConfigError(f"algorithm.targets={options.targets}: there are {targets} target clients: lower it")
+    if options.idd and cohort.min_responses > (asked := options.targets or targets):
+        raise ConfigError(
+            f"cohort.min_responses={cohort.min_responses}: a round asks {asked} of the target clients: lower it"
+        )

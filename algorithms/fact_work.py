@@ -154,7 +154,7 @@ class Work:
         return {**own, "momentum": {p: found.get(p, own["momentum"][p]) for p in self._kept}, **more}
 
     def _plan(self, epochs: int) -> BatchPlan:
-        return BatchPlan(size=self._options.batch_size, epochs=epochs)
+        return BatchPlan(size=self._options.batch_size, epochs=epochs, stratified="spread")
 
     def source(self) -> LocalWork:
         """Return step 1: train generator and head on labels. Upload the generator; the head too where it is not tuned."""

@@ -28,7 +28,7 @@ from pydantic import Field, model_validator
 from fedfleet.algorithms.control import no_control
 from fedfleet.algorithms.fedprox_sgda import ProximalOptions
 from fedfleet.algorithms.local import Local, held, local_training
-from fedfleet.algorithms.options import CohortOptions, Options
+from fedfleet.algorithms.options import CohortOptions, Options, refuse_others
 from fedfleet.simulator.author import (
     Algorithm,
     At,
@@ -58,6 +58,12 @@ class Extrapolation(Options):
     """Geometric only; the released code takes 1.05 for dann, 1.02 for cdan, 1.01 for mdd."""
     per: float = Field(default=100.0, gt=0)
     """Geometric only: rounds after which eta_3 is divided by ``decay``."""
+
+    @model_validator(mode="after")
+    def _applies(self) -> Extrapolation:
+        if self.kind == "constant":
+            refuse_others(self, "kind=constant", set(), {"decay", "per"})
+        return self
 
     def at(self, t: int) -> float:
         """Return eta_3 of round t."""

@@ -16,7 +16,7 @@ FedAvgSGDA is the first without these terms: ``local_sgda``.
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedfleet.algorithms.local import held, local_training
 from fedfleet.algorithms.local_sgda import averaged
@@ -42,6 +42,12 @@ class OneStepOptions(LocalOptions):
 
     steps: int | None = Field(default=1, ge=1, le=1)
     """Always 1: with more of them it is fedavg_sgda."""
+
+    @model_validator(mode="after")
+    def _one_step(self) -> OneStepOptions:
+        if self.steps is None:
+            raise ValueError(f"epochs={self.epochs} is not for a method of one local step: leave it out, and steps too")
+        return self
 
 
 def fedprox_sgda(options: ProximalOptions, task: Task, cohort: CohortOptions) -> Algorithm:

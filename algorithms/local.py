@@ -70,7 +70,10 @@ Evaluate = Callable[[Ops, Mapping[str, Any], Batch, Key], Tree]
 
 
 def full_local(evaluate: Evaluate, slot: str, chunk: int) -> LocalWork:
-    """Average ``evaluate(ops, shared, batch, key)`` exactly over all local examples, ``chunk`` at a time, and upload it."""
+    """Average ``evaluate(ops, shared, batch, key)`` exactly over all local examples, ``chunk`` at a time, and upload it.
+
+    Where labelled and unlabelled examples have means of their own, it is exact as far as each chunk has its share of both.
+    """
 
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Tree:
         return T.zeros_like(shared["z"])
@@ -82,7 +85,7 @@ def full_local(evaluate: Evaluate, slot: str, chunk: int) -> LocalWork:
     def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, total: Tree) -> tuple[Message, Tree]:
         return Message(send={slot: total}), own
 
-    everything = BatchPlan(size=chunk, epochs=1, shuffle=False)
+    everything = BatchPlan(size=chunk, epochs=1, shuffle=False, stratified="spread")
     return LocalWork(begin=begin, stages=(Stage(step=step, batches=everything),), finish=finish, divisible=False)
 
 

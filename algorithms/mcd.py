@@ -103,7 +103,7 @@ def mcd(options: McdOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         state = {"x": local.of_generator, "heads": local.of_heads}
         return Message({"z": local.z}), state if remembers else own
 
-    plan = BatchPlan(size=options.batch_size, steps=options.steps, epochs=options.epochs, stratified=True)
+    plan = BatchPlan(size=options.batch_size, steps=options.steps, epochs=options.epochs, stratified="proportional")
     work = LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish)
     train = Phase(
         name="train", work=work, reduce={"z": Mean()}, weight="num_examples", own=fresh if remembers else None

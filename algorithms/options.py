@@ -187,7 +187,9 @@ class LocalOptions(Options):
 
     def plan(self, per_step: int = 1) -> BatchPlan:
         """Return the batch plan: random reshuffling, so many minibatches a step, labelled and unlabelled rows in proportion."""
-        return BatchPlan(size=self.batch_size, steps=self.steps, epochs=self.epochs, per_step=per_step, stratified=True)
+        return BatchPlan(
+            size=self.batch_size, steps=self.steps, epochs=self.epochs, per_step=per_step, stratified="proportional"
+        )
 
     def local_steps(self, mean_examples: float) -> int:
         """Return K: ``steps``, or those of a client with the mean number of examples."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -86,8 +86,9 @@ class BatchPlan:
         epochs: passes over the local set; clients with more examples then take more steps.
         per_step: batches a step (Extra Step uses 2); the step then receives a tuple of them.
         shuffle: False walks in stored order.
-        stratified: of a client with labelled and unlabelled examples, every batch holds both in proportion, labelled ones first,
-            their number rounded down; each kind is gone through by itself, and no batch is short.
+        stratified: how batches of a client with labelled and unlabelled examples hold both. None: as they come. "spread": evenly
+            along each pass, every example once. "proportional": in one proportion in every batch, labelled ones first, their
+            number rounded down; each kind is gone through by itself, and no batch is short.
 
     """
 
@@ -96,7 +97,7 @@ class BatchPlan:
     epochs: int | None = None
     per_step: int = 1
     shuffle: bool = True
-    stratified: bool = False
+    stratified: Literal["spread", "proportional"] | None = None
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):

@@ -87,7 +87,7 @@ class AdaptationOptions(BaseModel):
     task_weight: Literal["per_client_mean", "per_sample"] = "per_client_mean"
     """How labelled rows weigh: each client's mean, or alike whoever holds them."""
     source_share: float = Field(default=0.5, gt=0, lt=1)
-    """Share of all training examples that have labels (per_sample only)."""
+    """Share of all training examples that have labels, as the data have it (per_sample only)."""
     fine_tune: bool = False
     """For an extractor trained before: small steps of it, and of the adversary 1 / (nu + 0.01) times those of the game."""
     feature_gradient: float = Field(default=0.05, gt=0)
@@ -100,6 +100,8 @@ class AdaptationOptions(BaseModel):
                 continue
             if (value := self._changed(key)) is not None:
                 raise ValueError(f"{key}={value} is not for loss={self.loss}: leave it out")
+        if self.loss == "mdd" and self.model == "mlp" and (value := self._changed("dropout")) is not None:
+            raise ValueError(f"dropout={value} is not for model=mlp, whose heads have no hidden layers: leave it out")
         if self.model != "mlp" and (value := self._changed("hidden")) is not None:
             raise ValueError(f"hidden={list(value)} is not for model={self.model}: leave it out")
         if self.model not in NETS and (value := self._changed("weights")) is not None:
@@ -173,6 +175,11 @@ class DomainAdaptation:
         y = {} if nets.adversary is None else dict(nets.adversary.named_parameters())
         found = {"x": x, "y": y, BUFFERS: _counted(nets)}
         return {part: {k: p.detach() for k, p in found[part].items()} for part in self.parts}
+
+    @property
+    def source_share(self) -> float | None:
+        """The share of all training examples that the loss takes for labelled; None where it does not matter."""
+        return self._options.source_share if self._options.task_weight == "per_sample" else None
 
     def no_shift(self, kind: Shift) -> Tree:
         """Return the part that the objective "shifted" takes besides, where it leaves inputs as they are."""

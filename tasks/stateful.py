@@ -36,7 +36,8 @@ _under = _Under()
 class BatchNorm(nn.Module):
     """torch.nn.BatchNorm1d, 2d and 3d: normalises by the statistics of the real rows, or by running ones outside training.
 
-    A batch of one value a channel has no variance: it becomes the bias, where torch refuses it.
+    A batch of one value a channel has no variance: it becomes the bias, where torch refuses it. One without any real row leaves
+    the running statistics as they are.
     """
 
     running_mean: Tensor
@@ -58,8 +59,9 @@ class BatchNorm(nn.Module):
         if way is not None:
             mean, var, count = _moments(x, way.weight)
             unbiased = var * count / (count - 1).clamp(min=1)
+            step = self.momentum * (way.weight > 0).any().to(x.dtype)  # of no rows nothing is learnt
             for name, new in (("running_mean", mean), ("running_var", unbiased)):
-                way.counted[f"{self.place}.{name}"] = torch.lerp(getattr(self, name), new.detach(), self.momentum)
+                way.counted[f"{self.place}.{name}"] = torch.lerp(getattr(self, name), new.detach(), step)
         scale = torch.rsqrt(var + self.eps) * (1 if self.weight is None else self.weight)
         shift = (0 if self.bias is None else self.bias) - mean * scale
         shape = (1, -1, *(1 for _ in x.shape[2:]))

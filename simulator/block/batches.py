@@ -113,13 +113,19 @@ def schedule(
     )  # (C, T * per_step, B)
     real = place < counts[:, None, None]
     place = torch.where(real, place, torch.zeros_like(place))
-    if plan.stratified and labelled is not None:
+    spread = None if plan.stratified is None else labelled
+    if plan.stratified == "proportional" and labelled is not None:
         place, real = _stratified(plan, batch, counts, labelled, size, keys)
-    elif plan.shuffle:
+    elif plan.shuffle or spread is not None:
         epochs = int(epoch.max()) + 1
-        order = rng.bits(rng.fold(keys[:, None], "epoch", torch.arange(epochs, device=rows.device)), n)  # (C, E, n)
-        padding = torch.arange(n, device=rows.device) >= counts[:, None]
-        order = least_first(order.masked_fill(padding[:, None], torch.iinfo(torch.int64).max), int(place.max()) + 1)
+        order = torch.arange(n, device=rows.device).expand(clients, epochs, n)
+        if plan.shuffle:
+            order = rng.bits(rng.fold(keys[:, None], "epoch", torch.arange(epochs, device=rows.device)), n)  # (C, E, n)
+            padding = torch.arange(n, device=rows.device) >= counts[:, None]
+            order = order.masked_fill(padding[:, None], torch.iinfo(torch.int64).max)
+            order = least_first(order, int(place.max()) + 1 if spread is None else n)
+        if spread is not None:
+            order = _spread(order, counts, spread)
         width = order.shape[-1]
         place = order.flatten(1).gather(1, (epoch[..., None] * width + place).flatten(1)).reshape(place.shape)
     found = rows.gather(1, place.flatten(1)).reshape(clients, total, plan.per_step * size)
@@ -143,6 +149,16 @@ def wider(walk: Schedule, per_step: int, *, first: bool) -> Schedule:
         for filling, of in zip(more, (v.unflatten(-1, (per_step, -1)) for v in (walk.rows, walk.weight)), strict=True)
     )
     return walk._replace(rows=rows, weight=weight)
+
+
+def _spread(order: Tensor, counts: Tensor, labelled: Tensor) -> Tensor:
+    """Return orders (C, E, n) of clients' rows in which each kind comes at equal distances, and in the order that it had."""
+    first = order < labelled[:, None, None]
+    rank = torch.where(first, first.cumsum(-1), (~first).cumsum(-1))  # within its kind, from 1
+    others = torch.where(first, (counts - labelled)[:, None, None], labelled[:, None, None])
+    at = (2 * rank - 1) * others  # of (2 rank - 1) / (2 of its kind), over a common denominator
+    padding = torch.arange(order.shape[-1], device=order.device) >= counts[:, None, None]
+    return order.gather(-1, at.masked_fill(padding, torch.iinfo(torch.int64).max).argsort(dim=-1, stable=True))
 
 
 def _stratified(

@@ -433,6 +433,8 @@ def test_clients_without_labels_alone_train_on():
         ({"mu1": -1}, "mu1"),
         ({"eta3": {"value": 1.5}}, "eta3"),
         ({"eta3": {"decay": 0.9}}, "eta3"),
+        ({"eta3": {"kind": "constant", "per": 7.0}}, "per=7.0 is not for kind=constant: leave it out"),
+        ({"eta3": {"kind": "constant", "decay": 1.1}}, "decay=1.1 is not for kind=constant: leave it out"),
     ],
 )
 def test_options_without_meaning_are_refused(options, line):

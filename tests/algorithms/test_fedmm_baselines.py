@@ -204,6 +204,19 @@ def test_every_minimax_method_runs_on_domain_adaptation(name, loss):
     assert not torch.equal(flat(z), flat(world.task.init(0)))
 
 
+@pytest.mark.parametrize("net", [{"loss": "dann"}, {"loss": "mdd", "mdd_reduction": "per_domain_mean"}])
+def test_chunks_of_a_full_gradient_hold_both_kinds_in_proportion(net):
+    """With all labelled rows in the first chunks the labels would count by the half, and the gradient be another by 0.3."""
+    world, found = digits("domain_adaptation", clients=3, net={"hidden": (8,), **net}), []
+    where = World(world.task, world.population.withholding(torch.arange(len(world.population.data["y"])) % 3 == 0))
+    z = world.task.init(0)
+    for chunk in (10_000, 40):
+        algorithm = build("parallel_sgda", world.task, CohortOptions(invite=3), gradient_chunk=chunk, lr=1.0)
+        (end,) = play(algorithm, where, 1, z=z)
+        found.append(flat(T.sub(z, end)))
+    assert (found[0] - found[1]).norm() < 0.03 * found[0].norm()
+
+
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold"])
 def test_minimisation_learns_from_sources_alone(name):
     world = digits("domain_adaptation", net={"hidden": (8,), "loss": "none"})

@@ -85,7 +85,7 @@ def test_rounds_are_those_of_torch(rule, task):
     for r in records(algorithm, where, 2, z=z):
         key = rng.fold(rng.key(0), "client", r.index, 0)
         mine = rng.fold(rng.fold(key, torch.tensor([0]), torch.tensor([0])), "stage", 0)
-        plan = BatchPlan(size=BATCH, epochs=EPOCHS, stratified=True)
+        plan = BatchPlan(size=BATCH, epochs=EPOCHS, stratified="proportional")
         walk = schedule(plan, held.rows, held.counts, mine, labelled=held.labelled)
         for rows, weight in zip(walk.rows[0], walk.weight[0], strict=True):
             batch = rows[weight > 0]

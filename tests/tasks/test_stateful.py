@@ -56,6 +56,16 @@ def test_batch_norm_is_torchs(layer, shape):
     assert same is b
 
 
+def test_a_batch_without_rows_teaches_nothing():
+    net = ours(nn.BatchNorm1d(3))
+    p, b = dict(net.named_parameters()), buffers(net)
+    x = rng.normal(rng.key(0), (4, 3))
+    _, seen = called(net, p, b, x, weight=torch.ones(4), key=rng.key(0))
+    _, after = called(net, p, seen, x, weight=torch.zeros(4), key=rng.key(0))
+    assert not torch.equal(seen["0.running_mean"], b["0.running_mean"])
+    assert all(torch.equal(after[name], seen[name]) for name in seen)
+
+
 def test_gradients_of_batch_norm_are_torchs():
     layer = nn.BatchNorm2d(3).double()
     net = ours(layer)

@@ -7,6 +7,7 @@ import torch
 
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.author import BUFFERS
 from fedfleet.simulator.block.gradient import EngineOps
 from fedfleet.simulator.work import Batch
 from fedfleet.tasks.options import DataShape
@@ -303,3 +304,26 @@ def test_defaults_are_those_of_the_released_code():
     )
     with pytest.raises(ValueError, match=r"hidden=\[9\] is not for model=digit_five: leave it out"):
         TwoHeadsOptions(model="digit_five", hidden=(9,))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("train", True), ("idd", False)])
+def test_batches_without_a_row_that_counts_leave_running_statistics_alone(name, kind):
+    """Those without labels for the cross-entropy, those with labels for the discrepancy."""
+    of = task(10, (1, 8, 8), model="digits_small")
+    z = of.init(0)
+    z = {
+        **z,
+        "second": z["head"],
+        BUFFERS: z[BUFFERS] | {f"second.{n[5:]}": v for n, v in z[BUFFERS].items() if n[:4] == "head"},
+    }
+    x = torch.randn(ROWS, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+    def after(target: torch.Tensor):
+        where = Batch({"x": x, "y": torch.arange(ROWS) % 10, "target": target}, torch.ones(ROWS))
+        return of.objectives[name].loss(z, where, None, KEY)[1][BUFFERS]
+
+    still, moved = (after(torch.full((ROWS,), found)) for found in (kind, not kind))
+    assert all(torch.equal(v, still[n]) for n, v in z[BUFFERS].items())
+    assert not any(
+        torch.equal(v, moved[n]) for n, v in z[BUFFERS].items() if not n.startswith("second") or name == "idd"
+    )

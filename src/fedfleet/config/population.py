@@ -13,7 +13,7 @@ from fedfleet.datasets import registry
 from fedfleet.datasets.domain_config import Vectors
 from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
 from fedfleet.datasets.files import DataError, data_dir
-from fedfleet.simulator.algorithm import Problem
+from fedfleet.simulator.algorithm import Problem, Task
 from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.fleet.policies import rounded_up
@@ -23,6 +23,7 @@ PER_CLIENT_UP_TO = 1_000_000
 """Clients above which to evaluate each of them at every evaluation is refused."""
 GROUPED_UP_TO = 10_000_000
 """Clients above which they cannot be grouped into domains, nor domains be learnt on."""
+NEAR = 0.01  # how far from the true share of labels a task may think it, as a part of it
 
 Data = Dataset | FederatedDataset
 
@@ -102,6 +103,16 @@ def with_roles(config: Config, data: Data, population: Population, *, unlabelled
         )
     of = torch.isin(data.train.domain, torch.tensor(chosen))
     return population.withholding(of) if unlabelled else population.keeping(~of)
+
+
+def check_source_share(task: Task, population: Population) -> None:
+    """Refuse a task that takes another share of the training examples for labelled than there is. Raises ConfigError."""
+    share, labelled = getattr(task, "source_share", None), getattr(population, "labelled", None)
+    if share is None or labelled is None:
+        return
+    true = int(labelled.sum()) / (population.size * population.summary().mean_examples)
+    if abs(share - true) > NEAR * true:
+        raise ConfigError(f"task.source_share={share:g}: {true:.4f} of the training examples have labels: set that")
 
 
 def check_grouped(what: str, clients: int) -> None:

@@ -167,6 +167,10 @@ def check_pairing(config: Config, algorithm: Algorithm, task: Task) -> None:
             f"algorithm.name={named(config, 'algorithm')!r}: it needs a task with a {what.get(missing[0], missing[0])} part, and "
             f"task.name={named(config, 'task')!r} has none: {'set task.name=two_heads' if missing[0] == 'head' else mend}"
         )
+    if "y" not in task.parts and (rate := getattr(options(config, "algorithm"), "dual_lr", None)) is not None:
+        raise ConfigError(
+            f"algorithm.dual_lr={rate:g}: task.name={named(config, 'task')!r} has no dual part: leave it out"
+        )
     if BUFFERS in task.parts and not algorithm.buffers:
         raise ConfigError(
             f"algorithm.name={named(config, 'algorithm')!r}: its server does not average models, which is what layers with "
@@ -206,7 +210,7 @@ def check_roles(config: Config, algorithm: Algorithm, task: Task) -> None:
     if not target and unlabelled(algorithm, task):
         what = f"algorithm.name={name!r}" if algorithm.roles else f"task.name={named(config, 'task')!r}"
         raise ConfigError(
-            f"{what}: it learns from domains without labels, and no domain is a target: set domains.target"
+            f"{what}: it is for domains with labels and others without, and no domain is a target: set domains.target"
         )
     if target and algorithm.domains is not None:
         raise ConfigError(

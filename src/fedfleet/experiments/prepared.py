@@ -21,6 +21,7 @@ from fedfleet.config.population import (
     Data,
     check_clients,
     check_grouped,
+    check_source_share,
     evaluation_data,
     final_data,
     load_data,
@@ -101,6 +102,7 @@ class Prepared:
             own.check_data(config, given, data, dealt)
         resolve.check_roles(config, self.algorithm, self.task)
         self.population = with_roles(config, data, dealt, unlabelled=resolve.unlabelled(self.algorithm, self.task))
+        check_source_share(self.task, self.population)
         self.problem = problem(self.population)
         summary = self.population.summary()
         self.z = self.task.init(config.seed)

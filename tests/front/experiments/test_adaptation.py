@@ -55,6 +55,19 @@ def test_without_an_adversary_it_is_learnt_from_sources_alone(tmp_path):
         ({"task.loss": "gan"}, "task.loss"),
         ({"cohort.late": "keep"}, "cohort.late='keep': clients of fedmm keep a state"),
         ({"task.model": "conv4"}, "task.model"),
+        (
+            {"task.task_weight": "per_sample"},
+            r"task.source_share=0.5: 0.6\d* of the training examples have labels: set that",
+        ),
+        (
+            {"algorithm": {"name": "fedsgda", "steps": None, "epochs": 3}},
+            "epochs=3 is not for a method of one local step",
+        ),
+        ({"algorithm": {"name": "gt_hsgd", "steps": None}}, "epochs=1 is not for a method of one local step"),
+        (
+            {"algorithm": {"name": "fedavg", "dual_lr": 0.1}, "task.loss": "none"},
+            "algorithm.dual_lr=0.1: task.name='domain_adaptation' has no dual part: leave it out",
+        ),
         ({"algorithm": {"name": "fedrobust"}, "task": {"name": "auc"}}, "algorithm.adversary='affine'"),
     ],
 )

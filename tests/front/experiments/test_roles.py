@@ -146,7 +146,7 @@ def test_clients_that_hold_both_kinds_keep_what_is_labelled():
 
 @pytest.mark.parametrize("inner", ["serial", "batched"])
 def test_stratified_batches_hold_both_in_proportion(inner, tmp_path):
-    plan = BatchPlan(size=10, steps=5, stratified=True)
+    plan = BatchPlan(size=10, steps=5, stratified="proportional")
     given = {"population.partition": {"kind": "iid"}, "executor.inner": inner}
     x, (received, _, found) = run(spy(None, 9, plan), tmp_path, **given)
     held = x.population.local_data(received)
@@ -221,7 +221,9 @@ def test_roles_that_cannot_be(change, says):
 
 
 def test_an_algorithm_of_roles_needs_targets():
-    with pytest.raises(ConfigError, match="it learns from domains without labels, and no domain is a target"):
+    with pytest.raises(
+        ConfigError, match="it is for domains with labels and others without, and no domain is a target"
+    ):
         fedfleet.Experiment(fedfleet.load(SPIED, {"domains.target": []}), algorithm=spy())
     with pytest.raises(ConfigError, match=r"clients of domains\.target have no labels to be evaluated by"):
         fedfleet.Experiment(fedfleet.load(SPIED, {"evaluation.per_client": True}), algorithm=spy())

@@ -217,7 +217,7 @@ def test_the_least_values_are_found_in_the_order_of_a_stable_sort():
 def test_stratified_batches_go_through_each_kind_by_itself(counts, size, steps, per_step, shuffle):
     """(labelled, unlabelled) examples of each client; every batch has its share of both, and every pass all of a kind."""
     totals = [a + b for a, b in counts]
-    plan = BatchPlan(size=size, steps=steps, per_step=per_step, shuffle=shuffle, stratified=True)
+    plan = BatchPlan(size=size, steps=steps, per_step=per_step, shuffle=shuffle, stratified="proportional")
     labelled = torch.tensor([a for a, _ in counts])
     found = schedule(plan, *block(totals), keys_of(len(counts)), labelled=labelled)
     width = found.rows.shape[2] // per_step
@@ -239,8 +239,32 @@ def test_stratified_batches_go_through_each_kind_by_itself(counts, size, steps, 
                 assert seen == [of[i % len(of)] for i in range(len(seen))]
 
 
+@given(
+    counts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(any), min_size=1, max_size=4),
+    size=st.one_of(st.none(), st.integers(1, 12)),
+    shuffle=st.booleans(),
+)
+def test_spread_passes_hold_every_example_once_and_both_kinds_all_along(counts, size, shuffle):
+    """(labelled, unlabelled) examples of each client; after k rows of a pass so many labelled ones, to within one, are through."""
+    totals = [a + b for a, b in counts]
+    plan = BatchPlan(size=size, epochs=2, shuffle=shuffle, stratified="spread")
+    found = schedule(plan, *block(totals), keys_of(len(counts)), labelled=torch.tensor([a for a, _ in counts]))
+    plain = walk(BatchPlan(size=size, epochs=2, shuffle=shuffle), totals)
+    assert torch.equal(found.weight, plain.weight)
+    for c, (a, b) in enumerate(counts):
+        own, seen = own_rows(c, a + b), flatten(visits(found, c))
+        for one in (seen[: a + b], seen[a + b :]):
+            assert sorted(one) == own
+            through = [sum(row in own[:a] for row in one[:k]) for k in range(a + b + 1)]
+            assert all(abs(n - k * a / (a + b)) <= 1 for k, n in enumerate(through))
+            if not shuffle:
+                assert [row for row in one if row in own[:a]] == own[:a]
+        if not (a and b):
+            assert seen == flatten(visits(plain, c))
+
+
 def test_stratified_passes_are_shuffled_anew_and_by_client():
-    plan = BatchPlan(size=6, steps=8, stratified=True)
+    plan = BatchPlan(size=6, steps=8, stratified="proportional")
     found = schedule(plan, *block([24, 24]), keys_of(2), labelled=torch.tensor([12, 12]))
     passes = [
         [[r % START for r in flatten(b[:3] for b in visits(found, c)[i : i + 4])] for i in (0, 4)] for c in (0, 1)
@@ -253,6 +277,6 @@ def test_stratified_passes_are_shuffled_anew_and_by_client():
 
 
 def test_all_labelled_batches_are_as_ever():
-    plan, both = BatchPlan(size=4, steps=5), BatchPlan(size=4, steps=5, stratified=True)
+    plan, both = BatchPlan(size=4, steps=5), BatchPlan(size=4, steps=5, stratified="proportional")
     for a, b in zip(walk(plan, [7, 9]), walk(both, [7, 9]), strict=True):
         assert torch.equal(a, b)
