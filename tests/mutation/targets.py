@@ -4,7 +4,7 @@ A, F, T = "tests/algorithms/test_", "tests/simulator/fleet/test_", "tests/tasks/
 AGNOSTIC = [f"{A}drfa.py", f"{A}qffl.py", f"{A}afl.py", f"{A}afl_estimators.py"]
 AVERAGING = [f"{A}averaging.py", f"{A}equivalence.py"]
 FEDMM = [f"{A}fedmm.py", f"{A}fedmm_baselines.py"]
-FACT = [f"{A}fact.py", f"{A}fact_torch.py"]
+FACT = [f"{A}fact.py", f"{A}fact_clients.py", f"{A}fact_torch.py"]
 MINIMAX = [f"{A}minimax_baselines.py", f"{A}cdma.py"]
 ONLINE = [f"{F}online_models.py", f"{F}online_correlated.py", f"{F}online_trace.py", f"{F}availability.py"]
 RESPONSES = [f"{F}partial_work.py", f"{F}devices.py", f"{A}unreliable.py", f"{A}late.py", f"{A}events.py"]
@@ -38,7 +38,7 @@ TARGETS: dict[str, list[str]] = {
     "algorithms/scaffold.py": AVERAGING,
     "algorithms/theory.py": MINIMAX[1:],
     "tasks/adaptation.py": [f"{T}adaptation.py"],
-    "tasks/adaptation_nets.py": [f"{T}adaptation.py"],
+    "tasks/adaptation_nets.py": [f"{T}adaptation.py", f"{T}pretrained.py"],
     "tasks/adversaries.py": [f"{T}adaptation.py"],
     "tasks/auc.py": [f"{T}auc.py"],
     "tasks/classification.py": [f"{T}classification.py"],
@@ -46,11 +46,13 @@ TARGETS: dict[str, list[str]] = {
     "tasks/gan_nets.py": [f"{T}gan.py"],
     "tasks/language.py": [f"{T}language.py"],
     "tasks/pooling.py": [f"{T}pooling.py"],
+    "tasks/pretrained.py": [f"{T}pretrained.py"],
     "tasks/robust.py": [f"{T}robust.py"],
     "tasks/scores.py": [f"{T}gan.py"],
     "tasks/shifted.py": FEDMM[1:],
+    "tasks/stateful.py": [f"{T}stateful.py"],
     "tasks/two_heads.py": [f"{T}two_heads.py"],
-    "tasks/two_heads_nets.py": [f"{T}two_heads.py"],
+    "tasks/two_heads_nets.py": [f"{T}two_heads.py", f"{T}pretrained.py"],
     "simulator/arithmetic/reduction.py": ["tests/simulator/arithmetic/test_reduction.py"],
     "simulator/arithmetic/stored.py": ["tests/simulator/arithmetic/test_reduction.py"],
     "simulator/fleet/availability.py": ONLINE[3:],
