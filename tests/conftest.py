@@ -25,7 +25,7 @@ settings.register_profile("thorough", deadline=None, max_examples=400)  # pytest
 settings.load_profile("suite")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+@pytest.hookimpl(tryfirst=True)  # xdist is to read the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let tests on Ray come one after the other in one process, first of all, and those of a file in one, for what they share."""
 
