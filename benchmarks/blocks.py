@@ -91,26 +91,28 @@ def _compare(seen: Seen, inner: str, turns: int) -> dict[str, Any]:
     for setup in setups.values():
         run_block(setup, seen.shared, seen.task)
     replayed = replace(seen.setup, inner=inner, captures=Captures(after=1))
-    learning = [_milliseconds(replayed, seen) for _ in range(LEARNING)]
+    learning = [milliseconds(replayed, seen) for _ in range(LEARNING)]
     if replayed.captures.ready:
         setups["replayed"] = replayed
-    times = [{way: _milliseconds(setup, seen) for way, setup in setups.items()} for _ in range(turns)]
+    times = [{way: milliseconds(setup, seen) for way, setup in setups.items()} for _ in range(turns)]
     return {
         "clients": len(seen.task.clients),
         "operations": operations.seen,
         "capture_blocks": sum(learning) / median(t[inner] for t in times) - LEARNING,
         "ms": {way: median(t[way] for t in times) for way in setups},
-        "over_serial": {way: _spread([t["serial"] / t[way] for t in times]) for way in setups if way != "serial"},
-        "replay_gains": _spread([t[inner] / t["replayed"] for t in times]) if "replayed" in setups else None,
+        "over_serial": {way: spread([t["serial"] / t[way] for t in times]) for way in setups if way != "serial"},
+        "replay_gains": spread([t[inner] / t["replayed"] for t in times]) if "replayed" in setups else None,
     }
 
 
-def _spread(ratios: list[float]) -> dict[str, float]:
+def spread(ratios: list[float]) -> dict[str, float]:
+    """Return the median of ratios, and what 80 % of them lie between."""
     ratios, cut = sorted(ratios), len(ratios) // 10
     return {"median": median(ratios), "least": ratios[cut], "most": ratios[-1 - cut]}
 
 
-def _milliseconds(setup: Setup, seen: Seen) -> float:
+def milliseconds(setup: Setup, seen: Seen) -> float:
+    """Return what a block takes."""
     started = time.perf_counter()
     run_block(setup, seen.shared, seen.task)
     return 1000 * (time.perf_counter() - started)
@@ -121,8 +123,13 @@ def row(found: dict[str, Any]) -> list[object]:
     known = [found[k] for k in ("case", "phase", "clients", "operations")]
     ways = [_cell(found, way) for way in (*WAYS, "replayed")]
     gains = found["replay_gains"]
-    gained = "-" if gains is None else f"{gains['median']:.2f} ({gains['least']:.2f} to {gains['most']:.2f})"
+    gained = "-" if gains is None else told(gains)
     return [*known, *ways, gained, round(found["capture_blocks"])]
+
+
+def told(found: dict[str, float]) -> str:
+    """Return a median and its spread in words."""
+    return f"{found['median']:.2f} ({found['least']:.2f} to {found['most']:.2f})"
 
 
 def _cell(found: dict[str, Any], way: str) -> str:

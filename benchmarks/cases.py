@@ -9,6 +9,21 @@ from benchmarks.peers.workload import Case
 FLAT, DIGIT, COLOUR = (784,), (1, 28, 28), (3, 32, 32)
 
 CDMA = Case("", "", (), clients=500, cohort=16, samples=120, algorithm="cdma_ada")
+ADAPTATION = Case(
+    "fedmm",
+    "small_cnn",
+    COLOUR,
+    clients=100,
+    cohort=8,
+    samples=160,
+    batch=32,
+    lr=0.01,
+    algorithm="fedmm",
+    task="domain_adaptation",
+    rounds=8,
+    warmup=4,
+)
+"""FedMM with DANN, every second client without labels; ``fedmm_source`` is FedAvg with its extractor and head, all with labels."""
 
 CASES: dict[str, Case] = {
     case.name: case
@@ -21,5 +36,7 @@ CASES: dict[str, Case] = {
         Case("cnn", "cnn", COLOUR, clients=500, cohort=20, samples=50, rounds=6, warmup=8),
         replace(CDMA, name="cdma", model="lenet_relu", shape=DIGIT, task="auc", rounds=10, warmup=10),
         replace(CDMA, name="cdma_robust", model="mlp", shape=FLAT, task="robust", rounds=20, warmup=10),
+        ADAPTATION,
+        replace(ADAPTATION, name="fedmm_source", algorithm="fedavg", task="source_only"),
     )
 }

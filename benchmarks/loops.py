@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks import cdma_loop, command, lists
+from benchmarks import cdma_loop, command, fedmm_loop, lists
 from benchmarks.command import say
 from benchmarks.peers import workload
 from benchmarks.peers.workload import Case
@@ -76,6 +76,9 @@ def prepare(case: Case, model: nn.Module, *, batched: bool = False) -> tuple[Cal
     if case.algorithm == "cdma_ada":
         run, point = cdma_loop.cdma_ada(case, model)
         return run, list(point.net.parameters())
+    if case.algorithm == "fedmm":
+        run, player = fedmm_loop.fedmm(case)
+        return run, [*player.features.parameters(), *player.head.parameters()]
     return fedavg(case, model), list(model.parameters())
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from benchmarks.cdma_loop import ALPHA
+from benchmarks.fedmm_loop import ETA3, MU, is_target
 from benchmarks.peers import workload
 from benchmarks.peers.workload import CLASSES, Case
 from fedfleet.algorithms.options import CohortOptions
@@ -24,11 +26,17 @@ from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.driver.simulate import RoundRecord, simulate
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.population import InMemoryPopulation, Population
+from fedfleet.tasks.adaptation import AdaptationOptions, DomainAdaptation
 from fedfleet.tasks.auc import AucMaximisation, AucOptions
 from fedfleet.tasks.classification import Classification
 from fedfleet.tasks.options import DataShape, ModelOptions
 from fedfleet.tasks.robust import RobustOptions, RobustTraining
 
+EXTRA: dict[str, dict[str, Any]] = {
+    "cdma_ada": {"alpha": ALPHA},
+    "fedmm": {"mu1": MU, "mu2": MU, "eta3": {"kind": "constant", "value": ETA3}},
+}
+"""Options of the algorithms, besides those that all have."""
 SOON = 3
 """Blocks of a kind after which it is captured: all are before the warm-up ends, as they would be in a run of some length."""
 
@@ -59,6 +67,9 @@ def task(case: Case) -> Task:
     shape = DataShape(case.shape, CLASSES)
     if case.task == "robust":
         return RobustTraining(RobustOptions(model=case.model, hidden=(200, 200)), shape)
+    if case.task in ("domain_adaptation", "source_only"):
+        loss = "dann" if case.task == "domain_adaptation" else "none"
+        return DomainAdaptation(AdaptationOptions(model="cnn", loss=loss), shape)
     if case.task == "auc":
         return AucMaximisation(AucOptions(model=case.model), shape)
     if case.model == "cnn":
@@ -70,8 +81,7 @@ def algorithm(case: Case, of: Task) -> Algorithm:
     """Return the algorithm of a case."""
     entry = ALGORITHMS[case.algorithm]
     given = {"steps": case.steps, "batch_size": case.batch, "lr": case.lr}
-    extra = {"alpha": ALPHA} if case.algorithm == "cdma_ada" else {}
-    return entry.build(entry.options(**given, **extra), of, CohortOptions(invite=case.cohort))
+    return entry.build(entry.options(**given, **EXTRA.get(case.algorithm, {})), of, CohortOptions(invite=case.cohort))
 
 
 def population(case: Case) -> InMemoryPopulation:
@@ -80,7 +90,11 @@ def population(case: Case) -> InMemoryPopulation:
     total = case.clients * case.samples
     offsets = torch.arange(0, total + 1, case.samples)
     tensors = {"x": x.flatten(0, 1), "y": y.flatten()}
-    return InMemoryPopulation(tensors, torch.arange(total), offsets, torch.zeros(case.clients, dtype=torch.int64))
+    domain = torch.zeros(case.clients, dtype=torch.int64)
+    found = InMemoryPopulation(tensors, torch.arange(total), offsets, domain)
+    if case.task != "domain_adaptation":
+        return found
+    return found.withholding(torch.tensor([is_target(c) for c in range(case.clients)]).repeat_interleave(case.samples))
 
 
 def build(case: Case, clients: Population | None = None) -> World:

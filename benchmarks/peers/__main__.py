@@ -83,13 +83,13 @@ def answer(out: str) -> Run:
     return json.loads(lines[-1])
 
 
-BOTH = ("fedavg", "cdma_ada")
+OURS = ("fedavg", "cdma_ada", "fedmm")
 CONTESTANTS = {
     "fedfleet": Contestant(
-        "fedfleet, 2 actors", BOTH, module("benchmarks.engine", "--executor", "ray", "--actors", str(WORKERS))
+        "fedfleet, 2 actors", OURS, module("benchmarks.engine", "--executor", "ray", "--actors", str(WORKERS))
     ),
-    "loops": Contestant("two bare loops", BOTH, module("benchmarks.loops", "--processes", str(WORKERS))),
-    "loop": Contestant("one bare loop", BOTH, module("benchmarks.loops")),
+    "loops": Contestant("two bare loops", OURS, module("benchmarks.loops", "--processes", str(WORKERS))),
+    "loop": Contestant("one bare loop", OURS, module("benchmarks.loops")),
     "batched": Contestant("one batched loop", ("fedavg",), module("benchmarks.loops", "--batched")),
     "pfl": Contestant("pfl-research, 2 processes", ("fedavg",), pfl),
     "flower": Contestant("Flower, 2 actors", ("fedavg",), flower),

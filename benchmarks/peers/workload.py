@@ -27,13 +27,13 @@ class Case:
 
     Attributes:
         name: what it is called on command lines.
-        model: "logistic", "mlp", "lenet", "lenet_relu" or "cnn".
+        model: "logistic", "mlp", "lenet", "lenet_relu", "cnn" or "small_cnn".
         shape: of one example.
         clients, cohort: N, and how many of them work in a round (in each phase of it).
         samples, batch, epochs: of one client; its local steps are K = epochs * ceil(samples / batch).
         lr: learning rate of the clients.
-        algorithm: "fedavg" or "cdma_ada".
-        task: "classification", "auc" or "robust".
+        algorithm: "fedavg", "cdma_ada" or "fedmm".
+        task: "classification", "auc", "robust", "domain_adaptation" or "source_only".
         rounds, warmup: rounds to time, some seconds of them, and rounds before.
 
     """
@@ -101,6 +101,12 @@ def _net(model: str, shape: tuple[int, ...]) -> nn.Module:
         )
     if model == "cnn":
         return cnn()
+    if model == "small_cnn":  # fedfleet's extractor for domain adaptation, and its head
+        return nn.Sequential(
+            *(nn.Conv2d(shape[0], 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(32 * (shape[1] // 4) * (shape[2] // 4), 64), nn.ReLU(), nn.Linear(64, CLASSES)),
+        )
     if model in ("lenet", "lenet_relu"):
         return nn.Sequential(
             *(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),

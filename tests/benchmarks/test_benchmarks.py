@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks import (
+    adaptation,
     blocks,
     cases,
     disk,
@@ -70,12 +71,13 @@ def test_the_nets_of_the_contestants_have_the_same_shape(name):
     assert [p.shape for p in workload.net(case).parameters()] == [p.shape for p in ours if p.dim()]
 
 
+TINY_FEDMM = replace(cases.ADAPTATION, name="tiny", shape=(3, 8, 8), clients=4, cohort=4, samples=6)
 TINY_ROBUST = replace(TINY_CDMA, model="mlp", shape=(784,), task="robust", lr=0.1)
 
 
 @pytest.mark.parametrize(
     ("case", "batched"),
-    [(TINY, False), (TINY, True), (TINY_CDMA, False), (TINY_ROBUST, False)],
+    [(TINY, False), (TINY, True), (TINY_CDMA, False), (TINY_ROBUST, False), (TINY_FEDMM, False)],
     ids=lambda v: f"{v.algorithm}-{v.task}" if isinstance(v, workload.Case) else "batched" * v,
 )
 def test_the_bare_loop_and_the_engine_find_the_same_model(case, batched):
@@ -120,6 +122,22 @@ def test_the_ways_to_run_a_block_are_measured_side_by_side(monkeypatch, capsys):
     assert list(found["ms"]) == ["serial", "batched", "factored", "replayed"]
     assert min(found["ms"].values()) > 0
     assert blocks.row(found)[-2].startswith(f"{found['replay_gains']['median']:.2f}")
+
+
+def test_a_client_of_fedmm_is_measured_beside_two_of_fedavgs_and_a_loop(monkeypatch, capsys):
+    monkeypatch.setitem(cases.CASES, "fedmm", TINY_FEDMM)
+    source = replace(TINY_FEDMM, algorithm="fedavg", task="source_only")
+    monkeypatch.setitem(cases.CASES, "fedmm_source", source)
+    adaptation.main(["--turns", "1", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    ways = ["serial", "batched", "factored"]
+    assert list(found["ms"]) == [*(f"fedmm {way}" for way in ways), *(f"fedavg {way}" for way in ways), "loop"]
+    for way in ways:
+        ours, theirs = found["ms"][f"fedmm {way}"], found["ms"][f"fedavg {way}"]
+        assert found["over_two_fedavg"][way]["median"] == pytest.approx(ours / (2 * theirs))
+        assert found["times_as_fast_as_loop"][way]["median"] == pytest.approx(found["ms"]["loop"] / ours)
+    adaptation.main(["--turns", "1"])
+    assert "FedMM over two of FedAvg" in capsys.readouterr().out
 
 
 def test_scaling_takes_medians_over_turns(monkeypatch):
