@@ -7,6 +7,8 @@ import torch
 
 from fedfleet.algorithms.afl import State
 from fedfleet.algorithms.options import CohortOptions
+from fedfleet.simulator.algorithm import Algorithm
+from fedfleet.simulator.block.purity import Held
 from fedfleet.simulator.population import InMemoryPopulation
 from tests.algorithms.harness import Bowl, World, build, records
 
@@ -29,13 +31,20 @@ def at(w: float):
     return {"x": {"w": torch.tensor(w, dtype=torch.float64)}}
 
 
+_built: dict[str, tuple[Algorithm, Held, World]] = {}
+
+
 def run(
-    where: World, rounds: int, name: str = "afl", *, w: float = 0.0, invite: int | None = None, **options
+    where: World, rounds: int, name: str = "afl", *, w: float = 0.0, invite: int | None = None, seed: int = 0, **options
 ) -> list[State]:
-    everybody = CohortOptions(invite=invite or where.population.size)
-    seed = options.pop("seed", 0)
-    algorithm = build(name, where.task, everybody, **{**EXACT, **options} if name == "afl" else options)
-    return [r.state for r in records(algorithm, where, rounds, z=at(w), seed=seed)]
+    """Run an algorithm, which is built, and tried before its first block, once for all seeds."""
+    key = f"{id(where)} {name} {invite} {options}"
+    if key not in _built:
+        everybody = CohortOptions(invite=invite or where.population.size)
+        algorithm = build(name, where.task, everybody, **{**EXACT, **options} if name == "afl" else options)
+        _built[key] = algorithm, Held(), where
+    algorithm, held, _ = _built[key]
+    return [r.state for r in records(algorithm, where, rounds, z=at(w), seed=seed, held=held)]
 
 
 def w(state: State) -> float:

@@ -16,6 +16,7 @@ from fedfleet.simulator.algorithm import Algorithm, Cohort, Task
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.capture import Captures
+from fedfleet.simulator.block.purity import Held
 from fedfleet.simulator.driver.round import Conditions, EngineRound
 from fedfleet.simulator.driver.simulate import RoundRecord, simulate
 from fedfleet.simulator.executors.base import Executor
@@ -152,9 +153,11 @@ def records(
     block_size: int = 4,
     seed: int = 0,
     captures: Captures | None = None,
+    held: Held | None = None,
     **given: Any,
 ) -> Iterator[RoundRecord]:
-    setup = Setup.of(algorithm, world.task, world.population, inner, captures=captures or Captures())
+    more = {"captures": captures or Captures(), "held": held or Held()}
+    setup = Setup.of(algorithm, world.task, world.population, inner, **more)
     executor = executor or LocalExecutor(1)
     executor.start(setup)
     given = {"federation": Federation(policy=policy or WaitAll()), **given}

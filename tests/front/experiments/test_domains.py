@@ -323,7 +323,9 @@ def test_a_table_is_written_though_runs_failed(tmp_path, capsys, monkeypatch):
     (tmp_path / "digits.yaml").write_text(json.dumps({**BASE, "seeds": [0, 1], "compare": compare}))
     table = "title: Digits\nsource: a paper\nconfig: digits.yaml\ncolumns: {all: accuracy, ones: 'accuracy[0]'}\nbaseline: plain\n"
     (tmp_path / "table.yaml").write_text(table)
-    monkeypatch.setattr("sys.argv", ["fedfleet", "paper", str(tmp_path / "table.yaml"), "--out", str(tmp_path / "out")])
+    monkeypatch.setattr(
+        "sys.argv", ["fedfleet", "paper", str(tmp_path / "table.yaml"), "--jobs", "1", "--out", str(tmp_path / "out")]
+    )
     with pytest.raises(SystemExit):
         cli.main()
     assert "2 of 4 trials: diverging" in capsys.readouterr().err
