@@ -150,7 +150,7 @@ def _cdma(variant: str, options: CdmaOptions, task: Task, cohort: CohortOptions,
             return options.theory.at(variant, options.local_steps(problem.mean_examples), t)
         shrink = (t + 1.0) ** -options.decay
         rates = {p: rate * shrink for p, rate in options.rates(t, task.parts).items()}
-        return rates, 1.0 if variant != "ada" else min(1.0, (alpha_0 or 1.0) * shrink**2)
+        return rates, min(1.0, (alpha_0 or 1.0) * shrink**2)  # the latter matters to ADA alone
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
         if options.theory is not None:
@@ -159,6 +159,7 @@ def _cdma(variant: str, options: CdmaOptions, task: Task, cohort: CohortOptions,
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
         lr, alpha = coefficients(rnd.index, rnd.problem)
+        told = {"alpha": alpha} if variant == "ada" else {}
         invited = rnd.invite(cohort.invite)
         send, u = {"z": state.z}, state.u
         if correct:  # phase 1, Alg. 1 l. 3-8
@@ -168,11 +169,11 @@ def _cdma(variant: str, options: CdmaOptions, task: Task, cohort: CohortOptions,
             u = T.axpy(1.0 - alpha, u, r) if recurse else r  # Eq. (2)
             send = send | {"u": u}
             if options.steps == 1:  # every client would return z_t - lr * u, so the server takes the step itself
-                return State(task.objectives["train"].step(state.z, lr, u), state.z, u), {"alpha": alpha}
+                return State(task.objectives["train"].step(state.z, lr, u), state.z, u), told
             if cohort.resample:
                 invited = rnd.invite(cohort.invite)
         z = rnd.map_reduce(update, shared=Message(send, {"lr": lr}), cohort=invited)["z"]  # phase 2, l. 9-14
-        return State(z, state.z, u), {"alpha": alpha} if variant == "ada" else {}
+        return State(z, state.z, u), told
 
     phases = (collect, update) if correct else (update,)
     view = View(lambda state: state.z)

@@ -112,20 +112,30 @@ def shards(labels: Tensor, clients: int, seed: int, labels_per_client: int = 2) 
     return _equal_blocks(order[_generator("shards", seed).permutation(pieces)].ravel(), clients)
 
 
-def by_domain(domains: Tensor, clients: int, seed: int) -> Partition:
+def by_domain(
+    domains: Tensor, clients: int, seed: int, targets: Collection[int] = (), target_clients: int | None = None
+) -> Partition:
     """Give every client examples of one domain only, dealt at random; clients are numbered domain by domain.
 
     A domain has clients in proportion to its examples, by largest remainder, and at least one; clients of one domain
-    differ by at most one example. Every example is dealt exactly once. Fewer clients than domains is a ValueError.
+    differ by at most one example. With `target_clients` the target domains have so many in all, and the sources the others.
+    Every example is dealt exactly once. Fewer clients than domains is a ValueError.
     """
     examples = len(domains)
     _check_clients(examples, clients)
-    _, domain, totals = np.unique(domains.numpy(), return_inverse=True, return_counts=True)
-    if clients < len(totals):
-        raise ValueError(
-            f"{clients} clients cannot cover {len(totals)} domains: ask for at least {len(totals)} clients"
-        )
-    counts = _apportion(clients, totals)
+    values, domain, totals = np.unique(domains.numpy(), return_inverse=True, return_counts=True)
+    counts = np.zeros_like(totals)
+    groups = [(np.ones(len(totals), dtype=bool), clients, "domains")]
+    if target_clients is not None:
+        target = np.isin(values, list(targets))
+        groups = [(~target, clients - target_clients, "sources"), (target, target_clients, "target domains")]
+    for mine, count, what in groups:
+        least = int(mine.sum())
+        if not least:
+            raise ValueError(f"there are no {what}: name one domain or more in domains.target, and leave a source")
+        if count < least:
+            raise ValueError(f"{count} clients cannot cover {least} {what}: ask for at least {least} clients")
+        counts[mine] = _apportion(count, totals[mine])
     shuffled = _generator("by_domain", seed).permutation(examples)
     order = shuffled[np.argsort(domain[shuffled], kind="stable")]
     rank = np.arange(clients) - np.repeat(np.cumsum(counts) - counts, counts)  # a client's place in its domain

@@ -96,6 +96,9 @@ class ByDomain(PartitionConfig):
     """Every client within one domain, clients of a domain in proportion to its examples."""
 
     kind: Literal["by_domain"] = "by_domain"
+    target_clients: int | None = Field(
+        None, ge=1, description="Clients of the target domains, in all; in proportion, as of sources, if not given"
+    )
 
     def split(
         self, labels: Tensor, domains: Tensor | None, clients: int, seed: int, targets: Collection[int] = ()
@@ -103,7 +106,9 @@ class ByDomain(PartitionConfig):
         """Deal the examples by `partition.by_domain`; data without domains are a ValueError."""
         if domains is None:
             raise ValueError("this data set has no domains: choose another partition than by_domain")
-        return partition.by_domain(domains, clients, seed)
+        if self.target_clients is not None and not targets:
+            raise ValueError(f"target_clients is {self.target_clients}, and no domain is a target: leave it out")
+        return partition.by_domain(domains, clients, seed, targets, self.target_clients)
 
 
 class DomainShare(PartitionConfig):

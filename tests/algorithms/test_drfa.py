@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from fedfleet.algorithms.mixture import Dual, DualOptions
+from fedfleet.algorithms.options import CohortOptions
 from tests.algorithms.agnostic import TWO, mean_of, run, w, world
-from tests.algorithms.harness import World
+from tests.algorithms.harness import World, build
 
 
 def drfa(where: World, rounds: int, **options) -> list:
@@ -93,3 +94,15 @@ def test_models_of_clients_and_server_stay_in_their_ball(weighting):
     for seed in range(20):
         (state,) = drfa(back, 1, w=0.7, steps=2, batch_size=1, radius=0.8, weighting=weighting, seed=seed)
         assert min(abs(w(state) - x) for x in (0.8, 0.8 - 0.4 * 3.8, -0.78 + 0.4 * 3.78)) < 1e-9
+
+
+def test_the_mean_of_the_models_is_evaluated_where_that_is_asked_for():
+    states = drfa(TWO, 4, w=0.7, steps=3, dual={"lr": 0.1})
+    points = [w(state) for state in states]
+    for t, state in enumerate(states, start=1):
+        assert float(state.z_mean["x"]["w"]) == pytest.approx(sum(points[:t]) / t, abs=1e-12)
+    for average in (True, False):
+        algorithm = build("drfa", TWO.task, CohortOptions(invite=2), steps=3, average=average)
+        found = algorithm.views["global"].params(states[-1])
+        assert found is (states[-1].z_mean if average else states[-1].z)
+    assert points[-1] != points[0]

@@ -307,6 +307,40 @@ def test_refusals_are_one_line_with_the_number_and_the_mend(call, says: str):
     assert "\n" not in str(caught.value)
 
 
+def test_a_target_may_be_whole_while_sources_are_cut():
+    domains = torch.tensor([0] * 12 + [1] * 20 + [2] * 9)
+    dealt = partition.by_domain(domains, 9, 3, targets=[1], target_clients=1)
+    assert dealt.offsets.diff().tolist() == [3, 3, 2, 2, 2, 20, 3, 3, 3]
+    assert [set(domains[c].tolist()) for c in dealt.indices.split(dealt.offsets.diff().tolist())] == [
+        *[{0}] * 5,
+        {1},
+        *[{2}] * 3,
+    ]
+    assert sorted(dealt.indices.tolist()) == list(range(41))
+    config = PARTITIONS["by_domain"](target_clients=1)
+    again = config.split(torch.zeros(41), domains, 9, 3, [1])
+    assert torch.equal(again.indices, dealt.indices)
+
+
+@pytest.mark.parametrize(
+    ("clients", "targets", "count", "line"),
+    [
+        (3, [1], 2, "1 clients cannot cover 2 sources: ask for at least 2"),
+        (5, [0, 1], 1, "1 clients cannot cover 2 target domains"),
+        (5, [7], 1, "there are no target domains: name one domain or more in domains.target"),
+        (5, [0, 1, 2], 4, "there are no sources"),
+    ],
+)
+def test_target_clients_that_cannot_be_are_refused(clients, targets, count, line):
+    with pytest.raises(ValueError, match=line):
+        partition.by_domain(torch.arange(9) % 3, clients, 0, targets, count)
+
+
+def test_target_clients_need_a_target():
+    with pytest.raises(ValueError, match="target_clients is 2, and no domain is a target: leave it out"):
+        PARTITIONS["by_domain"](target_clients=2).split(torch.zeros(9), torch.arange(9) % 3, 5, 0)
+
+
 def test_by_domain_needs_domains():
     with pytest.raises(ValueError, match="has no domains"):
         PARTITIONS["by_domain"]().split(torch.arange(4), None, 2, 0)
