@@ -10,7 +10,9 @@ ONLINE = [f"{F}online_models.py", f"{F}online_correlated.py", f"{F}online_trace.
 RESPONSES = [f"{F}partial_work.py", f"{F}devices.py", f"{A}unreliable.py", f"{A}late.py", f"{A}events.py"]
 BUFFER = [f"{F}buffer.py", f"{A}fedbuff.py", f"{A}events.py"]
 
-TARGETS: dict[str, list[str]] = {
+OPTIONS = f"{A}options.py"
+
+_HELD: dict[str, list[str]] = {
     "algorithms/afl.py": [f"{A}afl.py", f"{A}afl_estimators.py"],
     "algorithms/catalyst.py": MINIMAX,
     "algorithms/cdma.py": [f"{A}cdma.py"],
@@ -71,3 +73,8 @@ TARGETS: dict[str, list[str]] = {
     "simulator/fleet/responses.py": [*ONLINE[3:], *RESPONSES],
     "simulator/fleet/selection.py": [f"{F}selection.py"],
 }
+
+TARGETS = {
+    file: [OPTIONS, *tests] if file.startswith(("algorithms/", "tasks/")) else tests for file, tests in _HELD.items()
+}
+"""File -> tests. Those of algorithms and tasks have options, whose defaults and bounds one test holds."""
