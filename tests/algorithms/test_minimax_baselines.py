@@ -5,7 +5,8 @@ import torch
 from harness import TOY, Game, World, build, digits, flat, play, point, records, rows, script, xy
 
 from fedfleet.algorithms.catalyst import drawn_gaps
-from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.options import CohortOptions, Schedule
+from fedfleet.algorithms.parallel_sgda import ParallelOptions
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver import simulate
@@ -338,3 +339,8 @@ def test_a_short_stage_draws_until_a_round_ends_after_its_first_step(iterations)
         assert drawn_gaps(iterations, 3, key).tolist() == wanted
         seen.add((happened[0], len(ends)))
     assert {(True, 1), (False, 1)} <= seen
+
+
+def test_both_steps_of_parallel_sgda_fall_alike():
+    options = ParallelOptions(lr=0.4, dual_lr=0.1, lr_schedule=Schedule(kind="power", exponent=0.5))
+    assert options.rates(3) == pytest.approx({"x": 0.2, "y": 0.05})

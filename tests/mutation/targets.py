@@ -75,6 +75,9 @@ _HELD: dict[str, list[str]] = {
 }
 
 TARGETS = {
-    file: [OPTIONS, *tests] if file.startswith(("algorithms/", "tasks/")) else tests for file, tests in _HELD.items()
+    file: [OPTIONS, *([f"{T}objectives.py"] if file.startswith("tasks/") else []), *tests]
+    if file.startswith(("algorithms/", "tasks/"))
+    else tests
+    for file, tests in _HELD.items()
 }
 """File -> tests. Those of algorithms and tasks have options, whose defaults and bounds one test holds."""

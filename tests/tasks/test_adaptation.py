@@ -108,6 +108,9 @@ def test_other_nets_sizes():
     assert counts(loss="cdan") == {"x": mlp, "y": 640 * 32 + 32 + 32 + 1}
     assert counts(loss="mdd") == {"x": mlp, "y": 640 + 10}
     assert counts(loss="none") == {"x": mlp}
+    extractor = 3 * 9 * 16 + 16 + 16 * 9 * 32 + 32 + 32 * 49 * 64 + 64
+    assert counts(model="cnn") == {"x": extractor + 650, "y": 64 * 64 + 64 + 65}
+    assert counts(model="cnn", loss="mdd") == {"x": extractor + 64 * 64 + 64 + 650, "y": 64 * 64 + 64 + 650}
     assert not task(loss="none").unlabelled
 
 

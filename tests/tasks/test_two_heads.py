@@ -43,6 +43,11 @@ def gradient(of: TwoHeads, name: str, z, where: Batch, **given):
     return EngineOps(of.objectives, of.functions).grad(name, z, where, KEY, **given)[0]
 
 
+def test_statistics_are_a_part_of_nets_that_have_some():
+    assert task().parts == ("x", "head")
+    assert task(10, (1, 8, 8), model="digits_small").parts == ("x", "head", BUFFERS)
+
+
 @pytest.mark.parametrize("classes", [2, 10, 31])
 def test_cross_entropy_with_two_softmaxes_is_bounded_below(classes):
     """ln(e + K - 1) - 1 is reached where a head is sure, and right; with one softmax it is 0."""

@@ -19,8 +19,8 @@ class RandomRate:
     itself, p_t says how many answers the server waits for, S_t = ceil(p_t S-hat): that is `policies.Siwer`.
     """
 
-    low: float = 0.5
-    high: float = 1.0
+    low: float
+    high: float
 
     def rate(self, key: Key) -> Tensor:
         """Return p_t, float64, of the phases with these keys."""

@@ -159,3 +159,10 @@ def test_each_client_has_one_fate_and_times_add_up(seed, invited, hazard, policy
     calm = phase(clients, seed, devices=Alike(), policy=policy)
     assert bool((found.seconds <= calm.seconds).all())  # a failure comes before the answer would have
     assert torch.equal(found.seconds[~failed], calm.seconds[~failed])
+
+
+def test_the_median_device_has_the_median_of_each():
+    found = Hardware(
+        *(torch.tensor(v, dtype=torch.float64) for v in ([3, 1, 9], [1, 4, 2], [7, 7, 8], [0.1, 0.0, 0.3]))
+    )
+    assert [v.tolist() for v in found.median()] == [[3.0], [2.0], [7.0], [0.1]]

@@ -115,6 +115,20 @@ def test_oort_exploits_utility_and_punishes_slowness():
     assert selection.invite(slow, rng.key(1), 1, PROBLEM, replace=False)[0].tolist() == [4]
 
 
+def test_oort_draws_in_proportion_to_utility_and_the_slow_by_so_much_less(p_value):
+    """Clients 0 and 2 offer as much, client 1 the least; 2 takes twice the pace, the median. sqrt(0.1 log 2) is for being new."""
+    selection, new = Oort(explore=0.0, explore_least=0.0, cutoff=0.0, penalty=1.0), math.sqrt(0.1 * math.log(2))
+    three = Problem(3, 1.0, torch.ones_like)
+    state = selection.observe(
+        selection.init(),
+        Heard(0, torch.arange(3), torch.tensor([9.0, 1, 9]), torch.tensor([1.0, 1, 2]), torch.ones(3)),
+    )
+    keys = (rng.fold(rng.key(9), t) for t in range(4000))
+    drawn = torch.tensor([int(selection.invite(state, key, 1, three, replace=False)[0]) for key in keys])
+    weight = torch.tensor([1 + new, new, (1 + new) / 2], dtype=torch.float64)
+    assert p_value(drawn.bincount(minlength=3).tolist(), (4000 * weight / weight.sum()).tolist()) > 1e-3
+
+
 def test_what_is_known_is_the_latest():
     known = Known.nothing("loss").updated(torch.tensor([7, 3]), {"loss": torch.tensor([1.0, 2.0])})
     known = known.updated(torch.tensor([3, 9, 3]), {"loss": torch.tensor([4.0, 5.0, 6.0])})

@@ -1,0 +1,50 @@
+"""Of every registered task: who descends and who ascends in each objective; what it says of single examples."""
+
+import pytest
+import torch
+
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.work import Batch
+from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.registry import TASKS
+
+SIGNS = {
+    "classification": {"train": {"x": 1}, "shifted": {"x": 1, "shift": -1}},
+    "language_model": {"train": {"x": 1}},
+    "auc": {"train": {"x": 1, "y": -1}},
+    "robust": {"train": {"x": 1, "y": -1}},
+    "gan": {"train": {"x": 1, "y": -1}},
+    "domain_adaptation": {"train": {"x": 1, "y": -1}, "shifted": {"x": 1, "y": -1, "shift": -1}},
+    "two_heads": {
+        "train": {"x": 1, "head": 1, "second": 1},
+        "discord": {"head": 1, "second": 1},
+        "idd": {"x": 1},
+    },
+}
+
+
+def build(name: str, **options):
+    shape = DataShape((20,) if name == "language_model" else (1, 28, 28), 10)
+    return TASKS[name].build(TASKS[name].options(**options), shape)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_who_descends_and_who_ascends(name):
+    found = {objective: dict(o.sign) for objective, o in build(name).objectives.items()}
+    assert found == SIGNS[name]
+
+
+@pytest.mark.parametrize("name", ["classification", "robust"])
+def test_of_single_examples(name):
+    """Robust training's are of images as the adversary leaves them."""
+    made = build(name, hidden=(5,))
+    z = T.map(lambda v: rng.normal(rng.key(v.numel()), tuple(v.shape)), made.init(0))
+    x, y = rng.normal(rng.key(1), (6, 1, 28, 28)), torch.tensor([3, 1, 4, 1, 5, 9])
+    seen = x + z["y"]["perturbation"] if name == "robust" else x
+    weight = [z["x"][k] for k in ("1.weight", "1.bias", "3.weight", "3.bias")]
+    hidden = (seen.flatten(1) @ weight[0].T + weight[1]).relu()
+    logits = hidden @ weight[2].T + weight[3]
+    found = made.functions["per_example"](z, Batch({"x": x, "y": y}, torch.ones(6)))
+    assert found["accuracy"].tolist() == (logits.max(1).indices == y).float().tolist()
+    torch.testing.assert_close(found["loss"], logits.logsumexp(1) - logits[torch.arange(6), y], rtol=1e-4, atol=1e-4)
