@@ -20,8 +20,8 @@ signal.signal(
     signal.SIGINT, signal.default_int_handler
 )  # a shell's background job ignores it, and so would what it starts
 
-settings.register_profile("suite", deadline=None, max_examples=25)
-settings.register_profile("thorough", deadline=None, max_examples=400)  # pytest --hypothesis-profile=thorough
+settings.register_profile("suite", deadline=None, max_examples=16)
+settings.register_profile("thorough", deadline=None, max_examples=256)  # pytest --hypothesis-profile=thorough
 settings.load_profile("suite")
 
 
@@ -35,11 +35,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.xdist_group("ray" if on_ray(item) else item.path.name + str(item.path.parent.name)))
     items.sort(key=lambda item: not on_ray(item))  # the others are done in less time
-
-
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Take a process more than there are cores: tests that kill workers wait most of their time."""
-    return (os.cpu_count() or 1) + 1
 
 
 class Kept:

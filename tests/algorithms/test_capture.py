@@ -25,7 +25,7 @@ def models(name, inner, captures):
     return [(flat(view(r.state)), [p.train_loss for p in r.phases], [p.counts for p in r.phases]) for r in run]
 
 
-BATCHED = [(name, "batched") for name in ("fedavg", "scaffold", "cdma_ada")]
+BATCHED = [(name, "batched") for name in ("fedavg", "scaffold")]
 
 
 @pytest.mark.parametrize(("name", "inner"), [*((name, "factored") for name in CASES), *BATCHED])
