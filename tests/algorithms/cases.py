@@ -37,7 +37,7 @@ CASES: dict[str, tuple[str, dict]] = {
     "fact": ("two_heads", {"batch_size": 7, "lr": 0.05, "targets": 3, "select": "last"}),
     "mcd": (
         "two_heads",
-        {"steps": 2, "generator_steps": 2, "batch_size": 7, "lr": 0.05, "optimizer": {"momentum": 0.9}},
+        {"steps": 2, "generator_steps": 1, "batch_size": 7, "lr": 0.05, "optimizer": {"momentum": 0.9}},
     ),
     "cdma_ada": ("auc", {"steps": 3, "batch_size": 7, "decay": 0.3, "alpha": 0.9}),
 }

@@ -14,7 +14,7 @@ from tests.chaos.soak import events, soak
 @pytest.mark.own_ray
 def test_nothing_is_lost(tmp_path):
     faults = ["worker killed", "driver killed, newest checkpoint cut short"]
-    found = soak("scaffold", tmp_path, random.Random(0), rounds=80, faults=faults, every_s=(0.2, 0.8))
+    found = soak("scaffold", tmp_path, random.Random(0), rounds=60, faults=faults, every_s=(0.2, 0.8))
     assert found.lost == []
     assert sum(found.faults.values()) >= 1
     assert events(tmp_path / "run")["resumed"] + found.faults.get("worker killed", 0) >= 1
