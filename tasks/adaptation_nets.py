@@ -104,11 +104,7 @@ def _nets(
 def _pretrained(
     name: str, weights: pretrained.Weights, shape: tuple[int, ...], classes: int, takes: Takes, dropout: float
 ) -> Nets:
-    least = pretrained.SMALLEST_SIDE
-    if shape[0] != 3 or min(shape[1:]) < least:
-        raise ValueError(
-            f"model {name!r} needs images in colour of at least {least}x{least}, not {shape}: try model=cnn"
-        )
+    pretrained.check(name, shape, "cnn")
     net, width = pretrained.features(name, weights)
     features = prepared(nn.Sequential(AsImageNet(), net))
     layers = (nn.Linear(width, BOTTLENECK).apply(_he), nn.BatchNorm1d(BOTTLENECK), nn.ReLU(), nn.Dropout(dropout))

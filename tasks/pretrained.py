@@ -42,17 +42,39 @@ def features(name: str, weights: Weights) -> tuple[nn.Module, int]:
     return net, width
 
 
+def check(name: str, shape: tuple[int, ...], instead: str) -> None:
+    """Refuse images that a net cannot take. Raises ValueError, which names the model to take instead."""
+    if shape[0] != 3 or min(shape[1:]) < SMALLEST_SIDE:
+        raise ValueError(
+            f"model {name!r} needs images in colour of at least {SMALLEST_SIDE}x{SMALLEST_SIDE}, not {shape}: try model={instead}"
+        )
+
+
+def cached(file: str) -> Path:
+    """Return where torch keeps a file that it has downloaded."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / file
+
+
+def genuine(path: Path) -> bool:
+    """Say whether a file's SHA-256 begins with the digits at the end of its name."""
+    return _digest(path).startswith(path.stem.rpartition("-")[2])
+
+
+def loaded(path: Path) -> dict[str, torch.Tensor]:
+    """Return the weights in a file."""
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
 def _read(name: str, known: Any) -> dict[str, torch.Tensor]:
     url: str = known.IMAGENET1K_V1.url
-    path = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+    path = cached(url.rpartition("/")[2])
     if not path.exists():
         raise ValueError(
             f"weights='imagenet': {path} is not there: download {url} to it, or set weights=random for a net that has seen nothing"
         )
-    begins = path.stem.rpartition("-")[2]  # the first digits of its SHA-256 are part of the name
-    if not _digest(path).startswith(begins):
+    if not genuine(path):
         raise ValueError(f"weights='imagenet': {path} is not what its name says: download {url} again")
-    return torch.load(path, map_location="cpu", weights_only=True)
+    return loaded(path)
 
 
 def _digest(path: Path) -> str:

@@ -6,7 +6,6 @@ A classifier is trained once, and kept as safetensors in the user's cache under 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.population import decode
+from fedfleet.tasks import pretrained
 
 BATCH = 64
 INCEPTION = "inception_v3_google-0cc3c7bd.pth"
@@ -144,18 +144,17 @@ def check(options: ScorerOptions) -> None:
 
 
 def _weights() -> Path:
-    return Path(torch.hub.get_dir()) / "checkpoints" / INCEPTION
+    return pretrained.cached(INCEPTION)
 
 
 def _inception() -> Scorer:
     path = _weights()
-    expected = INCEPTION.removesuffix(".pth").rpartition("-")[2]
-    if not hashlib.sha256(path.read_bytes()).hexdigest().startswith(expected):
+    if not pretrained.genuine(path):
         raise ValueError(f"task.scorer.net='inception': {path} is not torchvision's file: download it again")
     from torchvision.models import inception_v3
 
     net = inception_v3(weights=None, transform_input=False, init_weights=False)
-    net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    net.load_state_dict(pretrained.loaded(path))
     net.aux_logits, net.AuxLogits = False, None
     head, net.fc = net.fc, nn.Identity()  # pyright: ignore
     return Scorer(_Inception(net), head, f"torchvision's Inception-v3 ({INCEPTION})")

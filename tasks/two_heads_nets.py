@@ -67,11 +67,7 @@ def digit_five(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) ->
 def resnet(name: str, weights: pretrained.Weights, shape: tuple[int, ...], classes: int) -> Nets:
     """A whole net of torchvision, and a head with one hidden layer of 500, both its layers normalised, with ReLU."""
     outputs, hidden = 1000, 500
-    if shape[0] != 3 or min(shape[1:]) < pretrained.SMALLEST_SIDE:
-        least = pretrained.SMALLEST_SIDE
-        raise ValueError(
-            f"model {name!r} needs images in colour of at least {least}x{least}, not {shape}: try model=mlp"
-        )
+    pretrained.check(name, shape, "mlp")
     last = (nn.Linear(hidden, classes), nn.BatchNorm1d(classes), nn.ReLU())
     return Nets(pretrained.pretrained(name, weights), nn.Sequential(*_hidden(outputs, hidden), *last))
 
