@@ -17,15 +17,33 @@ from typing import Any, Literal, NamedTuple
 
 from fedfleet.algorithms.local import Direction, carried, gradient, local_training
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions, ServerOptimizer
-from fedfleet.simulator.author import Algorithm, Key, Mean, Message, Phase, Problem, Round, T, Task, Tree, View
+from fedfleet.simulator.author import (
+    Algorithm,
+    Key,
+    Mean,
+    Message,
+    Personal,
+    Phase,
+    Problem,
+    Round,
+    T,
+    Task,
+    Tree,
+    View,
+)
 
 
-class FedAvgOptions(LocalOptions):
-    """Options of FedAvg."""
+class AveragingOptions(LocalOptions):
+    """Options of local training whose results are averaged."""
 
     weight: Literal["num_examples", "uniform"] = "num_examples"
     """How much a client counts in the mean."""
     client_optimizer: ClientOptimizer = ClientOptimizer()
+
+
+class FedAvgOptions(AveragingOptions):
+    """Options of FedAvg."""
+
     server_optimizer: ServerOptimizer = ServerOptimizer()
 
 
@@ -48,28 +66,39 @@ def fedavg(options: FedAvgOptions, task: Task, cohort: CohortOptions) -> Algorit
 
 
 def averaging(
-    options: FedAvgOptions, task: Task, cohort: CohortOptions, direction: Direction, config: Mapping[str, float]
+    options: FedAvgOptions,
+    task: Task,
+    cohort: CohortOptions,
+    direction: Direction,
+    config: Mapping[str, float],
+    *,
+    per_step: int = 1,
 ) -> Algorithm:
-    """Build an algorithm that averages local training along ``direction``; ``config`` goes to the clients."""
+    """Build an algorithm that averages local training along ``direction``, of so many minibatches; ``config`` goes to clients."""
     server = options.server_optimizer
     optimizer = server.build()
     plain = server.name == "sgd" and server.momentum == 0 and server.lr == 1
-    train = Phase(
-        name="train",
-        work=local_training(options.plan(), direction, options.client_optimizer.build()),
-        reduce={"z": Mean()},
-        weight=options.weight,
-    )
+    work = local_training(options.plan(per_step), direction, options.client_optimizer.build())
+    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight)
+
+    def message(state: State, t: int) -> Message:
+        return Message(send={"z": state.z}, config={"lr": options.rates(t, task.parts), **config})
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
         return State(z, optimizer.init(z))
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
-        shared = Message(send={"z": state.z}, config={"lr": options.rates(rnd.index, task.parts), **config})
-        mean = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))["z"]
+        mean = rnd.map_reduce(train, shared=message(state, rnd.index), cohort=rnd.invite(cohort.invite))["z"]
         if plain:
             return State(mean, state.server), {}
         d, moments = optimizer.update(state.server, T.sub(state.z, mean), state.z)
         return State(carried(task.objectives["train"].step(state.z, server.lr, d), mean), moments), {}
 
-    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, requires=("x",), buffers=True)
+    return Algorithm(
+        init,
+        round,
+        (train,),
+        {"global": View(lambda state: state.z)},
+        buffers=True,
+        personal=Personal(message, work),  # what a client has at the end of its round: the global model, fine-tuned
+    )

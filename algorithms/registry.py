@@ -9,15 +9,20 @@ from fedfleet.algorithms.afl import AflOptions, afl
 from fedfleet.algorithms.catalyst import CatalystOptions, catalyst_scaffold_s
 from fedfleet.algorithms.cdma import AdaOptions, CdmaOptions, cdma_ada, cdma_nc, cdma_one
 from fedfleet.algorithms.coda import CodaOptions, CodascaOptions, coda_plus, codasca
+from fedfleet.algorithms.ditto import DittoOptions, ditto
 from fedfleet.algorithms.drfa import DrfaOptions, drfa
 from fedfleet.algorithms.extra_step import extra_step
 from fedfleet.algorithms.fact import FactOptions, fact
-from fedfleet.algorithms.fedavg import FedAvgOptions, FedOptOptions, fedavg
+from fedfleet.algorithms.fedavg import AveragingOptions, FedAvgOptions, FedOptOptions, fedavg
+from fedfleet.algorithms.fedbabu import FedBabuOptions, fedbabu
 from fedfleet.algorithms.fedbuff import FedBuffOptions, fedbuff
 from fedfleet.algorithms.fedmm import FedMmOptions, fedmm
+from fedfleet.algorithms.fedper import fedbn, fedper, lg_fedavg
 from fedfleet.algorithms.fedprox import FedProxOptions, fedprox
 from fedfleet.algorithms.fedprox_sgda import OneStepOptions, ProximalOptions, fedprox_sgda, fedsgda
+from fedfleet.algorithms.fedrep import FedRepOptions, fedrep
 from fedfleet.algorithms.fedrobust import FedRobustOptions, fedrobust
+from fedfleet.algorithms.fedrod import fedrod
 from fedfleet.algorithms.gt_gda import gt_gda
 from fedfleet.algorithms.gt_hsgd import GtHsgdOptions, gt_hsgd
 from fedfleet.algorithms.local_sgda import local_sgda
@@ -25,6 +30,7 @@ from fedfleet.algorithms.local_sgda_plus import SgdaPlusOptions, local_sgda_plus
 from fedfleet.algorithms.mcd import McdOptions, mcd
 from fedfleet.algorithms.options import CohortOptions, LocalOptions, Options
 from fedfleet.algorithms.parallel_sgda import ParallelOptions, parallel_sgda
+from fedfleet.algorithms.peravg import PerAvgOptions, peravg
 from fedfleet.algorithms.qffl import QfflOptions, qffl
 from fedfleet.algorithms.scaffold import ScaffoldOptions, scaffold
 from fedfleet.simulator.author import Algorithm, Task
@@ -47,6 +53,16 @@ ALGORITHMS: dict[str, Entry] = {
     "afl": Entry(AflOptions, afl, "agnostic: the worst mixture of domains (Mohri et al. 2019)"),
     "drfa": Entry(DrfaOptions, drfa, "AFL with local steps: two phases (Deng et al. 2020)"),
     "qffl": Entry(QfflOptions, qffl, "q-FFL: weight by a power of the loss (Li et al. 2020)"),
+    "fedper": Entry(
+        AveragingOptions, fedper, "FedAvg of all but the head, which is each client's own (Arivazhagan et al. 2019)"
+    ),
+    "lg_fedavg": Entry(AveragingOptions, lg_fedavg, "FedAvg of the head; bodies are clients' own (Liang et al. 2020)"),
+    "fedbn": Entry(AveragingOptions, fedbn, "FedAvg of all but what normalises (Li et al. 2021)"),
+    "fedrep": Entry(FedRepOptions, fedrep, "a common body, fitted after each client's own head (Collins et al. 2021)"),
+    "fedbabu": Entry(FedBabuOptions, fedbabu, "a body trained under a head that stays as drawn (Oh et al. 2022)"),
+    "fedrod": Entry(AveragingOptions, fedrod, "a balanced head for all, one more for each client (Chen & Chao 2022)"),
+    "ditto": Entry(DittoOptions, ditto, "own models held near the global one (Li et al. 2021)"),
+    "peravg": Entry(PerAvgOptions, peravg, "Per-FedAvg: a step away from good own models (Fallah et al. 2020)"),
     "fact": Entry(
         FactOptions, fact, "two heads made to agree on a target without labels: three phases (Schrod et al. 2023)"
     ),

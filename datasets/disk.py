@@ -127,7 +127,8 @@ class DiskPopulation:
         if self.device == "cpu":
             return local
         moved = {name: v.to(self.device) for name, v in data.items()}
-        return LocalData(moved, *(v.to(self.device) for v in (local.rows, local.counts, local.domain)))
+        rows, counts, domain = (v.to(self.device) for v in (local.rows, local.counts, local.domain))
+        return LocalData(moved, rows, counts, domain)
 
     def labels(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the labels of clients (C,), one client after another, and how many each has, (C,)."""

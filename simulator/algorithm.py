@@ -13,7 +13,7 @@ from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.domains import Domains
 from fedfleet.simulator.errors import ConfigError
-from fedfleet.simulator.work import Batch, Message, Objective, Phase
+from fedfleet.simulator.work import Batch, LocalWork, Message, Objective, Phase
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,23 @@ class View(NamedTuple):
     params: Callable[[Any], Tree]
 
 
+class Personal(NamedTuple):
+    """How a client's own model comes about, to be evaluated on examples of its own that it has not worked on.
+
+    Attributes:
+        message: ``(state, rounds done) -> message`` that the client is sent.
+        work: from that message, and what the client keeps, to its model: what ``finish`` sends as "z". Nothing is kept of it.
+        own: as that of the phases.
+        function: the task's function that says of each example how good the model is.
+
+    """
+
+    message: Callable[[Any, int], Message]
+    work: LocalWork
+    own: Callable[[Mapping[str, Any]], Tree] | None = None
+    function: str = "per_example"
+
+
 class Saddle(NamedTuple):
     """A model and a mixture of domains, as an answer to min over models, max over mixtures.
 
@@ -191,6 +208,7 @@ class Algorithm(NamedTuple):
         roles: whether it tells clients with labels from those without; others are given labelled examples alone, unless the task
             is ``unlabelled``.
         buffers: whether its server averages models, so that what their layers keep count of is carried along.
+        personal: how clients' own models come about, where they have such.
         name: what it is called in records and reports; by default as the function that made ``round``.
 
     """
@@ -209,6 +227,7 @@ class Algorithm(NamedTuple):
     rounds: int | None = None
     roles: bool = False
     buffers: bool = False
+    personal: Personal | None = None
     name: str | None = None
 
 

@@ -1,6 +1,6 @@
 """All that the author of an algorithm or a task imports: ``from fedfleet.simulator.author import Algorithm, Phase, rng, …``."""
 
-from fedfleet.simulator.algorithm import Algorithm, Cohort, Problem, Reduced, Round, Saddle, Task, View
+from fedfleet.simulator.algorithm import Algorithm, Cohort, Personal, Problem, Reduced, Round, Saddle, Task, View
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.optim import Optimizer, adagrad, adam, adaptive, sgd
@@ -42,6 +42,7 @@ __all__ = [
     "Objective",
     "Ops",
     "Optimizer",
+    "Personal",
     "Phase",
     "Problem",
     "Reduced",

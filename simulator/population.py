@@ -10,6 +10,13 @@ import torch
 from torch import Tensor
 
 
+class Held(NamedTuple):
+    """Examples that clients do not work on: rows (C, n) int64, padded at the end with any valid row, and counts (C,) int64."""
+
+    rows: Tensor
+    counts: Tensor
+
+
 class LocalData(NamedTuple):
     """The data of a block of clients.
 
@@ -19,6 +26,7 @@ class LocalData(NamedTuple):
         counts: (C,) int64, each client's number of examples.
         domain: (C,) int64.
         labelled: (C,) int64, how many of each client's examples have labels, which come first; None where all have.
+        held: the clients' examples that are none of these, but held out to evaluate on; None where nothing is.
 
     """
 
@@ -27,6 +35,7 @@ class LocalData(NamedTuple):
     counts: Tensor
     domain: Tensor
     labelled: Tensor | None = None
+    held: Held | None = None
 
 
 class Summary(NamedTuple):

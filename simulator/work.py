@@ -30,15 +30,17 @@ class Message:
     Attributes:
         send: slot name -> tree; counted in floats and in bytes.
         config: scalars that go with it (step sizes, weights); counted in bytes only.
+        known: what the other side has without being told, such as initial values that a common seed gives; not counted.
 
     """
 
     send: Mapping[str, Tree] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    known: Mapping[str, Tree] = field(default_factory=dict)
 
     def merged(self) -> dict[str, Any]:
         """Return slots and config as one mapping, as client code sees them."""
-        return {**self.send, **self.config}
+        return {**self.known, **self.send, **self.config}
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class BatchPlan:
         stratified: how batches of a client with labelled and unlabelled examples hold both. None: as they come. "spread": evenly
             along each pass, every example once. "proportional": in one proportion in every batch, labelled ones first, their
             number rounded down; each kind is gone through by itself, and no batch is short.
+        held_out: walk through the examples that are held out of the client's work instead.
+        free: a look that costs nothing beside training, such as at labels.
 
     """
 
@@ -98,6 +102,13 @@ class BatchPlan:
     per_step: int = 1
     shuffle: bool = True
     stratified: Literal["spread", "proportional"] | None = None
+    held_out: bool = False
+    free: bool = False
+
+    @property
+    def works(self) -> bool:
+        """Say whether its steps count as the client's work, and may be cut short."""
+        return not (self.held_out or self.free)
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):

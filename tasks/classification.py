@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
-from fedfleet.tasks.models import build
+from fedfleet.tasks.models import build, leaves
 from fedfleet.tasks.options import DataShape, ModelOptions
 from fedfleet.tasks.shifted import Shift, no_shift, shifted
 from fedfleet.tasks.stateful import buffers, called, prepared
@@ -21,19 +22,43 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     return -F.log_softmax(logits, dim=1).gather(1, y[:, None])[:, 0]
 
 
+def scored(logits: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Return accuracy and loss (B,) of each example."""
+    return {"accuracy": (logits.argmax(1) == y).to(torch.float32), "loss": cross_entropy(logits, y)}
+
+
+def without_head(net: nn.Module, head: frozenset[str]) -> nn.Module:
+    """Return a net that ends before its last layer, whose parameters are ``head``."""
+    body = copy.deepcopy(net)
+    body.set_submodule(next(iter(head)).rpartition(".")[0], nn.Identity())
+    return body
+
+
 class Classification:
-    """A net, cross-entropy, accuracy. Functions: "predict", logits (B, classes); "per_example", accuracy and loss (B,)."""
+    """A net, cross-entropy, accuracy. Functions: "predict", logits (B, classes); "per_example", accuracy and loss (B,).
+
+    ``leaves`` says which parameters are the "head", the last layer, where that is linear, and which are of a "norm"alisation.
+    A net with such a head has besides, of FedRoD: the objective "balanced", cross-entropy of logits + ln n_c, with the
+    client's numbers of examples of each class as ``ctx`` (classes,); "residual", that of the head in the part "p" added to the
+    net's own, of which it alone learns; and the function "with_residual", as "per_example" of both together.
+    """
 
     def __init__(self, options: ModelOptions, shape: DataShape):
         self._options, self._shape = options, shape
         self._net = self._build(0)
         self.parts = ("x", BUFFERS) if buffers(self._net) else ("x",)
+        self.leaves = leaves(self._net)
         train = Objective(loss=self._loss, sign={"x": 1})
         self.objectives = {"train": train, "shifted": shifted(train)}
-        self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
+        self.functions: dict[str, Callable[[Tree, Batch], Any]] = {
             "predict": lambda z, batch: self.logits(z, batch.x),
-            "per_example": self._per_example,
+            "per_example": lambda z, batch: scored(self.logits(z, batch.x), batch.y),
         }
+        if self.leaves["head"]:
+            self._body = without_head(self._net, self.leaves["head"])
+            self.objectives["balanced"] = Objective(loss=self._balanced, sign={"x": 1})
+            self.objectives["residual"] = Objective(loss=self._residual, sign={"x": 0, "p": 1})
+            self.functions["with_residual"] = self._with_residual
 
     def _build(self, seed: int) -> nn.Module:
         return prepared(
@@ -58,10 +83,25 @@ class Classification:
         logits, new = called(self._net, z["x"], z.get(BUFFERS, {}), batch.x, weight=batch.weight, key=key)
         return batch.mean(cross_entropy(logits, batch.y)), {BUFFERS: new} if new else {}
 
-    def _per_example(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
-        logits = self.logits(z, batch.x)
-        right = (logits.argmax(1) == batch.y).to(torch.float32)
-        return {"accuracy": right, "loss": cross_entropy(logits, batch.y)}
+    def _balanced(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
+        logits, new = called(self._net, z["x"], z.get(BUFFERS, {}), batch.x, weight=batch.weight, key=key)
+        return batch.mean(cross_entropy(logits + ctx.log(), batch.y)), {BUFFERS: new} if new else {}
+
+    def _both(self, z: Tree, x: Tensor, **training: Any) -> tuple[Tensor, Tensor]:
+        """Return the logits (B, classes) of the net's own head, and those of the head in the part "p"."""
+        head = self.leaves["head"]
+        body = {name: leaf for name, leaf in z["x"].items() if name not in head}
+        features, _ = called(self._body, body, z.get(BUFFERS, {}), x, **training)
+        own, other = ({name.rpartition(".")[2]: of[name] for name in sorted(head)} for of in (z["x"], z["p"]))
+        return F.linear(features, **own), F.linear(features, **other)
+
+    def _residual(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
+        own, other = self._both(z, batch.x, weight=batch.weight, key=key)
+        return batch.mean(cross_entropy(own + other, batch.y)), {}
+
+    def _with_residual(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
+        own, other = self._both(z, batch.x)
+        return scored(own + other, batch.y)
 
     def probabilities(self, outputs: Tree) -> Tensor:
         """Return how likely each class is (n, classes)."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfleet.tasks.pooling import MaxPool2
+from fedfleet.tasks.stateful import BatchNorm
 
 
 class Net(nn.Sequential):
@@ -117,3 +118,16 @@ def first_linear(net: nn.Module) -> str | None:
         case [nn.Flatten(), nn.Linear(bias=nn.Parameter())]:
             return layers[1][0]
     return None
+
+
+NORMS = (BatchNorm, nn.GroupNorm, nn.LayerNorm)
+
+
+def leaves(net: nn.Module) -> dict[str, frozenset[str]]:
+    """Return the names of a net's parameters by what they are: "head", the last layer if it is linear; "norm", normalisation."""
+    layers = [(name, layer) for name, layer in net.named_modules() if not [*layer.children()]]
+    learnt = [(name, layer) for name, layer in layers if [*layer.parameters(recurse=False)]]
+    last = learnt[-1:] if learnt and isinstance(learnt[-1][1], nn.Linear) else []
+    norms = [(name, layer) for name, layer in learnt if isinstance(layer, NORMS)]
+    names = lambda of: frozenset(f"{name}.{p}" for name, layer in of for p, _ in layer.named_parameters(recurse=False))  # noqa: E731
+    return {"head": names(last), "norm": names(norms)}

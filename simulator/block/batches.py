@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.population import LocalData
 from fedfleet.simulator.work import BatchPlan, Phase
 
 FEW = 8  # so many times fewer values than all are found without sorting all
@@ -52,6 +53,8 @@ def _steps(plan: BatchPlan, an_epoch: Tensor, steps: int | None) -> Tensor:
 def work(phase: Phase, counts: Tensor, steps: int | None = None) -> tuple[Tensor, Tensor]:
     """Return what a phase asks of clients with ``counts`` (S,) int64 examples: local steps (S,), and examples in them (S,).
 
+    What is no work, such as a look at examples that are held out, counts for nothing.
+
     Args:
         phase: the phase.
         counts: examples of each client.
@@ -59,7 +62,7 @@ def work(phase: Phase, counts: Tensor, steps: int | None = None) -> tuple[Tensor
 
     """
     total, examples = torch.zeros_like(counts), torch.zeros_like(counts)
-    for plan in (stage.batches for stage in phase.work.stages):
+    for plan in (stage.batches for stage in phase.work.stages if stage.batches.works):
         _, an_epoch = _batches(plan, counts, int(counts.max()))
         mine = _steps(plan, an_epoch, steps)
         whole = (mine * plan.per_step).div(an_epoch, rounding_mode="floor")
@@ -138,6 +141,24 @@ def schedule(
         epoch_end=(by_step(batch % an_epoch[:, None]) == an_epoch[:, None, None] - 1).any(-1),
         key=rng.fold(keys[:, None], "step", torch.arange(total, device=rows.device)),
     )
+
+
+def walked(
+    phase: Phase, local: LocalData, keys: Key, steps: int | None = None, limit: Tensor | None = None
+) -> tuple[Schedule, ...]:
+    """Return the walks of clients with ``keys`` (C,) through the stages of a phase; ``limit`` (C,) is of all stages together."""
+    walks: list[Schedule] = []
+    left = None if limit is None else limit.to(local.counts.device)
+    for s, stage in enumerate(phase.work.stages):
+        plan, key = stage.batches, rng.fold(keys, "stage", s)
+        if not plan.works:
+            assert local.held is not None or not plan.held_out  # or the run would have been refused
+            rows, counts = local.held if plan.held_out and local.held else (local.rows, local.counts)
+            walks.append(schedule(plan, rows, counts, key))
+            continue
+        walks.append(schedule(plan, local.rows, local.counts, key, steps, left, local.labelled))
+        left = None if left is None else left - walks[-1].active.sum(1)
+    return tuple(walks)
 
 
 def wider(walk: Schedule, per_step: int, *, first: bool) -> Schedule:

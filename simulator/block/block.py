@@ -18,13 +18,13 @@ from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.arithmetic.reduction import Rows, merge
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
-from fedfleet.simulator.block.batches import Schedule, schedule
+from fedfleet.simulator.block.batches import walked
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.client import ClientInputs, ClientProgram, padded
 from fedfleet.simulator.block.faults import AtFault, Dropped, Faults, NotFinite, Watch, finite, not_finite
 from fedfleet.simulator.block.purity import KEYS, Held, Impure, Purity
 from fedfleet.simulator.errors import ClientError, one_line, traced
-from fedfleet.simulator.population import LocalData, Population, gather
+from fedfleet.simulator.population import Population, gather
 from fedfleet.simulator.work import Batch, Message, Objective, Phase
 
 # Bytes of data gathered at once along a walk; local steps of a block that is captured, which grows with them; steps tried.
@@ -225,14 +225,14 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     clients = task.clients.to(device)
     local = setup.population.local_data(clients)
     keys = rng.fold(task.key.to(device), clients, task.copies.to(device))
-    walks = _walks(phase, task, local, keys)
+    walks = walked(phase, local, keys, task.steps, task.limit)
     for w in walks:
         setup.notes.walked(*w.weight.shape[1:])
     batches = tuple(_along(local.data, w.rows) for w in walks)
     inputs = ClientInputs(
         rng.fold(keys, "begin"), local.counts, walks, batches, T.to(task.own, device), T.to(task.inbox, device)
     )
-    given = _Given(inputs, T.to(dict(shared.send), device), dict(shared.config), local.domain)
+    given = _Given(inputs, T.to({**shared.known, **shared.send}, device), dict(shared.config), local.domain)
     always = [w.active.all(0).tolist() for w in walks]
 
     def program(given: _Given) -> ClientProgram:
@@ -260,7 +260,7 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
         partials=T.to(sent.partials, "cpu"),
         config=T.to(sent.config, "cpu"),
         own=T.to(sent.own, "cpu"),
-        steps=sum(int(w.active.sum()) for w in walks),
+        steps=sum(int(w.active.sum()) for w, s in zip(walks, phase.work.stages, strict=True) if s.batches.works),
         loss=float(loss[found].sum()),
         measured=int(found.sum()),
         floats_up=sent.floats_up,
@@ -295,18 +295,6 @@ def _ordinarily(
     if not _trusted(task, sent):
         _blame(program, task, out, sent.own)
     return sent
-
-
-def _walks(phase: Phase, task: BlockTask, local: LocalData, keys: Key) -> tuple[Schedule, ...]:
-    walks: list[Schedule] = []
-    left = None if task.limit is None else task.limit.to(local.counts.device)
-    for s, stage in enumerate(phase.work.stages):
-        walk = schedule(
-            stage.batches, local.rows, local.counts, rng.fold(keys, "stage", s), task.steps, left, local.labelled
-        )
-        left = None if left is None else left - walk.active.sum(1)
-        walks.append(walk)
-    return tuple(walks)
 
 
 def _along(data: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor] | None:

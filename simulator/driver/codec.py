@@ -35,7 +35,8 @@ def encode(value: Any) -> tuple[Any, dict[str, Tensor]]:
                     tensors[path] = node.detach().cpu().contiguous()
                 return {"tensor": names[id(node)]}
             case Message():
-                return {"message": [write(dict(node.send), f"{path}.send"), write(dict(node.config), f"{path}.config")]}
+                parts = ("send", "config", "known")
+                return {"message": [write(dict(getattr(node, p)), f"{path}.{p}") for p in parts]}
             case tuple() if hasattr(node, "_fields"):
                 return {"type": _name(type(node)), "fields": _each(node, type(node)._fields, path)}  # pyright: ignore
             case tuple() | list():
@@ -61,8 +62,8 @@ def decode(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
             return plain
         case {"tensor": str(name)} if name in tensors:
             return tensors[name]
-        case {"message": [send, config]}:
-            return Message(decode(send, tensors), decode(config, tensors))
+        case {"message": [send, config, known]}:
+            return Message(*(decode(part, tensors) for part in (send, config, known)))
         case {"type": str(name), "fields": list(fields)}:
             return _type(name, len(fields))(*(decode(v, tensors) for v in fields))
         case {"tuple": list(values)}:

@@ -10,18 +10,13 @@ import torch
 from torch import Tensor
 
 from fedfleet.simulator.algorithm import Task
-from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.arithmetic.reduction import Store, merge
-from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
-from fedfleet.simulator.block.block import BlockTask, run_block
 from fedfleet.simulator.block.chunk import Chunk, run_chunk
-from fedfleet.simulator.block.faults import Faults
 from fedfleet.simulator.driver.label_free import label_free
 from fedfleet.simulator.driver.records import numbers
 from fedfleet.simulator.executors.base import Executor
-from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Ops, Phase, Stage
+from fedfleet.simulator.work import Message
 
 TENTH = 10
 HIGH_IS_BAD = re.compile(
@@ -29,10 +24,9 @@ HIGH_IS_BAD = re.compile(
     r"|(^|[_/])(misclass|mismatch|miscalib|miss(_|$|ed|es)|fid(_|$)|kl(_|$)|ece(_|$)|brier)",
     re.IGNORECASE,
 )
-SPREAD, MERIT = re.compile(r"(^|[_/])spread(_|$)"), re.compile(r"score(_|$)", re.IGNORECASE)
+SPREAD, MERIT = re.compile(r"(^|[_/])(spread|std)(_|$)"), re.compile(r"score(_|$)", re.IGNORECASE)
 VALIDATION = "validation"
 CHUNK = 500  # fixed, since the chunk decides the bits
-CLIENTS_A_BLOCK = 32
 
 
 def measure(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
@@ -121,16 +115,6 @@ def by_role(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, 
     return found
 
 
-def clients_by_domain(found: Mapping[str, Tensor], domain: Tensor, examples: Tensor) -> dict[str, Tensor]:
-    """Return "clients_<metric>" (p,) float64: metrics of clients (N,) on their own data, averaged over a domain's examples."""
-    count = int(domain.max()) + 1
-    total = torch.zeros(count, dtype=torch.float64).index_add_(0, domain, examples.double())
-    return {
-        f"clients_{name}": torch.zeros_like(total).index_add_(0, domain, each.double() * examples) / total
-        for name, each in found.items()
-    }
-
-
 def summarised(domains: Mapping[str, Tensor]) -> dict[str, float]:
     """Return of each metric by domain the worst, the mean of the worst tenth (from ten domains on) and the spread.
 
@@ -159,37 +143,3 @@ def less_is_better(metric: str) -> bool:
     if SPREAD.search(metric):
         return True
     return MERIT.search(metric) is None and HIGH_IS_BAD.search(metric) is not None
-
-
-def client_phase(metrics: tuple[str, ...]) -> Phase:
-    """Return the phase that averages the task's "per_example" metrics over each client's own data."""
-
-    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Tree:
-        return {name: torch.zeros((), device=key.device) for name in metrics}
-
-    def step(ops: Ops, shared: Mapping[str, Any], total: Tree, batch: Batch, at: At, key: Key) -> Tree:
-        each = ops.apply("per_example", shared["z"], batch)
-        share = batch.count() / at.num_examples
-        return {name: total[name] + share * batch.mean(each[name]) for name in metrics}
-
-    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, total: Tree) -> tuple[Message, Tree]:
-        return Message(send={"metrics": total}), own
-
-    everything = BatchPlan(size=CHUNK, epochs=1, shuffle=False)
-    work = LocalWork(begin=begin, stages=(Stage(step=step, batches=everything),), finish=finish)
-    return Phase(name="client_metrics", work=work, reduce={"metrics": Store()})
-
-
-def evaluate_clients(executor: Executor, z: Tree, clients: int) -> dict[str, Tensor]:
-    """Return each client's metrics (N,) at ``z``, finite or not; the setup must hold ``client_phase``."""
-    ids = torch.arange(clients)
-    key = rng.key(0)  # nothing is drawn
-    faults = Faults(non_finite="keep")
-    tasks = [
-        BlockTask("client_metrics", c, torch.zeros_like(c), key, faults=faults) for c in ids.split(CLIENTS_A_BLOCK)
-    ]
-    stored = None
-    for result in executor.map(run_block, Message(send={"z": z}), tasks):
-        stored = merge(Store(), stored, result.partials["metrics"])
-    assert stored is not None
-    return T.concat(stored.blocks)

@@ -8,6 +8,14 @@ CASES: dict[str, tuple[str, dict]] = {
     ),
     "fedbuff": ("classification", {"steps": 3, "batch_size": 7, "buffer": 4, "concurrency": 6}),
     "fedprox": ("classification", {"steps": 4, "batch_size": 7, "mu": 0.1}),
+    "fedper": ("classification", {"epochs": 1, "batch_size": 7}),
+    "lg_fedavg": ("classification", {"steps": 3, "batch_size": 7}),
+    "fedbn": ("classification", {"steps": 3, "batch_size": 7}),
+    "fedrep": ("classification", {"steps": 3, "head_steps": 2, "batch_size": 7}),
+    "fedbabu": ("classification", {"steps": 3, "batch_size": 7}),
+    "fedrod": ("classification", {"epochs": 1, "batch_size": 7}),
+    "ditto": ("classification", {"steps": 3, "own_epochs": 1, "batch_size": 7, "pull": 0.5}),
+    "peravg": ("classification", {"epochs": 1, "batch_size": 7, "alpha": 0.05}),
     "scaffold": ("classification", {"epochs": 1, "batch_size": 7}),
     "afl": ("classification", {"batch_size": 7, "optimizer": {"name": "adagrad"}, "dual": {"lr": 0.1}}),
     "drfa": ("classification", {"steps": 3, "batch_size": 7, "dual": {"lr": 0.1}}),
@@ -42,6 +50,10 @@ CASES: dict[str, tuple[str, dict]] = {
     "cdma_ada": ("auc", {"steps": 3, "batch_size": 7, "decay": 0.3, "alpha": 0.9}),
 }
 
+MODEL = {"fedbn": "cnn_bn"}
+"""The nets of algorithms that need layers which others have not."""
+CUT = {"fedper", "lg_fedavg", "fedbn", "fedrep", "fedbabu", "fedrod"}
+"""Algorithms that need a net with a last layer and others before it."""
 INVITE = {"fact": 2}
 """Clients asked a round, of algorithms that leave no choice."""
 LEARN_UNLABELLED = {"fact", "mcd", *(name for name, (task, _) in CASES.items() if task == "domain_adaptation")}

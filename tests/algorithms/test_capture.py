@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from cases import CASES, INVITE
-from harness import build, digits, flat, records
+from cases import CASES, INVITE, MODEL
+from harness import NET, build, digits, flat, records
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.block.capture import Captures
@@ -17,7 +17,7 @@ def shorter(options):
 
 def models(name, inner, captures):
     task, options = CASES[name][0], shorter(CASES[name][1])
-    world = digits(task, "iid", clients=60)
+    world = digits(task, "iid", clients=60, net={"model": MODEL[name]} if name in MODEL else NET)
     algorithm = build(name, world.task, CohortOptions(invite=INVITE.get(name, 8)), **options)
     view = algorithm.views["global"].params
     rounds = 8 if name == "fedbuff" else 3  # its blocks are as large as versions have answers

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from cases import CASES, INVITE
-from harness import build, digits, flat, moved, play, records
+from cases import CASES, INVITE, MODEL
+from harness import NET, build, digits, flat, moved, play, records
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.registry import ALGORITHMS
@@ -18,16 +18,17 @@ def test_every_registered_algorithm_has_a_case():
     assert set(CASES) == set(ALGORITHMS)
 
 
-def world(task: str):
+def world(name: str):
     # clients of very different sizes, so that padding and masks are exercised
-    return digits(task, "quantity_skew", alpha=1.0, min_size=2)
+    net = {"model": MODEL[name]} if name in MODEL else NET
+    return digits(CASES[name][0], "quantity_skew", net=net, alpha=1.0, min_size=2)
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("name", CASES)
 def test_batched_equals_serial(name):
-    task, options = CASES[name]
-    where = world(task)
+    _, options = CASES[name]
+    where = world(name)
     runs = []
     for inner in ("serial", "batched"):
         algorithm = build(name, where.task, cohort(name), **options)
@@ -46,8 +47,8 @@ def test_batched_equals_serial(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_size_of_blocks_changes_nothing_but_rounding(name):
-    task, options = CASES[name]
-    where = world(task)
+    _, options = CASES[name]
+    where = world(name)
     small, large = (
         play(build(name, where.task, cohort(name), **options), where, 2, inner="batched", block_size=size)[-1]
         for size in (3, 8)
@@ -57,8 +58,8 @@ def test_the_size_of_blocks_changes_nothing_but_rounding(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_is_a_function_of_its_seed(name):
-    task, options = CASES[name]
-    where = world(task)
+    _, options = CASES[name]
+    where = world(name)
     a, b, c = (
         flat(play(build(name, where.task, cohort(name), **options), where, 2, inner="batched", seed=seed)[-1])
         for seed in (1, 1, 2)

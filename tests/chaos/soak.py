@@ -22,7 +22,7 @@ import fedfleet
 from fedfleet.config.schema import complete, with_overrides
 from fedfleet.experiments.checkpoint import newest
 from tests.algorithms.cases import CASES as ROWS
-from tests.algorithms.cases import INVITE, LEARN_UNLABELLED, TARGET
+from tests.algorithms.cases import INVITE, LEARN_UNLABELLED, MODEL, TARGET
 
 BASE: dict[str, Any] = {
     "rounds": 200,
@@ -46,7 +46,7 @@ def _case(name: str) -> dict[str, Any]:
         rest = {"cohort": {**COHORT["cohort"], "invite": INVITE[name]}}
     there = TARGET if name in LEARN_UNLABELLED else {}
     return {
-        "task": {"name": task, "model": "mlp", "hidden": [200]},
+        "task": {"name": task, **({"model": MODEL[name]} if name in MODEL else {"model": "mlp", "hidden": [200]})},
         "algorithm": {"name": name, **options},
         **rest,
         **there,

@@ -19,8 +19,9 @@ from rich.table import Table
 from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.runner import describe
-from fedfleet.simulator.driver.evaluation import Measurement, evaluate_clients
+from fedfleet.simulator.driver.evaluation import Measurement
 from fedfleet.simulator.driver.simulate import RoundRecord, simulate
+from fedfleet.simulator.driver.state import ClientStore
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.executors.timed import Tally, TimedExecutor
 
@@ -117,8 +118,7 @@ class _Loop:
     def _evaluate(self, record: RoundRecord) -> None:
         x, z = self._x, self._x.algorithm.views["global"].params(record.state)
         self._held = Measurement(self._executor, x.task, z, x.evaluation)
-        if x.config.evaluation.per_client:
-            evaluate_clients(self._executor, z, x.problem.clients)
+        x.evaluate_clients(self._executor, z, record.state, record.index + 1, ClientStore())
         if x.config.until is not None:  # the run needs the metric before it goes on
             self.settle()
 

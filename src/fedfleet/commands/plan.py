@@ -64,11 +64,14 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
 
 def _factored(x: Experiment) -> str:
     """Say which weights can stay factored, and what stands in the way of the others."""
+    if (notes := x.found) is None and x.config.executor.inner == "serial":
+        return "not tried: executor.inner=serial"
+    notes = notes or x.notes
     weights = {path: leaf for path, leaf in T.named_leaves(x.z) if leaf.dim() in (2, 4)}
-    able = [path for path, leaf in weights.items() if rules.factors(path, leaf, x.notes)]
+    able = [path for path, leaf in weights.items() if rules.factors(path, leaf, notes)]
     share = sum(weights[path].numel() for path in able) / T.count(x.z)
     text = f"{len(able)} of {len(weights)} weight tensors, {share:.0%} of the floats"
-    reasons = sorted({r for path in weights for r in x.notes.reasons.get(path, ())})
+    reasons = sorted({r for path in weights for r in notes.reasons.get(path, ())})
     return f"{text}; the others need: {', '.join(reasons)}" if reasons else text
 
 

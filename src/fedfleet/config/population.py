@@ -13,10 +13,11 @@ from fedfleet.datasets import registry
 from fedfleet.datasets.domain_config import Vectors
 from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
 from fedfleet.datasets.files import DataError, data_dir
-from fedfleet.simulator.algorithm import Problem, Task
+from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.fleet.policies import rounded_up
+from fedfleet.simulator.held_out import HeldOut
 from fedfleet.simulator.population import InMemoryPopulation, Population
 
 PER_CLIENT_UP_TO = 1_000_000
@@ -103,6 +104,31 @@ def with_roles(config: Config, data: Data, population: Population, *, unlabelled
         )
     of = torch.isin(data.train.domain, torch.tensor(chosen))
     return population.withholding(of) if unlabelled else population.keeping(~of)
+
+
+def with_held_out(config: Config, population: Population, algorithm: Algorithm) -> Population:
+    """Return clients that keep some of their examples from their work, where they are to. Raises ConfigError."""
+    share, least = config.population.held_out, population.summary().min_examples
+    wanted = any(stage.batches.held_out for phase in algorithm.phases for stage in phase.work.stages)
+    if not share:
+        if wanted:
+            raise ConfigError(
+                f"population.held_out=0: {C.named(config, 'algorithm')} measures models on examples that clients do not learn "
+                f"from: set it, to 0.25 for instance"
+            )
+        return population
+    if not (wanted or config.evaluation.per_client):
+        raise ConfigError(
+            f"population.held_out={share:g}: nothing is measured on it: set evaluation.per_client=true, or leave it out"
+        )
+    if getattr(population, "labelled", None) is not None:
+        raise ConfigError(f"population.held_out={share:g}: clients of domains.target have no labels: leave it out")
+    if least < 2:
+        raise ConfigError(
+            f"population.held_out={share:g}: there are clients with {least} example{'s' * (least != 1)}, of two or more one is "
+            f"held out: raise population.partition.min_size, or lower population.clients"
+        )
+    return HeldOut(population, share, config.population.partition_seed)
 
 
 def check_source_share(task: Task, population: Population) -> None:

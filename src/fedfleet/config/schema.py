@@ -46,6 +46,9 @@ class Population(Options):
     """How examples are dealt to clients: kind, and its options. Not for data sets that come in clients."""
     partition_seed: Seed = 0
     """Seed of the partition, or of synthetic clients; apart from ``seed``, so that runs of several seeds share their clients."""
+    held_out: float = Field(default=0.0, ge=0, le=0.9)
+    """Share of every client's examples that its work never sees: ``evaluation.per_client`` measures on these, the global model and
+    each client's own, where an algorithm or fine-tuning gives it one. Drawn by ``partition_seed``."""
     data_dir: str | None = None
     """Folder of the original data files; $FEDFLEET_DATA, else the user cache, if not given."""
 
@@ -65,8 +68,10 @@ class Evaluation(Options):
     With ``domains.target`` also ``validation_source_<metric>`` and ``validation_target_<metric>``, and for targets what needs no
     labels: ``entropy``, ``information`` and ``density``."""
     per_client: bool = False
-    """Write ``clients.parquet``: every client's own metrics on its own data at each evaluation; their means by domain, if there
-    are domains, as ``clients_<metric>`` in ``domains.parquet``."""
+    """Write ``clients.parquet``: every client's own metrics at each evaluation, on its own data, or what is held out of them.
+    Their mean over all examples is ``eval/clients_<metric>``, with the standard deviation over clients (``_std``) and the mean
+    of the worst tenth (``_worst_tenth``); by domain, if there are domains, they are in ``domains.parquet``. Of clients' own
+    models ``eval/own_<metric>``."""
     duality_gap: bool = False
     """Measure how far an agnostic model can be from the best, on all training examples; needs an algorithm over domains and a
     loss that is convex: task.model logistic."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,6 +26,7 @@ from fedfleet.config.population import (
     make_population,
     parted,
     problem,
+    with_held_out,
     with_roles,
 )
 from fedfleet.config.schema import Config
@@ -35,28 +34,36 @@ from fedfleet.datasets.examples import Dataset
 from fedfleet.experiments import own
 from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.gap import DomainLosses
+from fedfleet.experiments.measures import metric_names, try_evaluation
 from fedfleet.experiments.provenance import differences, same
 from fedfleet.experiments.runfolder import load_model
 from fedfleet.experiments.vectors import Vectors
-from fedfleet.simulator.algorithm import Algorithm, Task
+from fedfleet.simulator.algorithm import Algorithm, Personal, Task
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.capture import Captures
-from fedfleet.simulator.block.chunk import TRIED, Chunk, run_chunk
 from fedfleet.simulator.block.faults import Faults
-from fedfleet.simulator.block.purity import Impure, repeated
-from fedfleet.simulator.driver.evaluation import client_phase, clients_by_domain, measure, measured, summarised
+from fedfleet.simulator.block.purity import Impure
+from fedfleet.simulator.driver.client_metrics import (
+    ClientMetrics,
+    client_metrics,
+    client_phase,
+    evaluate_clients,
+    states,
+)
+from fedfleet.simulator.driver.evaluation import summarised
 from fedfleet.simulator.driver.probe import asked, probe
 from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.driver.server import initial
+from fedfleet.simulator.driver.state import ClientStore
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.population import Population, gather
 from fedfleet.simulator.signals import put_off
-from fedfleet.simulator.work import Batch, Message
+from fedfleet.simulator.work import Batch
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
 
@@ -103,6 +110,7 @@ class Prepared:
         resolve.check_roles(config, self.algorithm, self.task)
         self.population = with_roles(config, data, dealt, unlabelled=resolve.unlabelled(self.algorithm, self.task))
         check_source_share(self.task, self.population)
+        self.population = with_held_out(config, self.population, self.algorithm)
         self.problem = problem(self.population)
         summary = self.population.summary()
         self.z = self.task.init(config.seed)
@@ -184,18 +192,16 @@ class Prepared:
 
     def metric_names(self) -> list[str]:
         """Return what an evaluation measures, as ``eval/<metric>``."""
-        found = _metric_names(self.task, self.z, self.evaluation)
+        found = metric_names(self.task, self.z, self.evaluation)
         if self.config.evaluation.per_client:
-            count = self.problem.clients
-            found += [
-                f"eval/{m}"
-                for m in summarised(self.by_domain(dict.fromkeys(self._client_metrics(), torch.zeros(count))))
-            ]
+            none = torch.zeros(self.problem.clients)
+            known = ClientMetrics(none + 1, dict.fromkeys(client_metrics(self._client_metrics(), self.personal), none))
+            found += [f"eval/{m}" for m in {**known.summary(), **summarised(known.by_domain(self.client_domains))}]
         return found + ["eval/duality_gap"] * self.config.evaluation.duality_gap
 
     def final_names(self) -> list[str]:
         """Return what is measured at the end: what an evaluation measures, and the same on all test examples."""
-        test = _metric_names(self.task, self.z, self.final)
+        test = metric_names(self.task, self.z, self.final)
         return self.metric_names() + test
 
     @cached_property
@@ -208,11 +214,15 @@ class Prepared:
             return {}
         return {"duality_gap": self._losses.gap(self.algorithm.saddle(state, self.problem))}
 
-    def by_domain(self, found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return metrics of clients on their own data (N,) by domain (p,); empty where there is one domain alone."""
-        everybody = torch.arange(self.problem.clients)
-        domain = self.population.domains(everybody)
-        return clients_by_domain(found, domain, self.population.num_examples(everybody)) if domain.any() else {}
+    @property
+    def client_domains(self) -> torch.Tensor:
+        """Return the domain of every client (N,)."""
+        return self.population.domains(torch.arange(self.problem.clients))
+
+    @property
+    def personal(self) -> Personal | None:
+        """Return how clients' own models come about that are to be measured: where examples are held out for that."""
+        return self.algorithm.personal if self.config.population.held_out else None
 
     @property
     def answers(self) -> int:
@@ -244,10 +254,16 @@ class Prepared:
                     f"another Experiment"
                 )
         with torch.random.fork_rng(devices=[]):
-            _ = self.notes
+            if self.own:  # what comes with fedfleet is known to be pure, and a large net takes its time
+                _ = self.notes
             if not getattr(self.task, "whole", False):
                 functions = ["per_example"] * self.config.evaluation.per_client + ["predict"]
-                _try_evaluation(self.task, replace(self.setup(), device="cpu"), self.z, functions)
+                try_evaluation(self.task, replace(self.setup(), device="cpu"), self.z, functions)
+
+    @property
+    def found(self) -> Notes | None:
+        """Return what a trial has taught; None where nothing asked for one."""
+        return vars(self).get("notes")
 
     @cached_property
     def notes(self) -> Notes:
@@ -273,7 +289,8 @@ class Prepared:
         )
         if not self.config.evaluation.per_client:
             return made
-        measure = client_phase(self._client_metrics())
+        held_out = self.config.population.held_out > 0
+        measure = client_phase(self._client_metrics(), held_out=held_out, personal=self.personal)
         return replace(made, phases={**made.phases, measure.name: measure})
 
     def _client_metrics(self) -> tuple[str, ...]:
@@ -285,6 +302,18 @@ class Prepared:
             )
         row = gather(self.evaluation["test"], torch.zeros(1, dtype=torch.int64))
         return tuple(self.task.functions["per_example"](self.z, Batch(row, torch.ones(1))))
+
+    def evaluate_clients(
+        self, executor: Executor, z: Tree, state: Any, rounds: int, store: ClientStore
+    ) -> ClientMetrics | None:
+        """Return every client's metrics at the model ``z`` of a state after so many rounds, where they are evaluated."""
+        if not self.config.evaluation.per_client:
+            return None
+        given: dict[str, Any] = {}
+        if self.personal is not None:
+            message = self.personal.message(state, rounds)
+            given = {"message": message, "own": states(store, self.personal, message)}
+        return evaluate_clients(executor, z, self.problem.clients, seed=self.config.seed, **given)
 
     def conditions(self) -> Conditions:
         """Return how the federation behaves."""
@@ -335,45 +364,3 @@ def _task(config: Config, data: Data) -> Task:
         raise ConfigError(f"{key}{one_line(e)}") from None
     resolve.check_model(config, floats)
     return build(chosen, shape)
-
-
-def _try_evaluation(task: Task, setup: Setup, z: Tree, functions: list[str]) -> None:
-    """Evaluate a few rows of every split. Raises Impure; what else there is, the run itself will say."""
-    for split, tensors in setup.evaluation.items():
-        try:
-            few = min(TRIED, len(tensors["y"]))
-            with put_off():
-                *_, outputs = [run_chunk(setup, Message(send={"z": z}), Chunk(f, split, 0, few)) for f in functions]
-            data = T.index(tensors, slice(few))
-            repeated("the task's metrics", lambda o=outputs, d=data: dict(task.metrics(o, d)), task)
-        except Impure:
-            raise
-        except Exception:
-            continue
-
-
-def _metric_names(task: Task, z: Tree, splits: Mapping[str, Mapping[str, torch.Tensor]]) -> list[str]:
-    """Ask the task for ``eval/<metric>`` names by evaluating a few examples."""
-    if (told := getattr(task, "measured", None)) is not None:
-        return [f"eval/{'' if split == 'test' else f'{split}_'}{name}" for split in splits for name in told]
-    found = []
-    with torch.no_grad(), warnings.catch_warnings(action="ignore"):  # a few examples may hold one class only
-        for split, tensors in splits.items():
-            few = gather(tensors, torch.arange(min(100, len(tensors["y"]))))
-            try:
-                outputs = task.functions["predict"](z, Batch(few, torch.ones(len(few["y"]))))
-            except Exception as e:
-                raise ConfigError(
-                    f"task {type(task).__name__}: its 'predict' fails on examples of shape {tuple(few['x'].shape)} and "
-                    f"{few['x'].dtype} ({type(e).__name__}: {one_line(e)}): give one that takes them"
-                ) from e
-            prefix = "" if split == "test" else f"{split}_"
-            for column in ("domain", "target"):  # some of each, though the first rows may be alike
-                if column in tensors:
-                    kinds = tensors[column].unique()
-                    few[column] = kinds[torch.arange(len(few["y"])) % len(kinds)]
-            told = dict.fromkeys(measure(task, outputs, few), 0.0)  # a metric may have no value on so few
-            named: Any = SimpleNamespace(metrics=lambda outputs, data, told=told: told)
-            named.probabilities = getattr(task, "probabilities", None)
-            found += [f"eval/{prefix}{name}" for name in measured(named, split, outputs, few).metrics]
-    return found

@@ -21,8 +21,9 @@ from fedfleet.experiments.prepared import Prepared
 from fedfleet.experiments.progress import Tracker
 from fedfleet.experiments.runfolder import RunFolder
 from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.driver.client_metrics import ClientMetrics
 from fedfleet.simulator.driver.codec import encode
-from fedfleet.simulator.driver.evaluation import Measured, Measurement, evaluate_clients, less_is_better, summarised
+from fedfleet.simulator.driver.evaluation import Measured, Measurement, less_is_better, summarised
 from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.simulator.driver.server import model
 from fedfleet.simulator.driver.simulate import RoundRecord, Void, play, start
@@ -56,10 +57,10 @@ class _Held(NamedTuple):
 
 
 class _Evaluation(NamedTuple):
-    """An evaluation under way, and the means over clients' own data, domain by domain, where clients are evaluated."""
+    """An evaluation under way, and what has been found of clients, where they are evaluated."""
 
     measurement: Measurement
-    own: Mapping[str, torch.Tensor]
+    clients: ClientMetrics | None
 
 
 class Runner:
@@ -215,15 +216,14 @@ class Runner:
         self.folder.tables.measured(metrics)
         self.unevaluated = False
 
-    def _evaluate_clients(self, executor: Executor, index: int | None) -> Mapping[str, torch.Tensor]:
-        """Evaluate clients on their own data; enter that after round ``index``, and return what it is by domain."""
-        if not self.x.config.evaluation.per_client:
-            return {}
-        found = evaluate_clients(executor, self._model(), self.x.problem.clients)
-        if index is not None:
+    def _evaluate_clients(self, executor: Executor, index: int | None) -> ClientMetrics | None:
+        """Evaluate clients on their own data, and enter that after round ``index``."""
+        at = self.at
+        found = self.x.evaluate_clients(executor, self._model(), at.state, at.index, at.memory.store)
+        if found is not None and index is not None:
             with put_off(), self.folder.writing():
-                self.folder.tables.add_each("clients", index, found)
-        return self.x.by_domain(found)
+                self.folder.tables.add_each("clients", index, found.found)
+        return found
 
     def _settle(self) -> dict[str, float]:
         """Wait for the evaluation of the round that is held, and enter both."""
@@ -237,8 +237,10 @@ class Runner:
     def _result(self, evaluation: _Evaluation, state: Any, rounds: int) -> Measured:
         """Wait for the evaluation of the state after so many rounds; write its model if no earlier one was as good."""
         found, domains = evaluation.measurement.result()
-        found = {**found, **summarised(evaluation.own), **self.x.duality_gap(state)}
-        domains = {**domains, **evaluation.own}
+        if (clients := evaluation.clients) is not None:
+            by_domain = clients.by_domain(self.x.client_domains)
+            found, domains = {**found, **clients.summary(), **summarised(by_domain)}, {**domains, **by_domain}
+        found |= self.x.duality_gap(state)
         if self.x.algorithm.domains is not None:
             domains = {**self.x.algorithm.domains(state), **domains}
         metrics = {f"eval/{name}": value for name, value in found.items()}

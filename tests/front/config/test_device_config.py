@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from cases import CASES, INVITE, LEARN_UNLABELLED, TARGET
+from cases import CASES, INVITE, LEARN_UNLABELLED, MODEL, TARGET
 from torch import Tensor
 
 from fedfleet.commands.plan import describe
@@ -44,7 +44,8 @@ def make(**overrides: Any) -> Experiment:
 
 def named(algorithm: str, **overrides: Any) -> Experiment:
     task, options = CASES[algorithm]
-    model = {"name": task, "model": "mlp", "hidden": [8]}
+    net = {"model": MODEL[algorithm]} if algorithm in MODEL else {"model": "mlp", "hidden": [8]}
+    model = {"name": task, **net}
     given = {"task": model, "algorithm": {"name": algorithm, **options}}
     there = (TARGET if algorithm in LEARN_UNLABELLED else {}) | {"cohort.invite": INVITE.get(algorithm, 6)}
     return Experiment(load({**BASE, **given}, there | overrides))

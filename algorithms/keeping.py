@@ -1,0 +1,181 @@
+"""Parts of a model that stay with the client: its head, its body, or its layers of normalisation.
+
+What is kept is a client's state, and what travels is the rest; both are models with some of the parameters missing. A client that
+has not been asked before starts from the initial values of what it keeps, which a common seed gives, so nothing is sent for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from fedfleet.algorithms.fedavg import AveragingOptions
+from fedfleet.algorithms.local import Local
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.simulator.author import (
+    BUFFERS,
+    Algorithm,
+    At,
+    Batch,
+    BatchPlan,
+    ConfigError,
+    Key,
+    LocalWork,
+    Mean,
+    Message,
+    Ops,
+    Personal,
+    Phase,
+    Problem,
+    Round,
+    Stage,
+    T,
+    Task,
+    Tree,
+    View,
+)
+
+Kept = Literal["head", "body", "norm"]
+Moves = Literal["all", "kept", "rest"]
+MISSING = {
+    "head": "the net has no linear last layer after others: choose task.model=mlp or cnn",
+    "body": "the net has no layers before a linear last one: choose task.model=mlp or cnn",
+    "norm": "the net has no layers that normalise: choose task.model=cnn_bn",
+}
+
+
+class Cut(NamedTuple):
+    """Where a model is cut.
+
+    Attributes:
+        kept: the parameters of ``z["x"]`` that stay with the client.
+        order: all of them, as the net has them.
+        buffers: whether what layers keep count of stays there too.
+
+    """
+
+    kept: frozenset[str]
+    order: tuple[str, ...]
+    buffers: bool = False
+
+    def stays(self, z: Tree) -> Tree:
+        """Return what a client keeps of a model, or of a direction."""
+        mine = {"x": {name: leaf for name, leaf in z["x"].items() if name in self.kept}}
+        return {**mine, BUFFERS: z[BUFFERS]} if self.buffers and BUFFERS in z else mine
+
+    def travels(self, z: Tree) -> Tree:
+        """Return what a client sends and is sent."""
+        rest = {"x": {name: leaf for name, leaf in z["x"].items() if name not in self.kept}}
+        return {**rest, BUFFERS: z[BUFFERS]} if not self.buffers and BUFFERS in z else rest
+
+    def whole(self, travels: Tree, stays: Tree) -> Tree:
+        """Return the model of both."""
+        counted = {**travels, **stays}.get(BUFFERS)
+        both = {**travels["x"], **stays["x"]}
+        x = {"x": {name: both[name] for name in self.order}}
+        return x if counted is None else {**x, BUFFERS: counted}
+
+    def still(self, direction: Tree, *, kept: bool) -> Tree:
+        """Return a direction that leaves what is kept, or the rest, as it is."""
+        x = {name: T.zeros_like(leaf) if (name in self.kept) == kept else leaf for name, leaf in direction["x"].items()}
+        return {**direction, "x": x}
+
+
+def cut(task: Task, what: Kept, algorithm: str) -> Cut:
+    """Return where the model of a task is cut. Raises ConfigError where it has no such parts."""
+    leaves: Mapping[str, frozenset[str]] | None = getattr(task, "leaves", None)
+    if leaves is None:
+        raise ConfigError(
+            f"algorithm.name={algorithm!r}: it leaves part of the net with the clients, and the task does not say which "
+            f"parts there are: use task.name=classification"
+        )
+    order = tuple(task.init(0)["x"])
+    every = frozenset(order)
+    found = every - leaves["head"] if what == "body" else leaves[what]
+    if not found or found == every or (not leaves["head"] and what == "body"):
+        raise ConfigError(f"algorithm.name={algorithm!r}: {MISSING[what]}")
+    return Cut(found, order, buffers=what == "norm")
+
+
+class State(NamedTuple):
+    """What travels of the model, and the initial values of what does not."""
+
+    z: Tree
+    initial: Tree
+
+
+def initial(shared: Mapping[str, Any]) -> Tree:
+    """Return what a client keeps that has not been asked before."""
+    return shared["initial"]
+
+
+def training(at: Cut, options: AveragingOptions, plan: BatchPlan, moves: Moves) -> Stage:
+    """Return local steps of all of the model, of what is kept or of the rest; the optimiser starts afresh."""
+    rule = options.client_optimizer.build()
+
+    def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, where: At, key: Key) -> Local:
+        before = rule.init(local.z) if where.k == 0 else local.optimizer
+        d, after = rule.update(before, ops.grad("train", local.z, batch, key)[0], local.z)
+        d = d if moves == "all" else at.still(d, kept=moves == "rest")
+        return Local(ops.step("train", local.z, shared["lr"], d), after, local.own)
+
+    return Stage(step=step, batches=plan)
+
+
+def keeping(
+    options: AveragingOptions,
+    task: Task,
+    cohort: CohortOptions,
+    at: Cut,
+    stages: tuple[Stage, ...],
+    *,
+    learns: bool = True,
+    tuning: tuple[Stage, ...] = (),
+) -> Algorithm:
+    """Build an algorithm that averages what travels.
+
+    Args:
+        options: how clients train, and count.
+        task: the task.
+        cohort: who is invited.
+        at: where the model is cut.
+        stages: a client's work in a round.
+        learns: whether what is kept changes in a round; else it is what it was in the beginning, for all clients.
+        tuning: what becomes of a client's model before it is evaluated as its own.
+
+    """
+    rule = options.client_optimizer.build()
+
+    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Local:
+        z = at.whole(shared["z"], own if learns else shared["initial"])
+        return Local(z, rule.init(z), own)
+
+    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
+        return Message({"z": at.travels(local.z)}), at.stays(local.z) if learns else own
+
+    def whole(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
+        return Message({"z": local.z}), own
+
+    fresh = initial if learns else None
+    work = LocalWork(begin=begin, stages=stages, finish=finish)
+    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, own=fresh)
+
+    def message(state: State, t: int) -> Message:
+        return Message({"z": state.z}, {"lr": options.rates(t, task.parts)}, {"initial": state.initial})
+
+    def init(z: Tree, key: Key, problem: Problem) -> State:
+        return State(at.travels(z), at.stays(z))
+
+    def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
+        found = rnd.map_reduce(train, shared=message(state, rnd.index), cohort=rnd.invite(cohort.invite))
+        return state._replace(z=found["z"]), {}
+
+    return Algorithm(
+        init,
+        round,
+        (train,),
+        {"global": View(lambda state: at.whole(state.z, state.initial))},
+        minimises=True,
+        buffers=True,
+        personal=Personal(message, LocalWork(begin=begin, stages=tuning, finish=whole), fresh),
+    )
