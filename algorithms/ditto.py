@@ -97,7 +97,7 @@ def ditto(options: DittoOptions, task: Task, cohort: CohortOptions) -> Algorithm
 
     stages = (*shared_work.stages, Stage(step=step, batches=options.own_plan()))
     work = LocalWork(begin=begin, stages=stages, finish=finish)
-    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, own=initial)
+    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, own=initial, model="z")
 
     def message(state: State, t: int) -> Message:
         config = {"lr": options.rates(t, task.parts), "pull": options.pull}

@@ -79,7 +79,7 @@ def averaging(
     optimizer = server.build()
     plain = server.name == "sgd" and server.momentum == 0 and server.lr == 1
     work = local_training(options.plan(per_step), direction, options.client_optimizer.build())
-    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight)
+    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, model="z")
 
     def message(state: State, t: int) -> Message:
         return Message(send={"z": state.z}, config={"lr": options.rates(t, task.parts), **config})

@@ -96,7 +96,7 @@ def fedrod(options: AveragingOptions, task: Task, cohort: CohortOptions) -> Algo
 
     look = Stage(step=count, batches=BatchPlan(size=LABELS, epochs=1, shuffle=False, free=True))
     work = LocalWork(begin=begin, stages=(look, Stage(step=step, batches=options.plan())), finish=finish)
-    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, own=initial)
+    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, own=initial, model="z")
 
     def message(state: State, t: int) -> Message:
         return Message({"z": state.z}, {"lr": options.rates(t, task.parts)}, {"initial": state.initial})

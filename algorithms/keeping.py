@@ -158,7 +158,7 @@ def keeping(
 
     fresh = initial if learns else None
     work = LocalWork(begin=begin, stages=stages, finish=finish)
-    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, own=fresh)
+    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, own=fresh, model="z")
 
     def message(state: State, t: int) -> Message:
         return Message({"z": state.z}, {"lr": options.rates(t, task.parts)}, {"initial": state.initial})

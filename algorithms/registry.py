@@ -28,6 +28,7 @@ from fedfleet.algorithms.gt_hsgd import GtHsgdOptions, gt_hsgd
 from fedfleet.algorithms.local_sgda import local_sgda
 from fedfleet.algorithms.local_sgda_plus import SgdaPlusOptions, local_sgda_plus
 from fedfleet.algorithms.mcd import McdOptions, mcd
+from fedfleet.algorithms.omg import OmgOptions, omg
 from fedfleet.algorithms.options import CohortOptions, LocalOptions, Options
 from fedfleet.algorithms.parallel_sgda import ParallelOptions, parallel_sgda
 from fedfleet.algorithms.peravg import PerAvgOptions, peravg
@@ -63,6 +64,9 @@ ALGORITHMS: dict[str, Entry] = {
     "fedrod": Entry(AveragingOptions, fedrod, "a balanced head for all, one more for each client (Chen & Chao 2022)"),
     "ditto": Entry(DittoOptions, ditto, "own models held near the global one (Li et al. 2021)"),
     "peravg": Entry(PerAvgOptions, peravg, "Per-FedAvg: a step away from good own models (Fallah et al. 2020)"),
+    "omg": Entry(
+        OmgOptions, omg, "FedOMG: matched updates in the place of another algorithm's mean (Nguyen et al. 2025)"
+    ),
     "fact": Entry(
         FactOptions, fact, "two heads made to agree on a target without labels: three phases (Schrod et al. 2023)"
     ),

@@ -47,6 +47,7 @@ def scaffold(options: ScaffoldOptions, task: Task, cohort: CohortOptions) -> Alg
         reduce={"dz": Mean(), "dc": Mean()},
         weight=options.weight,
         own=no_control,
+        difference="dz",
     )
 
     def share(clients: Tensor, problem: Problem) -> float:

@@ -199,6 +199,8 @@ class Phase:
         own: builds a client's state the first time it is needed, from ``shared``; None means clients are stateless.
         uplink: transforms applied in order to what a client sends, before it is reduced.
         dated: what is sent is of use in its own round alone, so that late answers cannot be kept.
+        model, difference: the slot whose mean over the clients is the next model, which they were sent under the same name, or
+            how far it moves: where another rule may take the mean's place. None where there is no such.
 
     """
 
@@ -209,6 +211,8 @@ class Phase:
     own: Callable[[Mapping[str, Any]], Tree] | None = None
     uplink: tuple[Uplink, ...] = ()
     dated: bool = False
+    model: str | None = None
+    difference: str | None = None
 
 
 LossFn = Callable[[Tree, Batch, Any, Key], tuple[Tensor | Mapping[str, Tensor], Mapping[str, Any]]]

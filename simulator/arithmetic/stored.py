@@ -28,32 +28,42 @@ class Stored(NamedTuple):
         """The clients' weights (S,)."""
         return torch.cat(self.weights)
 
-    def _tiles(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield ``(leaf number, (S, <= tile) matrix)`` over all coordinates in order."""
-        for i, parts in enumerate(zip(*(T.leaves(b) for b in self.blocks), strict=True)):
-            flat = [p.reshape(len(p), -1) for p in parts]
-            for start in range(0, flat[0].shape[1], _TILE):
-                yield i, torch.cat([f[:, start : start + _TILE] for f in flat])
+    def of(self, part: Callable[[Tree], Tree]) -> Stored:
+        """Return what ``part`` takes of each upload."""
+        return self._replace(blocks=tuple(part(b) for b in self.blocks))
 
-    def _reduce(self, fn: Callable[[Tensor], Tensor]) -> Tree:
+    def _tiles(self, origin: Tree = None) -> Iterator[tuple[int, Tensor]]:
+        """Yield ``(leaf number, (S, <= tile) matrix)`` over all coordinates in order, as differences from ``origin``."""
+        start_of = [
+            None if origin is None else leaf.flatten()
+            for leaf in T.leaves(self.blocks[0] if origin is None else origin)
+        ]
+        for i, parts in enumerate(zip(*(T.leaves(b) for b in self.blocks), strict=True)):
+            flat, zero = [p.reshape(len(p), -1) for p in parts], start_of[i]
+            for start in range(0, flat[0].shape[1], _TILE):
+                tile = torch.cat([f[:, start : start + _TILE] for f in flat])
+                yield i, tile if zero is None else tile.double() - zero[start : start + _TILE].double()
+
+    def _reduce(self, fn: Callable[[Tensor], Tensor], origin: Tree = None) -> Tree:
         """Apply ``fn`` (S, n) -> (n,) tile by tile and return a tree of one client's shape."""
         found: dict[int, list[Tensor]] = {}
-        for i, tile in self._tiles():
+        for i, tile in self._tiles(origin):
             found.setdefault(i, []).append(fn(tile))
         shapes = [leaf.shape[1:] for leaf in T.leaves(self.blocks[0])]
         return T.unflatten(self.blocks[0], [torch.cat(found[i]).reshape(s) for i, s in enumerate(shapes)])
 
-    def gram(self) -> Tensor:
-        """Return the inner products of all pairs of uploads, float64 (S, S)."""
+    def gram(self, origin: Tree = None) -> Tensor:
+        """Return the inner products of all pairs of uploads, or of their differences from ``origin``, float64 (S, S)."""
         size = len(self.weight)
         total = torch.zeros(size, size, dtype=torch.float64)
-        for _, tile in self._tiles():
+        for _, tile in self._tiles(origin):
             total += tile.double() @ tile.double().T
         return total
 
-    def combine(self, weights: Tensor) -> Tree:
-        """Return the linear combination of the uploads with weights (S,)."""
-        return self._reduce(lambda v: weights.to(v.dtype) @ v)
+    def combine(self, weights: Tensor, origin: Tree = None) -> Tree:
+        """Return the linear combination of the uploads, or of their differences from ``origin``, with weights (S,)."""
+        found = self._reduce(lambda v: weights.to(v.dtype) @ v, origin)
+        return found if origin is None else T.map(lambda v, like: v.to(like.dtype), found, origin)
 
     def mean(self) -> Tree:
         """Return the weighted mean. Raises ValueError where all weights are zero."""

@@ -1,0 +1,276 @@
+"""On-server matching: the solver beside an exact one, the step beside its formula in all coordinates, the wrapper."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from harness import Bowl, World, build, digits, flat, play, records, rows
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from test_personalised import BODY, HEAD, LR, ONCE, START, WHERE, B, fit, heard, rows_of
+from torch import Tensor
+
+from fedfleet.algorithms.matching import coefficients, cosines, mixture, objective
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.stored import Stored
+from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.fleet.policies import First
+
+
+def exact(gram: Tensor, w: Tensor, kappa: float) -> Tensor:
+    k, size = gram.numpy(), len(w)
+    found = minimize(
+        lambda g: g @ k @ w.numpy() + kappa * np.sqrt(max(w.numpy() @ k @ w.numpy() * (g @ k @ g), 0)),
+        np.full(size, 1 / size),
+        bounds=[(0, 1)] * size,
+        constraints={"type": "eq", "fun": lambda g: g.sum() - 1},
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    return torch.from_numpy(found.x.clip(0)) / found.x.clip(0).sum()
+
+
+def step_of(updates: Tensor, w: Tensor, gamma: Tensor, kappa: float) -> Tensor:
+    """Eq. (16), in all coordinates."""
+    mean, mixed = w @ updates, gamma @ updates
+    return mean + kappa * mean.norm() * mixed / mixed.norm()
+
+
+def drawn(seed: int, size: int, floats: int = 12) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    updates = torch.randn(size, floats, dtype=torch.float64, generator=g)
+    return updates, torch.rand(size, dtype=torch.float64, generator=g).add(0.1).div(1).softmax(0)
+
+
+CASES = st.tuples(st.integers(0, 300), st.integers(2, 9), st.sampled_from([0.1, 0.25, 0.5, 0.9]))
+
+
+@given(CASES)
+def test_the_solver_comes_near_the_exact_optimum(case):
+    seed, size, kappa = case
+    updates, w = drawn(seed, size)
+    gram = updates @ updates.T
+    found = mixture(gram, w, kappa)
+    assert float(found.sum()) == pytest.approx(1)
+    assert bool((found >= 0).all())
+    best = float(objective(gram, w, exact(gram, w, kappa), kappa))
+    mine = float(objective(gram, w, found, kappa))
+    assert best - 1e-6 <= mine <= best + 0.05 * abs(best) + 0.02 * float(gram.diagonal().mean())
+
+
+@given(CASES)
+def test_duality_radius_and_the_gain_of_the_worst(case):
+    seed, size, kappa = case
+    updates, w = drawn(seed, size)
+    gram = updates @ updates.T
+    gamma = exact(gram, w, kappa)
+    a = coefficients(gram, w, gamma, kappa)
+    step, mean = a @ updates, w @ updates
+    torch.testing.assert_close(step, step_of(updates, w, gamma, kappa), rtol=1e-9, atol=1e-9)
+    assert float((step - mean).norm()) == pytest.approx(kappa * float(mean.norm()), rel=1e-9)
+    worst, scale = float((updates @ step).min()), float(gram.diagonal().mean())
+    assert worst == pytest.approx(float(objective(gram, w, gamma, kappa)), abs=1e-3 * scale)
+    assert worst >= (1 + kappa) * float((updates @ mean).min()) - 1e-3 * scale
+
+
+@given(CASES, st.floats(0.01, 1000.0))
+def test_scale_order_and_sign_of_updates_go_through(case, factor):
+    seed, size, kappa = case
+    updates, w = drawn(seed, size)
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+    a, b, c = (
+        mixture(u @ u.T, v, kappa) for u, v in ((updates, w), (-factor * updates, w), (updates[order], w[order]))
+    )
+    torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(a[order], c, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("updates", "kappa", "value", "step"),
+    [
+        ([[1.0, 0.0], [0.0, 3.0]], 0.5, 1.290569, [1.290569, 1.5]),
+        ([[1.0, 0.0], [0.0, 3.0]], 0.1, 0.658114, None),
+        ([[1.0, 0.2], [-1.0, 0.2]], 0.5, 0.06, [0.0, 0.3]),
+    ],
+)
+def test_golden_values(updates, kappa, value, step):
+    u = torch.tensor(updates, dtype=torch.float64)
+    w = torch.full((2,), 0.5, dtype=torch.float64)
+    gamma = mixture(u @ u.T, w, kappa)
+    assert float(objective(u @ u.T, w, gamma, kappa)) == pytest.approx(value, abs=2e-4)
+    assert float(objective(u @ u.T, w, exact(u @ u.T, w, kappa), kappa)) == pytest.approx(value, abs=1e-6)
+    if step is not None:
+        assert (coefficients(u @ u.T, w, gamma, kappa) @ u).tolist() == pytest.approx(step, abs=1e-3)
+
+
+def test_what_vanishes_leaves_the_mean():
+    w = torch.full((2,), 0.5, dtype=torch.float64)
+    for updates in ([[1.0, 2.0], [-1.0, -2.0]], [[0.0, 0.0], [0.0, 0.0]]):
+        u = torch.tensor(updates, dtype=torch.float64)
+        a = coefficients(u @ u.T, w, mixture(u @ u.T, w, 0.5), 0.5)
+        assert (a @ u).tolist() == [0.0, 0.0]
+    one = torch.ones(1, 1, dtype=torch.float64)
+    assert coefficients(one, one[0], mixture(one, one[0], 0.5), 0.5).tolist() == pytest.approx([1.5])
+
+
+def test_a_client_twice_at_half_the_weight_changes_nothing():
+    updates, w = drawn(3, 4)
+    twice, halves = torch.cat([updates, updates[:1]]), torch.cat([w[:1] / 2, w[1:], w[:1] / 2])
+    steps = []
+    for u, v in ((updates, w), (twice, halves)):
+        gram = u @ u.T
+        steps.append(coefficients(gram, v, exact(gram, v, 0.5), 0.5) @ u)
+    torch.testing.assert_close(*steps, rtol=1e-3, atol=1e-3)
+
+
+def test_cosines():
+    updates, w = drawn(5, 6)
+    step = w @ updates
+    found = cosines(updates @ updates.T, w)
+    torch.testing.assert_close(found, torch.nn.functional.cosine_similarity(updates, step[None]))
+
+
+def test_uploads_as_differences():
+    g = torch.Generator().manual_seed(0)
+    blocks = tuple({"a": torch.randn(n, 3, 2, generator=g), "b": torch.randn(n, 4, generator=g)} for n in (2, 3))
+    origin = {"a": torch.randn(3, 2, generator=g), "b": torch.randn(4, generator=g)}
+    kept = Stored(blocks, (torch.ones(2), torch.ones(3)))
+    each = torch.cat([torch.cat([(b[k] - origin[k]).double().flatten(1) for k in b], 1) for b in blocks])
+    torch.testing.assert_close(kept.gram(origin), each @ each.T, rtol=1e-6, atol=1e-6)
+    w = torch.arange(5, dtype=torch.float64)
+    found = kept.combine(w, origin)
+    torch.testing.assert_close(torch.cat([found["a"].flatten(), found["b"]]).double(), w @ each, rtol=1e-5, atol=1e-5)
+    assert found["a"].dtype == torch.float32
+    part = kept.of(lambda z: {"b": z["b"]})
+    torch.testing.assert_close(part.gram(origin={"b": origin["b"]}), each[:, 6:] @ each[:, 6:].T, rtol=1e-6, atol=1e-6)
+
+
+# The wrapper
+
+FEDAVG = {"name": "fedavg", "epochs": 1, "batch_size": B, "lr": LR}
+
+
+@pytest.mark.parametrize(("rescale", "divide"), [("none", 1.0), ("one_plus_kappa", 1.5), ("one_plus_kappa2", 1.25)])
+@pytest.mark.parametrize("weight", ["num_examples", "uniform"])
+def test_rounds_are_those_by_hand(rescale, divide, weight):
+    algorithm = build(
+        "omg", WHERE.task, CohortOptions(invite=5),
+        of={**FEDAVG, "weight": weight}, kappa=0.5, rescale=rescale, server_lr=0.8,
+    )  # fmt: skip
+    names, z = BODY + HEAD, START
+    given = T.map(torch.Tensor.double, WHERE.task.init(0))
+    for t, record in enumerate(records(algorithm, WHERE, 3, z=given, policy=First(3))):
+        key = rng.fold(rng.key(0), "client", t, 0)
+        ends = [fit(z, rows_of(c, key, 0, ONCE)) for c in heard(record)]
+        sizes = WHERE.population.num_examples(torch.tensor(heard(record))).double()
+        w = torch.full((3,), 1 / 3, dtype=torch.float64) if weight == "uniform" else sizes / sizes.sum()
+        updates = torch.stack([torch.cat([(e[n] - z[n]).flatten() for n in names]) for e in ends])
+        gamma = mixture(updates @ updates.T, w, 0.5)
+        move = 0.8 / divide * step_of(updates, w, gamma, 0.5)
+        z = {n: z[n] + m.view_as(z[n]) for n, m in zip(names, move.split([z[n].numel() for n in names]), strict=True)}
+        for n in names:
+            torch.testing.assert_close(record.state.z["x"][n], z[n], rtol=1e-8, atol=1e-10)
+        cosine = torch.nn.functional.cosine_similarity(updates, move[None])
+        assert record.metrics["cosine_worst"] == pytest.approx(float(cosine.min()), abs=1e-6)
+        assert record.metrics["cosine_mean"] == pytest.approx(float(cosine.mean()), abs=1e-6)
+        assert record.metrics["cosine_variance"] == pytest.approx(float(cosine.var(correction=0)), abs=1e-6)
+
+
+AVERAGING = (
+    "fedavg",
+    "fedopt",
+    "fedprox",
+    "scaffold",
+    "peravg",
+    "ditto",
+    "fedper",
+    "lg_fedavg",
+    "fedbn",
+    "fedrep",
+    "fedbabu",
+    "fedrod",
+)
+
+
+def world(name: str) -> World:
+    return (
+        digits("classification", net={"model": "cnn_bn"}) if name in ("fedbn", "cnn_bn") else digits("classification")
+    )
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+def test_without_a_radius_it_is_the_algorithm_and_near_none_near_it(name):
+    where, cohort, given = world(name), CohortOptions(invite=6), {"steps": 3, "batch_size": 7}
+    plain = [flat(z) for z in play(build(name, where.task, cohort, **given), where, 3)]
+    for kappa in (0.0, 1e-9):
+        of = {"name": name, **given}
+        run = list(records(build("omg", where.task, cohort, of=of, kappa=kappa), where, 3))
+        view = build(name, where.task, cohort, **given).views["global"].params
+        for a, record in zip(plain, run, strict=True):
+            if kappa == 0:
+                assert torch.equal(a, flat(view(record.state)))
+            else:
+                torch.testing.assert_close(a, flat(view(record.state)), rtol=2e-5, atol=2e-6)
+                assert {"cosine_worst", "cosine_mean", "cosine_variance"} <= set(record.metrics)
+    far = play(build("omg", where.task, cohort, of={"name": name, **given}, kappa=0.9), where, 3)
+    assert float((flat(far[-1]) - plain[-1]).abs().max()) > 1e-3
+
+
+def test_as_much_travels():
+    where, cohort, given = world("fedavg"), CohortOptions(invite=6), {"steps": 3, "batch_size": 7}
+    plain = list(records(build("fedavg", where.task, cohort, **given), where, 2))
+    matched = list(records(build("omg", where.task, cohort, of={"name": "fedavg", **given}), where, 2))
+    for a, b in zip(plain, matched, strict=True):
+        assert a.phases[0].counts == b.phases[0].counts
+
+
+@pytest.mark.parametrize(("rescale", "grows"), [("none", 1.5), ("one_plus_kappa", 1.0), ("one_plus_kappa2", 1.2)])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_equal_updates_have_the_closed_form_and_descend(name, rescale, grows):
+    alike = World(Bowl(), rows(*[[(1.0, 4.0)]] * 3))
+    given, cohort = {"steps": 2, "batch_size": 1, "lr": 0.1}, CohortOptions(invite=3)
+    (plain,) = play(build(name, alike.task, cohort, **given), alike, 1)
+    (found,) = play(build("omg", alike.task, cohort, of={"name": name, **given}, rescale=rescale), alike, 1)
+    delta = float(plain["x"]["w"]) - 1.0
+    assert delta > 0  # towards 4
+    assert float(found["x"]["w"]) == pytest.approx(1 + grows * delta, rel=1e-6)
+
+
+@pytest.mark.parametrize("buffers", ["mean", "frozen"])
+def test_statistics_are_averaged_or_stay_and_are_no_update(buffers):
+    where, cohort = world("cnn_bn"), CohortOptions(invite=4)
+    given = {"steps": 2, "batch_size": 7}
+    start = where.task.init(0)
+    (plain,) = play(build("fedavg", where.task, cohort, **given), where, 1)
+    (found,) = play(build("omg", where.task, cohort, of={"name": "fedavg", **given}, buffers=buffers), where, 1)
+    for n, leaf in found["b"].items():
+        torch.testing.assert_close(leaf, (plain if buffers == "mean" else start)["b"][n])
+    assert float((flat({"x": found["x"]}) - flat({"x": plain["x"]})).abs().max()) > 1e-3
+    (none,) = play(
+        build("omg", where.task, cohort, of={"name": "fedavg", **given}, kappa=0.0, buffers=buffers), where, 1
+    )
+    torch.testing.assert_close(flat({"x": none["x"]}), flat({"x": plain["x"]}), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["cdma_nc", "fact", "afl", "qffl", "fedbuff"])
+def test_what_takes_no_mean_of_models_is_refused(name):
+    task = digits("two_heads" if name == "fact" else "auc" if name == "cdma_nc" else "classification").task
+    with pytest.raises(ConfigError, match=rf"algorithm.of='{name}': the server does not take a mean of models"):
+        build("omg", task, CohortOptions(invite=2), of=name)
+
+
+def test_options_of_the_algorithm_are_checked_and_filled_in():
+    made = ALGORITHMS["omg"].options
+    assert made(of="fedrep").model_dump()["of"]["head_epochs"] == 1
+    assert made(of={"name": "fedavg", "steps": 3, "batch_size": 7}).steps == 3
+    for wrong, says in (
+        ("omg", "'omg' is no algorithm"),
+        ("x", "'x' is no algorithm"),
+        ({"name": "fedavg", "q": 1}, "q"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            made(of=wrong)
