@@ -81,7 +81,7 @@ def fedrod(options: AveragingOptions, task: Task, cohort: CohortOptions) -> Algo
     def step(ops: Ops, shared: Mapping[str, Any], rod: Rod, batch: Batch, at: At, key: Key) -> Rod:
         lr, (of_z, of_head) = shared["lr"]["x"], rod.optimizers
         common = ops.grad("balanced", rod.z, batch, key, ctx=rod.labels)[0]
-        personal = ops.grad("residual", {**rod.z, **rod.head}, batch, key, wrt=("p",))[0]
+        personal = ops.grad("residual", {**rod.z, **rod.head}, batch, key)[0]
         d, of_z = rule.update(of_z, common, rod.z)
         e, of_head = rule.update(of_head, {"p": personal["p"]}, rod.head)
         return Rod(

@@ -16,6 +16,7 @@ from fedfleet.algorithms.fact import FactOptions, fact
 from fedfleet.algorithms.fedavg import AveragingOptions, FedAvgOptions, FedOptOptions, fedavg
 from fedfleet.algorithms.fedbabu import FedBabuOptions, fedbabu
 from fedfleet.algorithms.fedbuff import FedBuffOptions, fedbuff
+from fedfleet.algorithms.fediir import FedIirOptions, fediir
 from fedfleet.algorithms.fedmm import FedMmOptions, fedmm
 from fedfleet.algorithms.fedper import fedbn, fedper, lg_fedavg
 from fedfleet.algorithms.fedprox import FedProxOptions, fedprox
@@ -23,6 +24,7 @@ from fedfleet.algorithms.fedprox_sgda import OneStepOptions, ProximalOptions, fe
 from fedfleet.algorithms.fedrep import FedRepOptions, fedrep
 from fedfleet.algorithms.fedrobust import FedRobustOptions, fedrobust
 from fedfleet.algorithms.fedrod import fedrod
+from fedfleet.algorithms.fedsam import FedSamOptions, MoFedSamOptions, fedsam, mofedsam
 from fedfleet.algorithms.gt_gda import gt_gda
 from fedfleet.algorithms.gt_hsgd import GtHsgdOptions, gt_hsgd
 from fedfleet.algorithms.local_sgda import local_sgda
@@ -67,6 +69,9 @@ ALGORITHMS: dict[str, Entry] = {
     "omg": Entry(
         OmgOptions, omg, "FedOMG: matched updates in the place of another algorithm's mean (Nguyen et al. 2025)"
     ),
+    "fedsam": Entry(FedSamOptions, fedsam, "FedAvg with sharpness-aware local steps (Qu et al. 2022)"),
+    "mofedsam": Entry(MoFedSamOptions, mofedsam, "FedSAM with the last round's movement in each step (ibid.)"),
+    "fediir": Entry(FedIirOptions, fediir, "classifiers that would be moved alike: two phases (Guo et al. 2023)"),
     "fact": Entry(
         FactOptions, fact, "two heads made to agree on a target without labels: three phases (Schrod et al. 2023)"
     ),

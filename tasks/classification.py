@@ -40,7 +40,8 @@ class Classification:
     ``leaves`` says which parameters are the "head", the last layer, where that is linear, and which are of a "norm"alisation.
     A net with such a head has besides, of FedRoD: the objective "balanced", cross-entropy of logits + ln n_c, with the
     client's numbers of examples of each class as ``ctx`` (classes,); "residual", that of the head in the part "p" added to the
-    net's own, of which it alone learns; and the function "with_residual", as "per_example" of both together.
+    net's own, of which it alone learns; and the function "with_residual", as "per_example" of both together. Of FedIIR the
+    objective "invariant", with a penalty on how far the batch's gradient of the head is from the one in ``ctx``.
     """
 
     def __init__(self, options: ModelOptions, shape: DataShape):
@@ -57,7 +58,8 @@ class Classification:
         if self.leaves["head"]:
             self._body = without_head(self._net, self.leaves["head"])
             self.objectives["balanced"] = Objective(loss=self._balanced, sign={"x": 1})
-            self.objectives["residual"] = Objective(loss=self._residual, sign={"x": 0, "p": 1})
+            self.objectives["residual"] = Objective(loss=self._residual, sign={"p": 1})
+            self.objectives["invariant"] = Objective(loss=self._invariant, sign={"x": 1})
             self.functions["with_residual"] = self._with_residual
 
     def _build(self, seed: int) -> nn.Module:
@@ -87,13 +89,29 @@ class Classification:
         logits, new = called(self._net, z["x"], z.get(BUFFERS, {}), batch.x, weight=batch.weight, key=key)
         return batch.mean(cross_entropy(logits + ctx.log(), batch.y)), {BUFFERS: new} if new else {}
 
+    def _features(self, z: Tree, x: Tensor, **training: Any) -> tuple[Tensor, Tree]:
+        """Return what the head is given (B, width), and what layers have counted by then."""
+        body = {name: leaf for name, leaf in z["x"].items() if name not in self.leaves["head"]}
+        return called(self._body, body, z.get(BUFFERS, {}), x, **training)
+
+    def _head(self, of: Tree) -> dict[str, Any]:
+        """Return what there is of the head among parameters: "weight", and "bias" if it has one."""
+        return {name.rpartition(".")[2]: of[name] for name in sorted(self.leaves["head"])}
+
     def _both(self, z: Tree, x: Tensor, **training: Any) -> tuple[Tensor, Tensor]:
         """Return the logits (B, classes) of the net's own head, and those of the head in the part "p"."""
-        head = self.leaves["head"]
-        body = {name: leaf for name, leaf in z["x"].items() if name not in head}
-        features, _ = called(self._body, body, z.get(BUFFERS, {}), x, **training)
-        own, other = ({name.rpartition(".")[2]: of[name] for name in sorted(head)} for of in (z["x"], z["p"]))
-        return F.linear(features, **own), F.linear(features, **other)
+        features, _ = self._features(z, x, **training)
+        return F.linear(features, **self._head(z["x"])), F.linear(features, **self._head(z["p"]))
+
+    def _invariant(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
+        features, new = self._features(z, batch.x, weight=batch.weight, key=key)
+        logits = F.linear(features, **self._head(z["x"]))
+        label = torch.arange(logits.shape[1], device=logits.device) == batch.y[:, None]
+        share = batch.weight.to(logits.dtype) / batch.count().clamp(min=1)
+        wrong = (logits.softmax(1) - label.to(logits.dtype)) * share[:, None]  # the mean loss' gradient by logits
+        found, mean = {"weight": wrong.mT @ features, "bias": wrong.sum(0)}, self._head(ctx["mean"])
+        apart = sum((found[name] - mean[name]).square().sum() for name in mean)
+        return batch.mean(cross_entropy(logits, batch.y)) + ctx["penalty"] * apart, {BUFFERS: new} if new else {}
 
     def _residual(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
         own, other = self._both(z, batch.x, weight=batch.weight, key=key)

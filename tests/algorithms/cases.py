@@ -16,6 +16,9 @@ CASES: dict[str, tuple[str, dict]] = {
     "fedrod": ("classification", {"epochs": 1, "batch_size": 7}),
     "ditto": ("classification", {"steps": 3, "own_epochs": 1, "batch_size": 7, "pull": 0.5}),
     "peravg": ("classification", {"epochs": 1, "batch_size": 7, "alpha": 0.05}),
+    "fedsam": ("classification", {"epochs": 1, "batch_size": 7, "rho": 0.5}),
+    "mofedsam": ("classification", {"steps": 3, "batch_size": 7, "rho": 0.5, "share": 0.6}),
+    "fediir": ("classification", {"steps": 3, "batch_size": 7, "penalty": 0.3}),
     "omg": ("classification", {"of": {"name": "fedrod", "epochs": 1, "batch_size": 7}, "kappa": 0.4}),
     "scaffold": ("classification", {"epochs": 1, "batch_size": 7}),
     "afl": ("classification", {"batch_size": 7, "optimizer": {"name": "adagrad"}, "dual": {"lr": 0.1}}),
@@ -53,7 +56,7 @@ CASES: dict[str, tuple[str, dict]] = {
 
 MODEL = {"fedbn": "cnn_bn"}
 """The nets of algorithms that need layers which others have not."""
-CUT = {"fedper", "lg_fedavg", "fedbn", "fedrep", "fedbabu", "fedrod", "omg"}
+CUT = {"fedper", "lg_fedavg", "fedbn", "fedrep", "fedbabu", "fedrod", "omg", "fediir"}
 """Algorithms that need a net with a last layer and others before it."""
 INVITE = {"fact": 2}
 """Clients asked a round, of algorithms that leave no choice."""

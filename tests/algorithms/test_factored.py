@@ -119,7 +119,7 @@ def test_a_weight_may_have_a_higher_rank_where_it_is_used_for_the_last_time(monk
 OWN = "add with a tensor of each client's own"
 STANDS_IN_THE_WAY = {
     **{"fedopt": "mul", "qffl": "mul", "scaffold": OWN, "codasca": OWN, "fedmm": OWN, "gt_gda": OWN, "gt_hsgd": OWN},
-    **{"fact": OWN, "mcd": OWN, "ditto": OWN},
+    **{"fact": OWN, "mcd": OWN, "ditto": OWN, "fedsam": "mul", "mofedsam": "mul"},
 }
 KEPT = {"fedper": {"x.5.weight"}, "fedrep": {"x.5.weight"}, "lg_fedavg": {"x.1.weight", "x.3.weight"}}
 """Adam squares the gradient, q-FFL its update; the others add what is a client's own: control variate, dual, tracker, momentum."""
@@ -139,7 +139,7 @@ def test_the_weights_stay_factored_unless_the_algorithm_needs_them_multiplied_ou
     assert not any(notes.dense.values())  # the losses only use weights in layers
     of = {path: leaf.numel() for path, leaf in T.named_leaves(z) if path in weights}
     twice = of["head.0.weight"] if name == "mcd" else 0  # it trains both heads
-    (trained,) = notes.products.keys() - {"discord", "idd", "residual"}
+    (trained,) = notes.products.keys() - {"discord", "idd", "residual", "invariant"}
     assert notes.products[trained] == sum(of.values()) + twice
     if name in STANDS_IN_THE_WAY:
         assert all(STANDS_IN_THE_WAY[name] in notes.reasons[path] for path in weights)

@@ -10,7 +10,10 @@ from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
 
 SIGNS = {
-    "classification": {"train": {"x": 1}, "shifted": {"x": 1, "shift": -1}},
+    "classification": {
+        **{"train": {"x": 1}, "shifted": {"x": 1, "shift": -1}},
+        **{"balanced": {"x": 1}, "residual": {"p": 1}, "invariant": {"x": 1}},
+    },
     "language_model": {"train": {"x": 1}},
     "auc": {"train": {"x": 1, "y": -1}},
     "robust": {"train": {"x": 1, "y": -1}},
