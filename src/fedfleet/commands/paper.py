@@ -22,6 +22,7 @@ from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.files import write_text
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.runfolder import ENVIRONMENT, summary_of
+from fedfleet.report import paper_figure
 from fedfleet.report.groups import versions
 from fedfleet.simulator.driver.evaluation import less_is_better
 from fedfleet.simulator.errors import ConfigError, one_line
@@ -123,7 +124,7 @@ def read(path: Path) -> PaperTable:
 def run(
     path: Path, overrides: list[str] | None, seeds: int | None, out: Path, progress: Progress, jobs: int | None = None
 ) -> str:
-    """Run what is not yet finished, ``jobs`` at a time; write and return the table in Markdown.
+    """Run what is not yet finished, ``jobs`` at a time; write the table and its figure, and return it in Markdown.
 
     Raises ConfigError and FedfleetError.
     """
@@ -144,6 +145,8 @@ def run(
     text = markdown(table, found) + _versions(prepared, out)
     write_text(out / "table.md", text)
     write_text(out / "table.json", json.dumps(found, indent=2).replace("NaN", "null") + "\n")
+    printed = {row: {c: _first(v) for c, v in columns.items()} for row, columns in table.paper.items()}
+    (out / "table.png").write_bytes(paper_figure.draw(table.title, found, printed))
     studying.check(errors, prepared.study)
     return text
 
@@ -261,6 +264,11 @@ def _mean(values: list[float], digits: int) -> str:
     spread = f" ± {statistics.stdev(known):.{digits}f}" if len(known) > 1 else ""
     of = f" ({len(known)} of {len(values)} runs)" if len(known) < len(values) else ""
     return f"{statistics.fmean(known):.{digits}f}{spread}{of}"
+
+
+def _first(value: float | tuple[float, float]) -> float:
+    """Return the mean of what is printed."""
+    return value[0] if isinstance(value, tuple) else value
 
 
 def _printed(value: Any, digits: int) -> str:
