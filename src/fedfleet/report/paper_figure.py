@@ -43,6 +43,7 @@ def draw(title: str, found: Found, printed: Mapping[str, Mapping[str, float]]) -
             axes.set_ylim(len(rows) - 0.5, -0.5)
             axes.tick_params(axis="y", length=0)
         lines = textwrap.wrap(title.replace("$", r"\$"), int(LETTERS * figure.get_figwidth()))
+        figure.set_figheight(figure.get_figheight() + ROW * len(lines))
         figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=10)
         figure.supxlabel(CAPTION, fontsize=8, color="#5A606A")
         return canvas.picture(figure, "table", title, CAPTION).png
