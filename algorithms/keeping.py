@@ -115,9 +115,11 @@ def training(at: Cut, options: AveragingOptions, plan: BatchPlan, moves: Moves) 
 
     def step(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, where: At, key: Key) -> Local:
         before = rule.init(local.z) if where.k == 0 else local.optimizer
-        d, after = rule.update(before, ops.grad("train", local.z, batch, key)[0], local.z)
-        d = d if moves == "all" else at.still(d, kept=moves == "rest")
-        return Local(ops.step("train", local.z, shared["lr"], d), after, local.own)
+        d, after = rule.update(before, moving(ops.grad("train", local.z, batch, key)[0]), local.z)
+        return Local(ops.step("train", local.z, shared["lr"], moving(d)), after, local.own)
+
+    def moving(d: Tree) -> Tree:  # before the optimiser, which clips, and after it, which lets weights decay
+        return d if moves == "all" else at.still(d, kept=moves == "rest")
 
     return Stage(step=step, batches=plan)
 

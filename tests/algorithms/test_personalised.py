@@ -215,8 +215,9 @@ def test_fedbn_keeps_scales_and_statistics():
     assert record.phases[0].counts["floats_up"] == 4 * (every - 4 * 16 - 4 * 32)
 
 
-def test_fedrep_moves_a_part_at_a_time_whatever_the_optimiser_remembers():
-    given = {"client_optimizer": {"momentum": 0.9, "weight_decay": 0.1}, "head_steps": 2}
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_fedrep_moves_a_part_at_a_time_whatever_the_optimiser_remembers(clip):
+    given = {"client_optimizer": {"momentum": 0.9, "weight_decay": 0.1, "clip_norm": clip}, "head_steps": 2}
     one = run("fedrep", rounds=1, **given)[0].state.z["x"]
     key, up, sizes = rng.fold(rng.key(0), "client", 0, 0), [], []
     for c in heard(run("fedrep", rounds=1, **given)[0]):
@@ -226,7 +227,9 @@ def test_fedrep_moves_a_part_at_a_time_whatever_the_optimiser_remembers():
             for (rows,) in rows_of(c, key, stage, plan):
                 at = {name: leaf.clone().requires_grad_() for name, leaf in p.items()}
                 g = torch.autograd.grad(F.cross_entropy(logits(at, rows), Y[rows]), [at[n] for n in names])
-                v = {n: 0.9 * v[n] + d + 0.1 * p[n] for n, d in zip(names, g, strict=True)}
+                long = float(sum(d.square().sum() for d in g)) ** 0.5
+                scale = 1.0 if clip is None else min(1.0, clip / (long + 1e-6))
+                v = {n: 0.9 * v[n] + scale * d + 0.1 * p[n] for n, d in zip(names, g, strict=True)}
                 p = {**p, **{n: p[n] - LR * v[n] for n in names}}
         up.append(p)
         sizes.append(float(WHERE.population.num_examples(torch.tensor(c))))
