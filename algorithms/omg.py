@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
@@ -47,6 +47,8 @@ NAME = "omg"
 class OmgOptions(Options):
     """Options of FedOMG."""
 
+    algorithms: ClassVar[Mapping[str, Any]] = {}
+    """What it can be put on: the registry, which has this algorithm, too."""
     of: dict[str, Any] = Field(default={"name": "fedavg"})
     """The algorithm whose mean is replaced: its name, or that and its options."""
     kappa: float = Field(default=0.5, ge=0, lt=1)
@@ -63,22 +65,18 @@ class OmgOptions(Options):
     @field_validator("of", mode="before")
     @classmethod
     def _named(cls, value: Any, info: ValidationInfo) -> dict[str, Any]:
-        from fedfleet.algorithms.registry import ALGORITHMS  # which has this one, too
-
         given = {"name": value} if isinstance(value, str) else dict(value)
         name = given.pop("name", "fedavg")
-        if name not in ALGORITHMS or name == NAME:
+        if name not in cls.algorithms or name == NAME:
             raise ValueError(
                 f"{name!r} is no algorithm to put it on: choose fedavg, fedrod or another that averages models"
             )
-        return {"name": name, **ALGORITHMS[name].options(**given).model_dump(mode="json")}
+        return {"name": name, **cls.algorithms[name].options(**given).model_dump(mode="json")}
 
     @property
     def inner(self) -> Any:
         """The options of the algorithm."""
-        from fedfleet.algorithms.registry import ALGORITHMS
-
-        return ALGORITHMS[self.of["name"]].options(**{k: v for k, v in self.of.items() if k != "name"})
+        return self.algorithms[self.of["name"]].options(**{k: v for k, v in self.of.items() if k != "name"})
 
     @property
     def batch_size(self) -> int | None:
@@ -103,10 +101,8 @@ class OmgOptions(Options):
 
 def omg(options: OmgOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build an algorithm with matching in the place of its mean."""
-    from fedfleet.algorithms.registry import ALGORITHMS
-
     name = options.of["name"]
-    inner = ALGORITHMS[name].build(options.inner, task, cohort)
+    inner = options.algorithms[name].build(options.inner, task, cohort)
     if not any(p.model or p.difference for p in inner.phases):
         raise ConfigError(
             f"algorithm.of={name!r}: the server does not take a mean of models or differences for the next model, in whose place "

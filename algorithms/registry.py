@@ -98,3 +98,4 @@ ALGORITHMS: dict[str, Entry] = {
     "gt_gda": Entry(LocalOptions, gt_gda, "gradient tracking, reconstructed (Tsaknakis et al. 2020); minimax"),
     "gt_hsgd": Entry(GtHsgdOptions, gt_hsgd, "one step along recursive estimates (Xin et al. 2021); minimax"),
 }
+OmgOptions.algorithms = ALGORITHMS  # any of which it can be put on
