@@ -12,7 +12,7 @@ Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2; FedAvgM
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from fedfleet.algorithms.local import Direction, carried, gradient, local_training
@@ -62,7 +62,7 @@ class State(NamedTuple):
 
 def fedavg(options: FedAvgOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FedAvg."""
-    return averaging(options, task, cohort, gradient, {})
+    return averaging(options, task, cohort, gradient)
 
 
 def averaging(
@@ -70,11 +70,14 @@ def averaging(
     task: Task,
     cohort: CohortOptions,
     direction: Direction,
-    config: Mapping[str, float],
+    config: Callable[[int], Mapping[str, float]] = lambda t: {},
     *,
     per_step: int = 1,
 ) -> Algorithm:
-    """Build an algorithm that averages local training along ``direction``, of so many minibatches; ``config`` goes to clients."""
+    """Build an algorithm that averages local training along ``direction``, of so many minibatches.
+
+    ``config(t)`` goes to clients in round t.
+    """
     server = options.server_optimizer
     optimizer = server.build()
     plain = server.name == "sgd" and server.momentum == 0 and server.lr == 1
@@ -82,7 +85,7 @@ def averaging(
     train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, model="z")
 
     def message(state: State, t: int) -> Message:
-        return Message(send={"z": state.z}, config={"lr": options.rates(t, task.parts), **config})
+        return Message(send={"z": state.z}, config={"lr": options.rates(t, task.parts), **config(t)})
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
         return State(z, optimizer.init(z))

@@ -23,4 +23,4 @@ class FedProxOptions(FedAvgOptions):
 
 def fedprox(options: FedProxOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FedProx."""
-    return averaging(options, task, cohort, held, {"mu": options.mu})
+    return averaging(options, task, cohort, held, lambda t: {"mu": options.mu})

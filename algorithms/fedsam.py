@@ -76,7 +76,7 @@ def sharp(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: A
 
 def fedsam(options: FedSamOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FedSAM."""
-    made = averaging(options, task, cohort, sharp, {"rho": options.rho})
+    made = averaging(options, task, cohort, sharp, lambda t: {"rho": options.rho})
     return made._replace(minimises=True)
 
 

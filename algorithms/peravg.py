@@ -46,7 +46,7 @@ def peravg(options: PerAvgOptions, task: Task, cohort: CohortOptions) -> Algorit
         near = ops.step("train", local.z, shared["alpha"], ops.grad("train", local.z, first, key)[0])
         return ops.grad("train", near, second, key)[0]
 
-    made = averaging(options, task, cohort, direction, {"alpha": alpha}, per_step=2)
+    made = averaging(options, task, cohort, direction, lambda t: {"alpha": alpha}, per_step=2)
     assert made.personal is not None
     towards = local_training(replace(options.plan(), steps=options.own_steps, epochs=None))
 

@@ -9,15 +9,19 @@ from fedfleet.algorithms.afl import AflOptions, afl
 from fedfleet.algorithms.catalyst import CatalystOptions, catalyst_scaffold_s
 from fedfleet.algorithms.cdma import AdaOptions, CdmaOptions, cdma_ada, cdma_nc, cdma_one
 from fedfleet.algorithms.coda import CodaOptions, CodascaOptions, coda_plus, codasca
+from fedfleet.algorithms.coral import coral
 from fedfleet.algorithms.ditto import DittoOptions, ditto
 from fedfleet.algorithms.drfa import DrfaOptions, drfa
 from fedfleet.algorithms.extra_step import extra_step
 from fedfleet.algorithms.fact import FactOptions, fact
+from fedfleet.algorithms.fedas import FedAsOptions, fedas
 from fedfleet.algorithms.fedavg import AveragingOptions, FedAvgOptions, FedOptOptions, fedavg
 from fedfleet.algorithms.fedbabu import FedBabuOptions, fedbabu
 from fedfleet.algorithms.fedbuff import FedBuffOptions, fedbuff
+from fedfleet.algorithms.fedga import FedGaOptions, fedga
 from fedfleet.algorithms.fediir import FedIirOptions, fediir
 from fedfleet.algorithms.fedmm import FedMmOptions, fedmm
+from fedfleet.algorithms.fedpac import FedPacOptions, fedpac
 from fedfleet.algorithms.fedper import fedbn, fedper, lg_fedavg
 from fedfleet.algorithms.fedprox import FedProxOptions, fedprox
 from fedfleet.algorithms.fedprox_sgda import OneStepOptions, ProximalOptions, fedprox_sgda, fedsgda
@@ -27,15 +31,18 @@ from fedfleet.algorithms.fedrod import fedrod
 from fedfleet.algorithms.fedsam import FedSamOptions, MoFedSamOptions, fedsam, mofedsam
 from fedfleet.algorithms.gt_gda import gt_gda
 from fedfleet.algorithms.gt_hsgd import GtHsgdOptions, gt_hsgd
+from fedfleet.algorithms.irm import irm
 from fedfleet.algorithms.local_sgda import local_sgda
 from fedfleet.algorithms.local_sgda_plus import SgdaPlusOptions, local_sgda_plus
 from fedfleet.algorithms.mcd import McdOptions, mcd
 from fedfleet.algorithms.omg import OmgOptions, omg
 from fedfleet.algorithms.options import CohortOptions, LocalOptions, Options
 from fedfleet.algorithms.parallel_sgda import ParallelOptions, parallel_sgda
+from fedfleet.algorithms.penalised import PenaltyOptions
 from fedfleet.algorithms.peravg import PerAvgOptions, peravg
 from fedfleet.algorithms.qffl import QfflOptions, qffl
 from fedfleet.algorithms.scaffold import ScaffoldOptions, scaffold
+from fedfleet.algorithms.vrex import vrex
 from fedfleet.simulator.author import Algorithm, Task
 
 
@@ -64,6 +71,12 @@ ALGORITHMS: dict[str, Entry] = {
     "fedrep": Entry(FedRepOptions, fedrep, "a common body, fitted after each client's own head (Collins et al. 2021)"),
     "fedbabu": Entry(FedBabuOptions, fedbabu, "a body trained under a head that stays as drawn (Oh et al. 2022)"),
     "fedrod": Entry(AveragingOptions, fedrod, "a balanced head for all, one more for each client (Chen & Chao 2022)"),
+    "fedpac": Entry(
+        FedPacOptions, fedpac, "aligned features, and heads mixed of those like one's own: two phases (Xu et al. 2023)"
+    ),
+    "fedas": Entry(
+        FedAsOptions, fedas, "bodies turned towards clients' old ones, weighed by Fisher (Yang et al. 2024)"
+    ),
     "ditto": Entry(DittoOptions, ditto, "own models held near the global one (Li et al. 2021)"),
     "peravg": Entry(PerAvgOptions, peravg, "Per-FedAvg: a step away from good own models (Fallah et al. 2020)"),
     "omg": Entry(
@@ -72,6 +85,10 @@ ALGORITHMS: dict[str, Entry] = {
     "fedsam": Entry(FedSamOptions, fedsam, "FedAvg with sharpness-aware local steps (Qu et al. 2022)"),
     "mofedsam": Entry(MoFedSamOptions, mofedsam, "FedSAM with the last round's movement in each step (ibid.)"),
     "fediir": Entry(FedIirOptions, fediir, "classifiers that would be moved alike: two phases (Guo et al. 2023)"),
+    "fedga": Entry(FedGaOptions, fedga, "shares that follow generalisation gaps: two phases (Zhang et al. 2023)"),
+    "irm": Entry(PenaltyOptions, irm, "FedAvg with IRM's penalty in each loss (Arjovsky et al. 2019)"),
+    "vrex": Entry(PenaltyOptions, vrex, "V-REx: the variance of domains' losses: two phases (Krueger et al. 2021)"),
+    "coral": Entry(PenaltyOptions, coral, "alike means and covariances of features: two phases (Sun & Saenko 2016)"),
     "fact": Entry(
         FactOptions, fact, "two heads made to agree on a target without labels: three phases (Schrod et al. 2023)"
     ),

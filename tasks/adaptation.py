@@ -30,7 +30,7 @@ from torch import Tensor
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree, rng
 from fedfleet.tasks import adaptation_nets, adversaries
 from fedfleet.tasks.adaptation_nets import Takes
-from fedfleet.tasks.classification import cross_entropy
+from fedfleet.tasks.losses import cross_entropy
 from fedfleet.tasks.options import DataShape, Width
 from fedfleet.tasks.pretrained import NETS, Weights
 from fedfleet.tasks.shifted import Shift, no_shift, shifted

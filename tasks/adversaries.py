@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedfleet.simulator.author import Batch
-from fedfleet.tasks.classification import cross_entropy
+from fedfleet.tasks.losses import cross_entropy
 
 
 def products(logits: Tensor, features: Tensor, *, detached: bool) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedfleet.simulator.author import Batch, Key, Objective, Tree
-from fedfleet.tasks.classification import cross_entropy
+from fedfleet.tasks.losses import cross_entropy
 from fedfleet.tasks.models import build, first_linear
 from fedfleet.tasks.options import DataShape, ModelOptions
 

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree, rng
-from fedfleet.tasks.classification import cross_entropy
+from fedfleet.tasks.losses import cross_entropy
 from fedfleet.tasks.options import DataShape, Width
 from fedfleet.tasks.pretrained import Weights
 from fedfleet.tasks.stateful import buffers, called

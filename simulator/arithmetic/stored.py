@@ -32,6 +32,10 @@ class Stored(NamedTuple):
         """Return what ``part`` takes of each upload."""
         return self._replace(blocks=tuple(part(b) for b in self.blocks))
 
+    def stacked(self) -> Tree:
+        """Return all uploads in one tree, leaves (S, ...): of small ones."""
+        return T.concat(self.blocks)
+
     def _tiles(self, origin: Tree = None) -> Iterator[tuple[int, Tensor]]:
         """Yield ``(leaf number, (S, <= tile) matrix)`` over all coordinates in order, as differences from ``origin``."""
         start_of = [

@@ -19,6 +19,12 @@ CASES: dict[str, tuple[str, dict]] = {
     "fedsam": ("classification", {"epochs": 1, "batch_size": 7, "rho": 0.5}),
     "mofedsam": ("classification", {"steps": 3, "batch_size": 7, "rho": 0.5, "share": 0.6}),
     "fediir": ("classification", {"steps": 3, "batch_size": 7, "penalty": 0.3}),
+    "fedpac": ("classification", {"steps": 3, "head_steps": 2, "batch_size": 7, "pull": 0.7}),
+    "fedas": ("classification", {"steps": 3, "batch_size": 7, "align_lr": 0.1}),
+    "fedga": ("classification", {"steps": 3, "batch_size": 7, "rounds": 4}),
+    "irm": ("classification", {"steps": 3, "batch_size": 7, "penalty": 2.0}),
+    "vrex": ("classification", {"steps": 3, "batch_size": 7, "penalty": 2.0}),
+    "coral": ("classification", {"steps": 3, "batch_size": 7, "penalty": 2.0}),
     "omg": ("classification", {"of": {"name": "fedrod", "epochs": 1, "batch_size": 7}, "kappa": 0.4}),
     "scaffold": ("classification", {"epochs": 1, "batch_size": 7}),
     "afl": ("classification", {"batch_size": 7, "optimizer": {"name": "adagrad"}, "dual": {"lr": 0.1}}),
@@ -56,7 +62,20 @@ CASES: dict[str, tuple[str, dict]] = {
 
 MODEL = {"fedbn": "cnn_bn"}
 """The nets of algorithms that need layers which others have not."""
-CUT = {"fedper", "lg_fedavg", "fedbn", "fedrep", "fedbabu", "fedrod", "omg", "fediir"}
+CUT = {
+    "fedper",
+    "lg_fedavg",
+    "fedbn",
+    "fedrep",
+    "fedbabu",
+    "fedrod",
+    "omg",
+    "fediir",
+    "fedpac",
+    "fedas",
+    "irm",
+    "coral",
+}
 """Algorithms that need a net with a last layer and others before it."""
 INVITE = {"fact": 2}
 """Clients asked a round, of algorithms that leave no choice."""

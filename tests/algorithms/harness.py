@@ -1,7 +1,7 @@
 """Run algorithms on small problems in this process."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.fleet.devices import Load, Times
 from fedfleet.simulator.fleet.policies import ResponsePolicy, WaitAll
 from fedfleet.simulator.fleet.responses import Federation
+from fedfleet.simulator.held_out import HeldOut
 from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.simulator.work import Objective
 from fedfleet.tasks.options import DataShape
@@ -35,7 +36,7 @@ class World:
     """A task and its clients."""
 
     task: Task
-    population: InMemoryPopulation
+    population: Any
 
 
 class Game:
@@ -136,6 +137,12 @@ def with_targets(world: World) -> World:
     return World(world.task, p.withholding(hidden))
 
 
+def with_held_out(algorithm: Algorithm, world: World) -> World:
+    """For algorithms that measure models on examples that clients do not learn from: they keep a quarter."""
+    wanted = any(stage.batches.held_out for phase in algorithm.phases for stage in phase.work.stages)
+    return replace(world, population=HeldOut(world.population, 0.25, 0)) if wanted else world
+
+
 def build(name: str, task: Task, cohort: CohortOptions | None = None, **options: Any) -> Algorithm:
     entry = ALGORITHMS[name]
     return entry.build(entry.options(**options), task, cohort or CohortOptions(invite=2))
@@ -157,6 +164,7 @@ def records(
     **given: Any,
 ) -> Iterator[RoundRecord]:
     more = {"captures": captures or Captures(), "held": held or Held()}
+    world = with_held_out(algorithm, world)
     setup = Setup.of(algorithm, world.task, world.population, inner, **more)
     executor = executor or LocalExecutor(1)
     executor.start(setup)

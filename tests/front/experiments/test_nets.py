@@ -7,7 +7,8 @@ from torch.func import functional_call
 
 import fedfleet
 from fedfleet.simulator.work import Objective
-from fedfleet.tasks.classification import Classification, cross_entropy
+from fedfleet.tasks.classification import Classification
+from fedfleet.tasks.losses import cross_entropy
 from fedfleet.tasks.options import DataShape, ModelOptions
 
 CONFIG = {

@@ -16,7 +16,8 @@ from fedfleet.algorithms.local import local_training
 from fedfleet.simulator.author import Algorithm, BatchPlan, Mean, Message, Objective, Phase, T, View, rng
 from fedfleet.simulator.block.purity import Impure
 from fedfleet.simulator.population import LocalData, Summary
-from fedfleet.tasks.classification import Classification, cross_entropy
+from fedfleet.tasks.classification import Classification
+from fedfleet.tasks.losses import cross_entropy
 from fedfleet.tasks.options import DataShape, ModelOptions
 
 CONFIG = {

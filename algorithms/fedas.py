@@ -1,0 +1,146 @@
+"""FedAS: a client turns the body it is sent towards its own old one before it trains; those that learn much count for more.
+
+Yang, Huang & Ye, "FedAS: bridging inconsistency in personalized federated learning", CVPR 2024, Algorithm 1. A round of a client
+with a model of its own, of which the head never travels:
+
+    a    c_y, the mean features of its classes under its old body
+    b    align_epochs of steps of the body it is sent, towards sum over the classes y in a batch of mean (f - c_y)^2
+    c    local training of that body and its head, which together are its model from now on
+    d    F_u, the sum over its batches of |grad NLL|^2, by which its body counts in the mean
+
+    paper        here
+    F_u          the weight of the phase "train"
+    eta of b     align_lr
+
+The public code aligns the server's body in place, so that one client's goes on to the next; here a copy is. A client that has
+not been asked before has no old body, and leaves out a and b.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedfleet.algorithms.keeping import State, cut
+from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
+from fedfleet.algorithms.prototypes import EVERYTHING, Moments, target
+from fedfleet.simulator.author import (
+    Algorithm,
+    At,
+    Batch,
+    Key,
+    LocalWork,
+    Mean,
+    Message,
+    Ops,
+    Personal,
+    Phase,
+    Problem,
+    Round,
+    Stage,
+    T,
+    Task,
+    Tree,
+    View,
+)
+
+LEAST = 1e-12  # weight of a client whose gradients all vanish
+
+
+class FedAsOptions(LocalOptions):
+    """Options of FedAS."""
+
+    client_optimizer: ClientOptimizer = ClientOptimizer()
+    align_lr: float = Field(default=0.01, ge=0)
+    """Rate of the steps that turn the body that is sent."""
+    align_epochs: int = Field(default=1, ge=1)
+    """Passes over the local data for that."""
+
+
+class _Kept(NamedTuple):
+    """What a client keeps: its model, and 1 once it has been asked."""
+
+    z: Tree
+    asked: Tensor
+
+
+class _As(NamedTuple):
+    """A client in the middle: its model, the optimiser's state, its features under its old body, the sum of F_u, what it kept."""
+
+    z: Tree
+    optimizer: Any
+    old: Moments
+    information: Tensor
+    own: _Kept
+
+
+def fedas(options: FedAsOptions, task: Task, cohort: CohortOptions) -> Algorithm:
+    """Build FedAS."""
+    at = cut(task, "head", "fedas")
+    rule = options.client_optimizer.build()
+
+    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _As:
+        z = at.whole(shared["z"], at.stays(own.z))
+        return _As(z, rule.init(z), Moments.none(at, z), torch.zeros_like(own.asked), own)
+
+    def look(ops: Ops, shared: Mapping[str, Any], local: _As, batch: Batch, where: At, key: Key) -> _As:
+        return local._replace(old=local.old.plus(ops, local.own.z, batch))
+
+    def align(ops: Ops, shared: Mapping[str, Any], local: _As, batch: Batch, where: At, key: Key) -> _As:
+        d = ops.grad("aligned", local.z, batch, key, ctx=target(local.old.means(), local.old.known))[0]
+        rate = shared["align_lr"] * local.own.asked
+        return local._replace(z=ops.step("train", local.z, rate, at.still(d, kept=True)))
+
+    def train(ops: Ops, shared: Mapping[str, Any], local: _As, batch: Batch, where: At, key: Key) -> _As:
+        d, after = rule.update(local.optimizer, ops.grad("train", local.z, batch, key)[0], local.z)
+        return local._replace(z=ops.step("train", local.z, shared["lr"], d), optimizer=after)
+
+    def inform(ops: Ops, shared: Mapping[str, Any], local: _As, batch: Batch, where: At, key: Key) -> _As:
+        g = {"x": ops.grad("train", local.z, batch, key)[0]["x"]}
+        return local._replace(information=local.information + T.dot(g, g))
+
+    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: _As) -> tuple[Message, Tree]:
+        weight = {"information": local.information.clamp(min=LEAST)}
+        return Message({"z": at.travels(local.z)}, weight), _Kept(local.z, torch.ones_like(own.asked))
+
+    def mine(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: _As) -> tuple[Message, Tree]:
+        return Message({"z": local.z}), own
+
+    def fresh(shared: Mapping[str, Any]) -> Tree:
+        z = at.whole(shared["z"], shared["initial"])
+        return _Kept(z, torch.zeros((), dtype=T.leaves(z)[0].dtype, device=T.leaves(z)[0].device))
+
+    once = replace(options.plan(), steps=None, epochs=1)
+    turned = (
+        Stage(step=look, batches=EVERYTHING),
+        Stage(step=align, batches=replace(once, epochs=options.align_epochs)),
+    )
+    stages = (*turned, Stage(step=train, batches=options.plan()), Stage(step=inform, batches=once))
+    work = LocalWork(begin=begin, stages=stages, finish=finish, divisible=False)
+    phase = Phase(name="train", work=work, reduce={"z": Mean()}, weight="information", own=fresh, model="z")
+
+    def message(state: State, t: int) -> Message:
+        config = {"lr": options.rates(t, task.parts), "align_lr": options.align_lr}
+        return Message({"z": state.z}, config, {"initial": state.initial})
+
+    def init(z: Tree, key: Key, problem: Problem) -> State:
+        return State(at.travels(z), at.stays(z))
+
+    def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
+        found = rnd.map_reduce(phase, shared=message(state, rnd.index), cohort=rnd.invite(cohort.invite))
+        return state._replace(z=found["z"]), {}
+
+    return Algorithm(
+        init,
+        round,
+        (phase,),
+        {"global": View(lambda state: at.whole(state.z, state.initial))},
+        minimises=True,
+        buffers=True,
+        personal=Personal(message, LocalWork(begin=begin, stages=turned, finish=mine), fresh),
+    )

@@ -1,0 +1,160 @@
+"""FedGA: clients on whose own examples averaging does harm count for more in the mean of the next round.
+
+Zhang, Xu, Yao & Wang, "Federated domain generalization with generalization adjustment", CVPR 2023, Algorithm 1. A round has two
+exchanges, with the same clients:
+
+    1    local training; each client measures its model on examples that it has not learnt from, F_u(theta_u)
+    2    it measures the new mean on them, F_u(theta_g); the gap is G_u = F_u(theta_g) - F_u(theta_u), and
+         a_u <- a_u + (G_u / max |G|) s_r / U, cut to [0, 1], U clients in number, and all scaled to what they had in sum before
+
+    paper, its code      here
+    a_u                  state.shares, 1/N each in the beginning
+    s_r                  step (1 - r / rounds)
+    F_u                  loss, or accuracy with the other sign
+
+What one measures on is ``population.held_out`` of its examples. In the paper the mean gap is subtracted first (centre: true); in
+the code that FedOMG is compared with it is not. A client that one of the two exchanges does not hear of keeps its share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedfleet.algorithms.local import Local, gradient
+from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
+from fedfleet.simulator.author import (
+    Algorithm,
+    At,
+    Batch,
+    BatchPlan,
+    Cohort,
+    Key,
+    LocalWork,
+    Mean,
+    Message,
+    Ops,
+    Phase,
+    Problem,
+    Reduced,
+    Round,
+    Stage,
+    T,
+    Task,
+    Tree,
+    View,
+)
+
+CHUNK = 512  # examples measured together
+LEAST = 1e-12  # share of a client in a mean: that of clients whose shares are all 0 exists
+
+
+class FedGaOptions(LocalOptions):
+    """Options of FedGA."""
+
+    client_optimizer: ClientOptimizer = ClientOptimizer()
+    step: float = Field(default=0.2, ge=0, le=1)
+    """How far shares move in the first round, s_0; it falls linearly to 0 over ``rounds``. 0 is FedAvg with equal weights."""
+    rounds: int = Field(default=100, ge=1)
+    """Rounds over which the step falls: those of the run."""
+    gap: Literal["loss", "accuracy"] = "loss"
+    """What is measured."""
+    centre: bool = False
+    """Subtract the mean gap of the clients heard, as in the paper."""
+
+
+class State(NamedTuple):
+    """The model, and the clients' shares (N,) float64, which sum to 1."""
+
+    z: Tree
+    shares: Tensor
+
+
+class _Measured(NamedTuple):
+    """A client at work: its model, the sum of what is measured of it, of how many examples."""
+
+    local: Local
+    total: Tensor
+    count: Tensor
+
+    def mean(self) -> Tensor:
+        return self.total / self.count.clamp(min=1)
+
+
+def adjusted(shares: Tensor, gaps: Tensor, step: float) -> Tensor:
+    """Return the new shares (U,) of clients with these gaps (U,), with the sum that they had; equal gaps of 0 change nothing."""
+    largest = gaps.abs().max()
+    if float(largest) == 0.0:
+        return shares
+    moved = (shares + gaps / largest * step / len(gaps)).clamp(0, 1)
+    total = moved.sum()
+    return moved * (shares.sum() / total) if float(total) > 0 else shares
+
+
+def fedga(options: FedGaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
+    """Build FedGA."""
+    rule = options.client_optimizer.build()
+
+    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Measured:
+        zero = torch.zeros((), dtype=T.leaves(shared["z"])[0].dtype, device=key.device)
+        return _Measured(Local(shared["z"], rule.init(shared["z"]), own), zero, zero)
+
+    def step(ops: Ops, shared: Mapping[str, Any], at_work: _Measured, batch: Batch, at: At, key: Key) -> _Measured:
+        local = at_work.local
+        d, after = rule.update(local.optimizer, gradient(ops, shared, local, batch, at, key), local.z)
+        return at_work._replace(local=Local(ops.step("train", local.z, shared["lr"], d), after, local.own))
+
+    def measure(ops: Ops, shared: Mapping[str, Any], at_work: _Measured, batch: Batch, at: At, key: Key) -> _Measured:
+        each, n = ops.apply("per_example", at_work.local.z, batch)[options.gap], batch.count()
+        return at_work._replace(total=at_work.total + batch.mean(each) * n, count=at_work.count + n)
+
+    def send(shared: Mapping[str, Any], own: Tree, inbox: Tree, at_work: _Measured) -> tuple[Message, Tree]:
+        told = {"share": inbox.clamp(min=LEAST), "measured": at_work.mean()}
+        return Message({"z": at_work.local.z}, told), own
+
+    def tell(shared: Mapping[str, Any], own: Tree, inbox: Tree, at_work: _Measured) -> tuple[Message, Tree]:
+        return Message({}, {"measured": at_work.mean()}), own
+
+    apart = Stage(step=measure, batches=BatchPlan(size=CHUNK, epochs=1, shuffle=False, held_out=True))
+    training = LocalWork(begin=begin, stages=(Stage(step=step, batches=options.plan()), apart), finish=send)
+    train = Phase(name="train", work=training, reduce={"z": Mean()}, weight="share", model="z", dated=True)
+    measuring = LocalWork(begin=begin, stages=(apart,), finish=tell, divisible=False)
+    after = Phase(name="after", work=measuring, reduce={}, dated=True)
+
+    def init(z: Tree, key: Key, problem: Problem) -> State:
+        return State(z, torch.full((problem.clients,), 1 / problem.clients, dtype=torch.float64))
+
+    def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
+        invited = rnd.invite(cohort.invite)
+        shares = state.shares[invited.clients].to(T.leaves(state.z)[0].dtype)
+        shared = Message({"z": state.z}, {"lr": options.rates(rnd.index, task.parts)})
+        trained = rnd.map_reduce(train, shared=shared, cohort=invited, inbox=shares)
+        heard = Cohort(trained.received, torch.zeros_like(trained.received))
+        measured = rnd.map_reduce(after, shared=Message({"z": trained["z"]}), cohort=heard)
+        who, gaps = _gaps(trained, measured)
+        if options.gap == "accuracy":
+            gaps = -gaps
+        now = max(0.0, 1 - rnd.index / options.rounds) * options.step
+        new = adjusted(state.shares[who], gaps - gaps.mean() if options.centre else gaps, now)
+        return State(trained["z"], state.shares.index_copy(0, who, new)), {"gap_mean": float(gaps.mean())}
+
+    return Algorithm(
+        init,
+        round,
+        (train, after),
+        {"global": View(lambda state: state.z)},
+        minimises=True,
+        same_cohort=True,
+        buffers=True,
+    )
+
+
+def _gaps(before: Reduced, after: Reduced) -> tuple[Tensor, Tensor]:
+    """Return the clients heard of twice, and what was measured of the mean minus what was of their own models, both (U,)."""
+    order = before.received.argsort()
+    place = order[torch.searchsorted(before.received[order], after.received)]
+    return after.received, after.config["measured"] - before.config["measured"][place]

@@ -1,0 +1,21 @@
+"""Convex quadratics on the simplex: min a' P a, a >= 0, sum a = 1."""
+
+from __future__ import annotations
+
+import torch
+from scipy.optimize import nnls
+from torch import Tensor
+
+
+def least_quadratic(p: Tensor) -> Tensor:
+    """Return a (n,) for a positive semidefinite P (n, n) float64.
+
+    Of all a = s b with b on the simplex, a' P a + (sum a - 1)^2 is least in s at q / (1 + q) with q = b' P b, which grows with q:
+    so that b is best where a is the solution of that problem, one of non-negative least squares.
+    """
+    values, vectors = torch.linalg.eigh(p / p.diagonal().mean().clamp(min=torch.finfo(p.dtype).tiny))
+    root = vectors * values.clamp(min=0).sqrt()  # P = root root'
+    system = torch.cat([root.T, torch.ones(1, len(p), dtype=p.dtype)])
+    found, _ = nnls(system.numpy(), [0.0] * len(p) + [1.0])
+    a = torch.from_numpy(found)
+    return a / a.sum()

@@ -1,0 +1,214 @@
+"""FedPAC and FedAS beside versions of their own: an MLP by hand, a client and a batch at a time; and FedPAC's programme."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import build, records
+from test_personalised import BODY, HEAD, LR, START, WHERE, B, Params, Y, down, features, fit, logits, rows_of, some
+from torch import Tensor
+
+from fedfleet.algorithms.fedpac import mixtures
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.simplex_qp import least_quadratic
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.driver.simulate import RoundRecord
+from fedfleet.simulator.fleet.policies import Siwer
+from fedfleet.simulator.fleet.responses import Fate
+from fedfleet.simulator.work import BatchPlan
+
+ONCE, TWO, THREE = (
+    BatchPlan(size=B, epochs=1),
+    BatchPlan(size=B, steps=2),
+    BatchPlan(size=B, steps=3),
+)
+ROUNDS, CLIENTS, CLASSES = 6, 8, 10
+
+
+def run(name: str, **options: Any) -> list[RoundRecord]:
+    """3 of 5 are heard in the first exchange of a round, and 2 of the 3 in the second, if there is one."""
+    algorithm = build(name, WHERE.task, CohortOptions(invite=5), batch_size=B, lr=LR, **options)
+    z = T.map(torch.Tensor.double, WHERE.task.init(0))
+    return list(records(algorithm, WHERE, ROUNDS, z=z, policy=Siwer(low=0.55, high=0.6)))
+
+
+def heard(record: RoundRecord) -> list[list[int]]:
+    return [p.clients[p.responses.fate == Fate.HEARD].tolist() for p in record.phases]
+
+
+def everything(c: int) -> Tensor:
+    local = WHERE.population.local_data(torch.tensor([c]))
+    return local.rows[0, : int(local.counts[0])]
+
+
+def means(p: Params, c: int) -> dict[int, Tensor]:
+    rows = everything(c)
+    return {k: features(p, rows[Y[rows] == k]).mean(0) for k in Y[rows].unique().tolist()}
+
+
+def pulled(p: Params, rows: Tensor, towards: dict[int, Tensor]) -> Tensor:
+    """How far each feature is from the one that its class has, mean over features (B,); 0 where it has none."""
+    f = features(p, rows)
+    return torch.stack(
+        [(f[i] - towards[int(k)]).square().mean() if int(k) in towards else 0 * f[i, 0] for i, k in enumerate(Y[rows])]
+    )
+
+
+def best(matrix: Tensor) -> Tensor:
+    """The least of a' P a on the simplex: of the best points on each of its faces that are in it."""
+    n, found = len(matrix), []
+    for size in range(1, n + 1):
+        for face in itertools.combinations(range(n), size):
+            part = matrix[list(face)][:, list(face)]
+            weights = torch.linalg.pinv(part) @ torch.ones(size, dtype=matrix.dtype)
+            weights = weights / weights.sum()
+            if bool((weights >= -1e-12).all()):
+                a = torch.zeros(n, dtype=matrix.dtype)
+                a[list(face)] = weights
+                found.append(a)
+    return min(found, key=lambda a: float(a @ matrix @ a))
+
+
+def test_fedpac_by_hand():
+    z, heads, common = some(START, BODY), {c: some(START, HEAD) for c in range(CLIENTS)}, {}
+    mixed = 0
+    for t, record in enumerate(run("fedpac", steps=3, head_steps=2, pull=0.7)):
+        first, second = heard(record)
+        assert len(first) == 3
+        assert len(second) == 2
+        key = rng.fold(rng.key(0), "client", t, 0)
+        sent: list[Params] = []
+        h, v, after = [], [], []
+        for c in first:
+            p, rows = {**z, **heads[c]}, everything(c)
+            f = features(p, rows)
+            shares = {k: float((Y[rows] == k).double().mean()) for k in range(CLASSES)}
+            mu = means(p, c)
+            h.append(torch.stack([shares[k] * mu[k] if k in mu else torch.zeros_like(f[0]) for k in range(CLASSES)]))
+            squared = sum(shares[k] * f[Y[rows] == k].square().sum(1).mean() for k in mu)
+            v.append((squared - sum(shares[k] ** 2 * mu[k].square().sum() for k in mu)) / len(rows))
+            p = fit(p, rows_of(c, key, 1, TWO), HEAD)
+            for (batch,) in rows_of(c, key, 2, THREE):
+
+                def near(q: Params, batch: Tensor = batch) -> Tensor:
+                    apart = pulled(q, batch, common).mean() if common else 0.0
+                    return F.cross_entropy(logits(q, batch), Y[batch]) + 0.7 * apart
+
+                p = down(p, near, BODY)
+            sent.append(p)
+            after.append(means(p, c))
+        weights = [len(everything(c)) for c in first]
+        z = {n: sum(w * p[n] for w, p in zip(weights, sent, strict=True)) / sum(weights) for n in BODY}
+        for k in range(CLASSES):
+            if having := [m[k] for m in after if k in m]:
+                common[k] = torch.stack(having).mean(0)
+        heads |= {c: some(p, HEAD) for c, p in zip(first, sent, strict=True)}
+        for c in second:
+            i = first.index(c)
+            d = torch.stack([torch.stack([((h[i] - a) * (h[i] - b)).sum() for b in h]) for a in h])
+            a = best(torch.diag(torch.stack(v)) + d)
+            a = torch.where(a < 1e-3, 0.0, a)
+            mixed += int((a > 0).sum()) > 1
+            heads[c] = {n: sum(x * p[n] for x, p in zip(a / a.sum(), sent, strict=True)) for n in HEAD}
+        for n in BODY:
+            torch.testing.assert_close(record.state.z["x"][n], z[n], rtol=1e-9, atol=1e-11)
+        for k, wanted in common.items():
+            torch.testing.assert_close(record.state.prototypes[k], wanted, rtol=1e-9, atol=1e-11)
+        assert record.state.known.tolist() == [float(k in common) for k in range(CLASSES)]
+    assert mixed > 3
+
+
+def test_what_fedpac_sends_is_counted():
+    one = run("fedpac", steps=1)[0]
+    width = len(START[BODY[1]])
+    body, head = (sum(START[n].numel() for n in names) for names in (BODY, HEAD))
+    table = CLASSES * width
+    assert one.phases[0].counts["floats_down"] == 5 * (body + table + CLASSES)
+    assert one.phases[0].counts["floats_up"] == 3 * (body + head + table + 1 + table + CLASSES)
+    assert one.phases[1].counts["floats_down"] == 3 * head
+    assert one.phases[1].counts["floats_up"] == 0
+
+
+def test_fedas_by_hand():
+    z, models = some(START, BODY), {}
+    for t, record in enumerate(run("fedas", steps=3, align_lr=0.3, align_epochs=2)):
+        (first,) = heard(record)
+        key = rng.fold(rng.key(0), "client", t, 0)
+        sent, information = [], []
+        for c in first:
+            p = {**z, **some(models.get(c, START), HEAD)}
+            if c in models:
+                towards = means(models[c], c)
+                for (batch,) in rows_of(c, key, 1, BatchPlan(size=B, epochs=2)):
+
+                    def apart(q: Params, batch: Tensor = batch, towards: dict[int, Tensor] = towards) -> Tensor:
+                        each = pulled(q, batch, towards)
+                        return sum((each[Y[batch] == k].mean() for k in Y[batch].unique()), torch.zeros(()))
+
+                    p = down(p, apart, BODY, 0.3)
+            p = fit(p, rows_of(c, key, 2, THREE))
+            of = torch.tensor(0.0, dtype=torch.float64)
+            for (batch,) in rows_of(c, key, 3, ONCE):
+                at = {n: leaf.clone().requires_grad_() for n, leaf in p.items()}
+                g = torch.autograd.grad(F.cross_entropy(logits(at, batch), Y[batch]), [*at.values()])
+                of += sum(leaf.square().sum() for leaf in g)
+            models[c] = p
+            sent.append(p)
+            information.append(float(of))
+        z = {n: sum(w * p[n] for w, p in zip(information, sent, strict=True)) / sum(information) for n in BODY}
+        for n in BODY:
+            torch.testing.assert_close(record.state.z["x"][n], z[n], rtol=1e-9, atol=1e-11)
+    assert len(models) > 4
+
+
+def test_one_client_of_fedas_trains_alone_once_it_is_aligned():
+    """Its body is the server's, so that with no rate of alignment it is local training."""
+    alone = build("fedas", WHERE.task, CohortOptions(invite=1), batch_size=B, lr=LR, steps=3, align_lr=0.0)
+    one = type(WHERE)(WHERE.task, only(0))
+    z = T.map(torch.Tensor.double, WHERE.task.init(0))
+    p = START
+    for t, record in enumerate(records(alone, one, 3, z=z)):
+        key = rng.fold(rng.key(0), "client", t, 0)
+        p = fit(p, rows_of(0, key, 2, THREE, one))
+        for n in BODY:
+            torch.testing.assert_close(record.state.z["x"][n], p[n], rtol=1e-9, atol=1e-11)
+
+
+def only(c: int) -> Any:
+    whole = WHERE.population
+    start, end = whole.offsets[c : c + 2].tolist()
+    return type(whole)(whole.data, whole.indices[start:end], torch.tensor([0, end - start]), torch.zeros(1).long())
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_programmes_on_the_simplex_are_solved(size):
+    found = torch.stack([rng.normal(rng.key(i), (size, 3), torch.float64) for i in range(12)])
+    p = found @ found.mT + 0.01 * torch.eye(size, dtype=torch.float64)
+    for matrix in p:
+        a = least_quadratic(matrix)
+        assert float(a.sum()) == pytest.approx(1, abs=1e-12)
+        assert float(a.min()) >= 0
+        value, least = float(a @ matrix @ a), float(best(matrix) @ matrix @ best(matrix))
+        assert value == pytest.approx(least, rel=1e-10)
+
+
+def test_mixtures_are_on_the_simplex_without_small_weights():
+    h = rng.normal(rng.key(3), (9, 4), torch.float64)
+    found = mixtures(h @ h.T, rng.uniform(rng.key(4), (9,), torch.float64), 0.05)
+    torch.testing.assert_close(found.sum(1), torch.ones(9, dtype=torch.float64))
+    assert float(found.min()) >= 0
+    assert (found == 0).any()
+    assert not ((found > 0) & (found < 0.05)).any()
+
+
+def test_of_equal_clients_the_one_with_the_least_variance_counts_most():
+    equal = torch.zeros(3, 3, dtype=torch.float64)
+    found = mixtures(equal, torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64), 1e-3)
+    torch.testing.assert_close(
+        found, torch.tensor([[4.0, 2.0, 1.0]] * 3, dtype=torch.float64) / 7, rtol=1e-4, atol=1e-5
+    )
