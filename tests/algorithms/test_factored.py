@@ -6,7 +6,7 @@ import pytest
 import torch
 from cases import CASES, CUT, MODEL
 from cases import INVITE as PRESCRIBED
-from harness import World, build, flat, moved, records, with_targets
+from harness import World, build, flat, moved, records, with_held_out, with_targets
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config.population import problem
@@ -48,9 +48,7 @@ def world(task: str, model: str) -> World:
     x = data.train.x.double()
     x = x.repeat_interleave(2, -1).repeat_interleave(2, -2) if model == "lenet" else x
     split = PARTITIONS["quantity_skew"](alpha=1.0, min_size=2).split(data.train.y, None, 30, 0)
-    population = InMemoryPopulation(
-        {"x": x, "y": data.train.y}, split.indices, split.offsets, torch.zeros(30, dtype=torch.int64)
-    )
+    population = InMemoryPopulation({"x": x, "y": data.train.y}, split.indices, split.offsets, torch.arange(30) % 3)
     entry = TASKS[task]
     net = NETS[task][model] if task in NETS else {"model": model, "hidden": (12, 9)}
     return with_targets(World(entry.build(entry.options(**net), DataShape(tuple(x.shape[1:]), 10)), population))
@@ -119,7 +117,8 @@ def test_a_weight_may_have_a_higher_rank_where_it_is_used_for_the_last_time(monk
 OWN = "add with a tensor of each client's own"
 STANDS_IN_THE_WAY = {
     **{"fedopt": "mul", "qffl": "mul", "scaffold": OWN, "codasca": OWN, "fedmm": OWN, "gt_gda": OWN, "gt_hsgd": OWN},
-    **{"fact": OWN, "mcd": OWN, "ditto": OWN, "fedsam": "mul", "mofedsam": "mul"},
+    **{"fact": OWN, "mcd": OWN, "ditto": OWN, "fedsam": "mul", "mofedsam": "mul", "fedas": "mul"},
+    **dict.fromkeys(("fedga", "fedpac"), "with a tensor of each client's own"),  # they look at what they have trained
 }
 KEPT = {"fedper": {"x.5.weight"}, "fedrep": {"x.5.weight"}, "lg_fedavg": {"x.1.weight", "x.3.weight"}}
 """Adam squares the gradient, q-FFL its update; the others add what is a client's own: control variate, dual, tracker, momentum."""
@@ -131,6 +130,7 @@ def test_the_weights_stay_factored_unless_the_algorithm_needs_them_multiplied_ou
     where = world(task, "mlp")
     z = T.map(torch.Tensor.double, where.task.init(0))
     algorithm = build(name, where.task, cohort(name), **options)
+    where = with_held_out(algorithm, where)
     setup = Setup.of(algorithm, where.task, where.population, "serial")
     people = where.population
     notes = probe(algorithm, z, problem(people), setup)
@@ -139,7 +139,7 @@ def test_the_weights_stay_factored_unless_the_algorithm_needs_them_multiplied_ou
     assert not any(notes.dense.values())  # the losses only use weights in layers
     of = {path: leaf.numel() for path, leaf in T.named_leaves(z) if path in weights}
     twice = of["head.0.weight"] if name == "mcd" else 0  # it trains both heads
-    (trained,) = notes.products.keys() - {"discord", "idd", "residual", "invariant"}
+    (trained,) = notes.products.keys() - {"discord", "idd", "residual", "invariant", "near", "aligned"}
     assert notes.products[trained] == sum(of.values()) + twice
     if name in STANDS_IN_THE_WAY:
         assert all(STANDS_IN_THE_WAY[name] in notes.reasons[path] for path in weights)

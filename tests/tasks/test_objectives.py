@@ -12,7 +12,8 @@ from fedfleet.tasks.registry import TASKS
 SIGNS = {
     "classification": {
         **{"train": {"x": 1}, "shifted": {"x": 1, "shift": -1}},
-        **{"balanced": {"x": 1}, "residual": {"p": 1}, "invariant": {"x": 1}},
+        **{"balanced": {"x": 1}, "residual": {"p": 1}, "near": {"x": 1}, "aligned": {"x": 1}},
+        **{"invariant": {"x": 1}, "irm": {"x": 1}, "coral": {"x": 1}},
     },
     "language_model": {"train": {"x": 1}},
     "auc": {"train": {"x": 1, "y": -1}},
