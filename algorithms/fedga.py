@@ -79,10 +79,10 @@ class _Measured(NamedTuple):
 
     local: Local
     total: Tensor
-    count: Tensor
+    number: Tensor
 
     def mean(self) -> Tensor:
-        return self.total / self.count.clamp(min=1)
+        return self.total / self.number.clamp(min=1)
 
 
 def adjusted(shares: Tensor, gaps: Tensor, step: float) -> Tensor:
@@ -110,7 +110,7 @@ def fedga(options: FedGaOptions, task: Task, cohort: CohortOptions) -> Algorithm
 
     def measure(ops: Ops, shared: Mapping[str, Any], at_work: _Measured, batch: Batch, at: At, key: Key) -> _Measured:
         each, n = ops.apply("per_example", at_work.local.z, batch)[options.gap], batch.count()
-        return at_work._replace(total=at_work.total + batch.mean(each) * n, count=at_work.count + n)
+        return at_work._replace(total=at_work.total + batch.mean(each) * n, number=at_work.number + n)
 
     def send(shared: Mapping[str, Any], own: Tree, inbox: Tree, at_work: _Measured) -> tuple[Message, Tree]:
         told = {"share": inbox.clamp(min=LEAST), "measured": at_work.mean()}

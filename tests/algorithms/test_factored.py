@@ -118,9 +118,10 @@ OWN = "add with a tensor of each client's own"
 STANDS_IN_THE_WAY = {
     **{"fedopt": "mul", "qffl": "mul", "scaffold": OWN, "codasca": OWN, "fedmm": OWN, "gt_gda": OWN, "gt_hsgd": OWN},
     **{"fact": OWN, "mcd": OWN, "ditto": OWN, "fedsam": "mul", "mofedsam": "mul", "fedas": "mul"},
-    **dict.fromkeys(("fedga", "fedpac"), "with a tensor of each client's own"),  # they look at what they have trained
+    "fedga": "linear with a tensor of each client's own",  # it measures what it has trained
 }
 KEPT = {"fedper": {"x.5.weight"}, "fedrep": {"x.5.weight"}, "lg_fedavg": {"x.1.weight", "x.3.weight"}}
+KEPT["fedpac"] = KEPT["fedper"] | KEPT["lg_fedavg"]  # it looks at the features of a body that it has trained
 """Adam squares the gradient, q-FFL its update; the others add what is a client's own: control variate, dual, tracker, momentum."""
 
 
