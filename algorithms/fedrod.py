@@ -71,8 +71,8 @@ def fedrod(options: AveragingOptions, task: Task, cohort: CohortOptions) -> Algo
 
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Rod:
         z, head = shared["z"], {"p": own["x"]}
-        bias = next(leaf for leaf in own["x"].values() if leaf.dim() == 1)
-        return Rod(z, head, (rule.init(z), rule.init(head)), torch.zeros_like(bias))
+        weight = next(leaf for leaf in own["x"].values() if leaf.dim() == 2)
+        return Rod(z, head, (rule.init(z), rule.init(head)), torch.zeros_like(weight[:, 0]))
 
     def count(ops: Ops, shared: Mapping[str, Any], rod: Rod, batch: Batch, at: At, key: Key) -> Rod:
         of = (batch.y[:, None] == torch.arange(len(rod.labels), device=batch.y.device)).to(rod.labels.dtype)

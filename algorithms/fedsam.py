@@ -7,7 +7,8 @@ Qu, Li, Duan, Liu, Tang & Lu, "Generalized federated learning via sharpness awar
 
     paper           here
     rho, beta       rho, share
-    Delta^r         state.before: what the model moved by in the last round, as a gradient a local step
+    Delta^r         state.before: what the model moved by in the last round, as a gradient a local step; steps are those that its
+                    clients took in the mean, weighed as their models are, of which each sends its number
 
 In FedOMG's code the gradient at w + e is clipped to a norm of 10: client_optimizer.clip_norm. There is no momentum there.
 """
@@ -15,9 +16,12 @@ In FedOMG's code the gradient at w + e is clipped to a norm of 10: client_optimi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedfleet.algorithms.fedavg import AveragingOptions, FedAvgOptions, averaging
 from fedfleet.algorithms.local import Local, local_training
@@ -28,6 +32,7 @@ from fedfleet.simulator.author import (
     At,
     Batch,
     Key,
+    LocalWork,
     Mean,
     Message,
     Ops,
@@ -57,7 +62,8 @@ class MoFedSamOptions(AveragingOptions):
     rho: float = Field(default=0.1, ge=0)
     """How far from the model the gradient is taken."""
     share: float = Field(default=0.1, gt=0, le=1)
-    """The gradient's share in a local step, beta; the rest is what the model moved by in the last round. 1 is FedSAM."""
+    """The gradient's share in a local step, beta: 0.6 in FedOMG's Table 4. The rest is what the model moved by in the last round;
+    1 is FedSAM."""
 
 
 class State(NamedTuple):
@@ -80,6 +86,31 @@ def fedsam(options: FedSamOptions, task: Task, cohort: CohortOptions) -> Algorit
     return made._replace(minimises=True)
 
 
+class _Counted(NamedTuple):
+    """A client in the middle, and the local steps that it has taken."""
+
+    local: Local
+    steps: Tensor
+
+
+def counted(work: LocalWork) -> LocalWork:
+    """Return local training that sends the number of its steps, too."""
+    (stage,) = work.stages
+
+    def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Counted:
+        local = work.begin(shared, own, inbox, key)
+        return _Counted(local, torch.zeros((), dtype=T.leaves(shared["z"])[0].dtype, device=key.device))
+
+    def step(ops: Ops, shared: Mapping[str, Any], at_work: _Counted, batch: Batch, at: At, key: Key) -> _Counted:
+        return _Counted(stage.step(ops, shared, at_work.local, batch, at, key), at_work.steps + 1)
+
+    def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, at_work: _Counted) -> tuple[Message, Tree]:
+        message, own = work.finish(shared, own, inbox, at_work.local)
+        return Message({**message.send, "steps": at_work.steps}), own
+
+    return replace(work, begin=begin, stages=(replace(stage, step=step),), finish=finish)
+
+
 def mofedsam(options: MoFedSamOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build MoFedSAM."""
 
@@ -87,8 +118,9 @@ def mofedsam(options: MoFedSamOptions, task: Task, cohort: CohortOptions) -> Alg
         d = T.scale(shared["share"], sharp(ops, shared, local, batch, at, key))
         return {**d, "x": T.axpy(1 - shared["share"], shared["before"]["x"], d["x"])}
 
-    work = local_training(options.plan(), direction, options.client_optimizer.build())
-    train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, model="z")
+    work = counted(local_training(options.plan(), direction, options.client_optimizer.build()))
+    reduce = {"z": Mean(), "steps": Mean()}
+    train = Phase(name="train", work=work, reduce=reduce, weight=options.weight, model="z")
 
     def message(state: State, t: int) -> Message:
         config = {"lr": options.rates(t, task.parts), "rho": options.rho, "share": options.share}
@@ -98,9 +130,11 @@ def mofedsam(options: MoFedSamOptions, task: Task, cohort: CohortOptions) -> Alg
         return State(z, {"x": T.zeros_like(z["x"])})
 
     def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
-        found = rnd.map_reduce(train, shared=message(state, rnd.index), cohort=rnd.invite(cohort.invite))["z"]
-        pace = options.rates(rnd.index, ("x",))["x"] * options.local_steps(rnd.problem.mean_examples)
-        return State(found, {"x": T.scale(1 / pace, T.sub(state.z["x"], found["x"]))}), {}
+        found = rnd.map_reduce(train, shared=message(state, rnd.index), cohort=rnd.invite(cohort.invite))
+        pace = options.rates(rnd.index, ("x",))["x"] * float(found["steps"])
+        if pace == 0:  # a rate that a schedule has brought to nothing moves nothing
+            return state._replace(z=found["z"]), {}
+        return State(found["z"], {"x": T.scale(1 / pace, T.sub(state.z["x"], found["z"]["x"]))}), {}
 
     return Algorithm(
         init,

@@ -91,8 +91,9 @@ def cut(task: Task, what: Kept, algorithm: str) -> Cut:
         )
     order = tuple(task.init(0)["x"])
     every = frozenset(order)
-    found = every - leaves["head"] if what == "body" else leaves[what]
-    if not found or found == every or (not leaves["head"] and what == "body"):
+    head = leaves.get("head", frozenset())
+    found = every - head if what == "body" else leaves.get(what, frozenset())
+    if not found or found == every or (not head and what == "body"):
         raise ConfigError(f"algorithm.name={algorithm!r}: {MISSING[what]}")
     return Cut(found, order, buffers=what == "norm")
 

@@ -97,7 +97,8 @@ def gradient_at_z(ops: Ops, shared: Mapping[str, Any], batch: Batch, key: Key) -
 def proximal(direction: Tree, z: Tree, anchor: Mapping[str, Tree], weight: float | Mapping[str, float]) -> Tree:
     """Return the direction with that of (weight/2) |z - anchor|^2 added: in the parts that the anchor has, whoever plays them."""
     of = weight if isinstance(weight, Mapping) else dict.fromkeys(direction, weight)
-    return {p: T.axpy(of[p], T.sub(z[p], anchor[p]), d) if p in anchor else d for p, d in direction.items()}
+    pulled = anchor.keys() - {BUFFERS}
+    return {p: T.axpy(of[p], T.sub(z[p], anchor[p]), d) if p in pulled else d for p, d in direction.items()}
 
 
 def held(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:

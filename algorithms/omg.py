@@ -49,7 +49,7 @@ class OmgOptions(Options):
 
     algorithms: ClassVar[Mapping[str, Any]] = {}
     """What it can be put on: the registry, which has this algorithm, too."""
-    of: dict[str, Any] = Field(default={"name": "fedavg"})
+    of: dict[str, Any] = Field(default={"name": "fedavg"}, validate_default=True)
     """The algorithm whose mean is replaced: its name, or that and its options."""
     kappa: float = Field(default=0.5, ge=0, lt=1)
     """Radius, as a share of the mean update's norm, of where the step is sought; 0 is the algorithm itself."""
@@ -84,6 +84,11 @@ class OmgOptions(Options):
         return getattr(self.inner, "batch_size", 1)
 
     @property
+    def dual_lr(self) -> float | None:
+        """Its learning rate of a dual part, if it has one of its own."""
+        return getattr(self.inner, "dual_lr", None)
+
+    @property
     def steps(self) -> int | None:
         """Its local steps, if they are given."""
         return getattr(self.inner, "steps", None)
@@ -108,6 +113,8 @@ def omg(options: OmgOptions, task: Task, cohort: CohortOptions) -> Algorithm:
             f"algorithm.of={name!r}: the server does not take a mean of models or differences for the next model, in whose place "
             f"matching could come: choose fedavg, fedprox, scaffold or a personalised one"
         )
+    if options.buffers == "frozen" and BUFFERS not in task.parts:
+        raise ConfigError("algorithm.buffers='frozen': the net's layers keep count of nothing: leave it out")
     if options.kappa == 0 and options.server_lr == 1 and options.buffers == "mean":
         return inner
     phases = tuple(stored(p) for p in inner.phases)
@@ -122,12 +129,12 @@ def omg(options: OmgOptions, task: Task, cohort: CohortOptions) -> Algorithm:
 
 
 def stored(phase: Phase) -> Phase:
-    """Return a phase that keeps every upload of the slot that matters."""
+    """Return a phase that keeps every upload of the slot that matters; a late one has moved from another model."""
     slot = phase.model or phase.difference
     if slot is None:
         return phase
     assert isinstance(phase.reduce[slot], Mean)
-    return replace(phase, reduce={**phase.reduce, slot: Store()})
+    return replace(phase, reduce={**phase.reduce, slot: Store()}, dated=True)
 
 
 class Matched:

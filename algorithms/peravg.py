@@ -25,32 +25,34 @@ from pydantic import Field
 from fedfleet.algorithms.fedavg import FedAvgOptions, averaging
 from fedfleet.algorithms.local import Local, local_training
 from fedfleet.algorithms.options import CohortOptions
-from fedfleet.simulator.author import Algorithm, At, Key, Message, Ops, Personal, Task, Tree
+from fedfleet.simulator.author import Algorithm, At, Key, Message, Ops, Personal, Task, Tree, rng
 
 
 class PerAvgOptions(FedAvgOptions):
     """Options of Per-FedAvg."""
 
     alpha: float | None = Field(default=None, gt=0)
-    """Rate of the step that every client takes from the model, alpha; ``lr`` if not given."""
+    """Rate of the step that every client takes from the model, alpha; that of the round if not given."""
     own_steps: int = Field(default=1, ge=1)
     """Steps of that rate on a minibatch each, from the global model to a client's own, which is evaluated."""
 
 
 def peravg(options: PerAvgOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build Per-FedAvg."""
-    alpha = options.alpha or options.lr
+
+    def alpha(t: int) -> float:
+        return options.alpha or options.lr * options.lr_schedule.at(t)
 
     def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batches: Any, at: At, key: Key) -> Tree:
         first, second = batches
         near = ops.step("train", local.z, shared["alpha"], ops.grad("train", local.z, first, key)[0])
-        return ops.grad("train", near, second, key)[0]
+        return ops.grad("train", near, second, rng.fold(key, "second"))[0]
 
-    made = averaging(options, task, cohort, direction, lambda t: {"alpha": alpha}, per_step=2)
+    made = averaging(options, task, cohort, direction, lambda t: {"alpha": alpha(t)}, per_step=2)
     assert made.personal is not None
     towards = local_training(replace(options.plan(), steps=options.own_steps, epochs=None))
 
     def message(state: Any, t: int) -> Message:
-        return Message({"z": state.z}, {"lr": {"x": alpha}})
+        return Message({"z": state.z}, {"lr": dict.fromkeys(task.parts, alpha(t))})
 
     return made._replace(personal=Personal(message, towards))

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-ATTEMPTS = 100  # draws of client sizes before `min_size` counts as out of reach
+ATTEMPTS = 10_000  # draws of client sizes before `min_size` counts as out of reach
 
 Integers = NDArray[np.int64]
 

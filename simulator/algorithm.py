@@ -157,7 +157,7 @@ class Personal(NamedTuple):
     """How a client's own model comes about, to be evaluated on examples of its own that it has not worked on.
 
     Attributes:
-        message: ``(state, rounds done) -> message`` that the client is sent.
+        message: ``(state, t) -> message`` that the client is sent after round t, with the rates of that round.
         work: from that message, and what the client keeps, to its model: what ``finish`` sends as "z". Nothing is kept of it.
         own: as that of the phases.
         function: the task's function that says of each example how good the model is.

@@ -124,10 +124,10 @@ NORMS = (BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def leaves(net: nn.Module) -> dict[str, frozenset[str]]:
-    """Return the names of a net's parameters by what they are: "head", the last layer if it is linear; "norm", normalisation."""
+    """Return the names of a net's parameters by what they are: "head", the last layer of all if it is linear; "norm"."""
     layers = [(name, layer) for name, layer in net.named_modules() if not [*layer.children()]]
     learnt = [(name, layer) for name, layer in layers if [*layer.parameters(recurse=False)]]
-    last = learnt[-1:] if learnt and isinstance(learnt[-1][1], nn.Linear) else []
+    last = layers[-1:] if isinstance(layers[-1][1], nn.Linear) else []
     norms = [(name, layer) for name, layer in learnt if isinstance(layer, NORMS)]
     names = lambda of: frozenset(f"{name}.{p}" for name, layer in of for p, _ in layer.named_parameters(recurse=False))  # noqa: E731
     return {"head": names(last), "norm": names(norms)}

@@ -136,10 +136,10 @@ def evaluate_clients(
 
     """
     key, faults = rng.fold(rng.key(seed), "own model"), Faults(non_finite="keep")
-    tasks = [
+    tasks = (  # made as they are needed: of what clients keep no more is in memory than is at work
         BlockTask(NAME, c, torch.zeros_like(c), key, own=None if own is None else own(c), faults=faults)
         for c in torch.arange(clients).split(CLIENTS_A_BLOCK)
-    ]
+    )
     sent = Message() if message is None else message
     partials: dict[str, Any] = {"metrics": None, "examples": None}
     for result in executor.map(run_block, Message({GLOBAL: z, **sent.send}, sent.config, sent.known), tasks):

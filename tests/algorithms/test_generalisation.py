@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
 import torch
 import torch.nn.functional as F
 from harness import build, records
@@ -83,20 +84,32 @@ def test_fedsam_without_a_distance_is_fedavg():
         compare(a, b.state.z["x"])
 
 
-def test_mofedsam_by_hand():
+@pytest.mark.parametrize("length", [{"steps": 3}, {"steps": None, "epochs": 2}])
+def test_mofedsam_by_hand(length):
     z, before = START, {n: torch.zeros_like(p) for n, p in START.items()}
-    for t, record in enumerate(run("mofedsam", rho=0.3, share=0.6)):
-        ends = []
+    plan = BatchPlan(size=B, steps=length["steps"], epochs=length.get("epochs"))
+    for t, record in enumerate(run("mofedsam", rho=0.3, share=0.6, **length)):
+        ends, steps = [], []
         for c in heard(record):
-            p = z
-            for rows in walk(t, c):
+            p, taken = z, 0
+            for rows in walk(t, c, plan=plan):
                 g = sharp(p, rows, 0.3)
-                p = {n: p[n] - LR * (0.6 * g[n] + 0.4 * before[n]) for n in p}
+                p, taken = {n: p[n] - LR * (0.6 * g[n] + 0.4 * before[n]) for n in p}, taken + 1
             ends.append(p)
-        new = mean(ends, sizes(heard(record)))
-        before, z = {n: (z[n] - new[n]) / (LR * 3) for n in z}, new
+            steps.append(float(taken))
+        weights = sizes(heard(record))
+        new = mean(ends, weights)
+        pace = LR * sum(w * k for w, k in zip(weights, steps, strict=True)) / sum(weights)
+        before, z = {n: (z[n] - new[n]) / pace for n in z}, new
         compare(record, z)
         assert record.phases[0].counts["floats_down"] == 5 * 2 * T.count(START)
+        assert record.phases[0].counts["floats_up"] == 3 * (T.count(START) + 1)
+
+
+def test_mofedsam_stands_still_at_a_rate_of_nothing():
+    schedule = {"kind": "cosine", "rounds": 2}
+    *_, third, fourth = run("mofedsam", lr_schedule=schedule)
+    compare(fourth, third.state.z["x"])
 
 
 def test_fediir_by_hand():
@@ -122,13 +135,14 @@ def test_fediir_by_hand():
 
 
 def test_fediir_without_a_penalty_is_fedavg_with_clients_alike():
-    where = run("fediir", penalty=0.0)
-    ends, z = [], START
-    record = where[0]
-    for c in record.phases[1].clients[record.phases[1].responses.fate == Fate.HEARD].tolist():
-        p = z
-        for rows in walk(0, c, exchange=1):
-            g = gradient(p, rows)
-            p = {n: p[n] - LR * g[n] for n in p}
-        ends.append(p)
-    compare(record, mean(ends, [1.0] * len(ends)))
+    z = START
+    for t, record in enumerate(run("fediir", penalty=0.0)):
+        ends = []
+        for c in record.phases[1].clients[record.phases[1].responses.fate == Fate.HEARD].tolist():
+            p = z
+            for rows in walk(t, c, exchange=1):
+                g = gradient(p, rows)
+                p = {n: p[n] - LR * g[n] for n in p}
+            ends.append(p)
+        z = mean(ends, [1.0] * len(ends))
+        compare(record, z)

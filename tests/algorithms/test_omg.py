@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fedfleet.algorithms.matching import coefficients, cosines, mixture, objective
 from fedfleet.algorithms.options import CohortOptions
-from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.stored import Stored
@@ -45,27 +44,26 @@ def step_of(updates: Tensor, w: Tensor, gamma: Tensor, kappa: float) -> Tensor:
 def drawn(seed: int, size: int, floats: int = 12) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
     updates = torch.randn(size, floats, dtype=torch.float64, generator=g)
-    return updates, torch.rand(size, dtype=torch.float64, generator=g).add(0.1).div(1).softmax(0)
+    weights = torch.rand(size, dtype=torch.float64, generator=g).square() + 0.01
+    return updates, weights / weights.sum()
 
 
 CASES = st.tuples(st.integers(0, 300), st.integers(2, 9), st.sampled_from([0.1, 0.25, 0.5, 0.9]))
 
 
 def test_the_solver_comes_near_the_exact_optimum():
-    """The paper's steps are of one length for all problems: of random updates they come within 7 % in nine cases of ten."""
+    """Of updates of many coordinates: of few, the paper's steps of one length for all may end further away."""
     above = []
-    for seed, size, kappa in itertools.product(range(20), (2, 3, 5, 8), (0.25, 0.5, 0.9)):
-        updates, w = drawn(seed, size)
+    for seed, size, kappa in itertools.product(range(10), (2, 3, 5, 8), (0.25, 0.5, 0.9)):
+        updates, w = drawn(seed, size, 1000)
         gram = updates @ updates.T
         found = mixture(gram, w, kappa)
         assert float(found.sum()) == pytest.approx(1)
         assert bool((found >= 0).all())
-        best = float(objective(gram, w, exact(gram, w, kappa), kappa))
-        mine = float(objective(gram, w, found, kappa))
-        assert best - 1e-6 <= mine <= best + 0.2 * float(gram.diagonal().mean())
+        best, mine = (float(objective(gram, w, of, kappa)) for of in (exact(gram, w, kappa), found))
+        assert best - 1e-6 <= mine
         above.append((mine - best) / abs(best))
-    assert float(np.median(above)) < 0.007
-    assert float(np.quantile(above, 0.9)) < 0.065
+    assert max(above) < 0.05
 
 
 @given(CASES)
@@ -198,8 +196,17 @@ AVERAGING = (
     "fedbn",
     "fedrep",
     "fedbabu",
+    "fedrod",
+    "fedsam",
+    "mofedsam",
+    "fediir",
+    "fedpac",
+    "fedas",
+    "fedga",
+    "irm",
+    "vrex",
+    "coral",
 )
-AVERAGING += ("fedrod",)
 
 
 def world(name: str) -> World:
@@ -268,14 +275,31 @@ def test_what_takes_no_mean_of_models_is_refused(name):
         build("omg", task, CohortOptions(invite=2), of=name)
 
 
-def test_options_of_the_algorithm_are_checked_and_filled_in():
-    made = ALGORITHMS["omg"].options
-    assert made(of="fedrep").model_dump()["of"]["head_epochs"] == 1
-    assert made(of={"name": "fedavg", "steps": 3, "batch_size": 7}).steps == 3
-    for wrong, says in (
-        ("omg", "'omg' is no algorithm"),
-        ("x", "'x' is no algorithm"),
-        ({"name": "fedavg", "q": 1}, "q"),
+def test_the_search_takes_the_steps_of_torchs_sgd():
+    """Of v, at the paper's rate and momentum, from the objective of updates brought to a mean norm of 1; the best is returned."""
+    for seed, kappa in ((0, 0.25), (1, 0.5), (2, 0.9)):
+        updates, w = drawn(seed, 6)
+        gram = updates @ updates.T
+        k = gram / gram.diagonal().sqrt().mean() ** 2
+        v = torch.zeros(6, dtype=torch.float64, requires_grad=True)
+        rule, seen = torch.optim.SGD([v], lr=25.0, momentum=0.5), []
+        for _ in range(21):
+            gamma = v.softmax(0)
+            value = objective(k, w, gamma, kappa)
+            seen.append((float(value), gamma.detach()))
+            rule.zero_grad()
+            value.backward()
+            rule.step()
+        best = min(seen, key=lambda one: one[0])[1]
+        torch.testing.assert_close(mixture(gram, w, kappa), best, rtol=1e-6, atol=1e-8)
+        few = mixture(gram, w, kappa, updates=3)
+        assert (
+            float(objective(gram, w, mixture(gram, w, kappa), kappa)) <= float(objective(gram, w, few, kappa)) + 1e-12
+        )
+
+
+def test_what_layers_do_not_count_cannot_be_frozen():
+    with pytest.raises(
+        ConfigError, match=r"algorithm\.buffers='frozen': the net's layers keep count of nothing: leave it out"
     ):
-        with pytest.raises(ValueError, match=says):
-            made(of=wrong)
+        build("omg", world("fedavg").task, CohortOptions(invite=2), buffers="frozen")

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.work import Batch
 from fedfleet.tasks.classification import Classification
 from fedfleet.tasks.models import MODELS, SMALLEST_SIDE, build
 from fedfleet.tasks.options import DataShape, ModelOptions
@@ -59,3 +60,18 @@ def test_metrics():
 def test_models_that_cannot_be_built_say_why(name, shape):
     with pytest.raises(ValueError, match=name):
         build(name, shape, 10, (), 0)
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_a_head_is_the_last_layer_of_all_or_none(model):
+    """Where a net has one, it is applied to the features, and gives what the net gives."""
+    shape = (1, 28, 28)
+    made = Classification(ModelOptions(model=model, hidden=(5,)), DataShape(shape, 10))
+    assert bool(made.leaves["head"]) == (model != "lenet_relu")  # which ends in a ReLU
+    if not made.leaves["head"]:
+        assert "features" not in made.functions
+        return
+    z, batch = made.init(0), Batch({"x": torch.randn(4, *shape), "y": torch.arange(4)}, torch.ones(4))
+    weight, bias = (next(z["x"][n] for n in made.leaves["head"] if n.endswith(end)) for end in ("weight", "bias"))
+    out = made.functions["features"](z, batch) @ weight.T + bias
+    torch.testing.assert_close(out, made.functions["predict"](z, batch), rtol=1e-4, atol=1e-5)

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, Field, ValidationError
 
+from fedfleet.algorithms import omg
 from fedfleet.algorithms.options import CohortOptions, Options
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config.availability import AVAILABILITY
@@ -146,6 +147,8 @@ NAMED = {
     "selection": Named("kind", {k: v.options for k, v in SELECTIONS.items()}, "uniform"),
     "devices": Named("kind", {k: v.options for k, v in DEVICES.items()}, "alike"),
 }
+NESTED = {"algorithm.of": Named("name", {k: v.options for k, v in ALGORITHMS.items() if k != omg.NAME}, "fedavg")}
+"""Sections within those, of names that have such an option."""
 OWN = {"task": ("task",), "algorithm": ("algorithm",), "population.dataset": ("data", "population")}
 """Named sections whose thing may be made in Python instead, and the arguments of ``fedfleet.run`` it is given as. The section of
 what ran then has the one key "own", and below it what ``experiments.provenance`` says of it."""
@@ -252,8 +255,11 @@ def _build(layers: list[Mapping[str, Any]]) -> Config:
     for layer in layers:
         for key, value in _flat(plain(layer)):
             _assign(raw, key, value)
-    for section in NAMED:
-        _check_named(raw, section)
+    for section, names in NESTED.items():
+        if _takes(raw, section):
+            _check_named(raw, section, names)
+    for section, names in NAMED.items():
+        _check_named(raw, section, names)
     config = _validate(Config, raw, "")
     if config.schema_version != SCHEMA_VERSION:
         raise ConfigError(f"schema_version={config.schema_version}: this fedfleet reads version {SCHEMA_VERSION}")
@@ -272,19 +278,22 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 def _assign(raw: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key."""
-    if key in NAMED and isinstance(value, str):  # the short form of a named section
-        key = f"{key}.{NAMED[key].key}"
+    sections = NAMED | NESTED
+    if key in sections and isinstance(value, str):  # the short form of a named section
+        key = f"{key}.{sections[key].key}"
     *parents, last = ["vary", key.removeprefix("vary.")] if key.startswith("vary.") else key.split(".")
     node, path = raw, ""
     for name in parents:
         path = f"{path}.{name}" if path else name
-        below = {} if node.get(name) is None else node[name]
+        below: Any = {} if node.get(name) is None else node[name]
+        if path in sections and isinstance(below, str):
+            below = {sections[path].key: below}
         if not isinstance(below, dict):
             raise ConfigError(f"{key}={show(value)}: {path} is a value, not a section: leave out what follows it")
         node[name] = node = dict(below)
-    if path in NAMED and last == NAMED[path].key:
-        fields = {k: set(v.model_fields) for k, v in NAMED[path].options.items()}
-        old, new = (fields.get(f"{n}") for n in (node.get(last, NAMED[path].default), value))
+    if path in sections and last == sections[path].key:
+        fields = {k: set(v.model_fields) for k, v in sections[path].options.items()}
+        old, new = (fields.get(f"{n}") for n in (node.get(last, sections[path].default), value))
         for option in () if old is None or new is None else old - new:
             node.pop(option, None)
     node[last] = value
@@ -293,9 +302,18 @@ def _assign(raw: dict[str, Any], key: str, value: Any) -> None:
 # Checking
 
 
-def _check_named(raw: dict[str, Any], section: str) -> None:
+def _takes(raw: Mapping[str, Any], section: str) -> bool:
+    """Say whether the name that stands above a nested section has such an option."""
+    parent, _, last = section.rpartition(".")
+    key, kinds, default = NAMED[parent]
+    above = raw.get(parent)
+    name = above.get(key, default) if isinstance(above, dict) else default
+    return isinstance(name, str) and name in kinds and last in kinds[name].model_fields
+
+
+def _check_named(raw: dict[str, Any], section: str, names: Named) -> None:
     """Check the options of a named section, and give the section its name where that was left out."""
-    key, kinds, default = NAMED[section]
+    key, kinds, default = names
     *parents, last = section.split(".")
     node: Any = raw
     for name in parents:

@@ -311,7 +311,7 @@ class Prepared:
             return None
         given: dict[str, Any] = {}
         if self.personal is not None:
-            message = self.personal.message(state, rounds)
+            message = self.personal.message(state, max(rounds - 1, 0))
             given = {"message": message, "own": states(store, self.personal, message)}
         return evaluate_clients(executor, z, self.problem.clients, seed=self.config.seed, **given)
 
