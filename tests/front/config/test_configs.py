@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedfleet.commands import paper
 from fedfleet.config import schema as config
@@ -25,3 +26,12 @@ def test_tables(path):
     labels = config.load(path.parent / table.config).compare or {}
     compared = table.compared(labels)
     assert {*compared, *compared.values(), *table.paper} <= {*labels}
+
+
+def test_fashion_mnist_can_be_dealt_to_fedomgs_clients():
+    """A hundred of them under Dirichlet(0.1), for each seed of a partition that one may try first."""
+    said = config.load(CONFIGS / "fedomg" / "fashion_mnist.yaml")
+    labels = torch.arange(10).repeat_interleave(6000)
+    for seed in range(3):
+        dealt = config.options(said, "population.partition").split(labels, None, said.population.clients, seed)
+        assert int(dealt.offsets.diff().min()) >= 20
