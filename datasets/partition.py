@@ -18,7 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-ATTEMPTS = 10_000  # draws of client sizes before `min_size` counts as out of reach
+ATTEMPTS, NUMBERS = (
+    (100, 10_000),
+    10_000_000,
+)  # draws of sizes before `min_size` counts as out of reach; of so many shares in all
 
 Integers = NDArray[np.int64]
 
@@ -76,7 +79,7 @@ def dirichlet(labels: Tensor, clients: int, seed: int, alpha: float = 0.5, min_s
     """Share the examples of each class out by proportions drawn from a symmetric Dirichlet(alpha) over the clients.
 
     Small alpha: few clients hold a class; large alpha: all have the same mix. Every example is dealt exactly once.
-    Drawn again, up to `ATTEMPTS` times, until every client has `min_size` examples; then ValueError.
+    Drawn again, a hundred to ten thousand times, until every client has `min_size` examples; then ValueError.
     M. Yurochkin et al., ICML 2019, arXiv:1905.12022; alike T.-M. H. Hsu et al., 2019, arXiv:1909.06335.
     """
     return _dirichlet_shares("dirichlet", labels.numpy(), clients, seed, alpha, min_size)
@@ -207,14 +210,16 @@ def _dirichlet_shares(name: str, classes: Integers, clients: int, seed: int, alp
         raise ValueError(f"min_size is {min_size}: {examples} examples among {clients} clients allow 0 to {most}")
     rng = _generator(name, seed)
     totals = np.unique(classes, return_counts=True)[1]
-    for _ in range(ATTEMPTS):
+    least, most = ATTEMPTS
+    attempts = max(least, min(most, NUMBERS // (clients * len(totals))))
+    for _ in range(attempts):
         counts = _dirichlet_counts(rng, alpha, totals, clients)
         sizes = counts.sum(axis=0)
         if sizes.min() >= min_size:
             break
     else:
         tried = (
-            f"no draw of {ATTEMPTS} with alpha={alpha:g} gave each of {clients} clients min_size={min_size} examples"
+            f"no draw of {attempts} with alpha={alpha:g} gave each of {clients} clients min_size={min_size} examples"
         )
         raise ValueError(f"{tried}: raise alpha, ask for fewer clients or lower min_size")
     shuffled = rng.permutation(examples)
