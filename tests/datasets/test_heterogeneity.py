@@ -15,6 +15,7 @@ from fedfleet.datasets import partition
 from fedfleet.datasets.examples import Dataset, Examples
 from fedfleet.datasets.partition import Partition
 from fedfleet.datasets.partition_config import PARTITIONS
+from fedfleet.experiments.experiment import Experiment
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.population import InMemoryPopulation
 
@@ -176,3 +177,19 @@ def test_a_client_is_of_the_domain_that_it_is_at_home_in(value: float, homes: li
     assert clients.domains(torch.arange(6)).tolist() == homes
     held_of = [len(domain[rows].unique()) for rows in clients.indices.split(clients.offsets.diff().tolist())]
     assert [several > 1 for several in held_of] == [value < 1] * 6
+
+
+def test_algorithms_that_weigh_domains_need_clients_that_are_at_home_somewhere():
+    given = {
+        "population": {"dataset": {"name": "digits", "label_domains": True}, "clients": 20},
+        "task": {"name": "classification", "model": "logistic"},
+        "algorithm": {"name": "afl", "batch_size": 8},
+        "executor": {"kind": "local"},
+        "cohort": {"invite": 4},
+    }
+    mixed = {"population.partition": {"kind": "by_domain", "heterogeneity": 0.5}}
+    domains = Experiment(schema.load(given, mixed)).problem.domains
+    assert domains is not None
+    assert len(domains.examples) == 10
+    with pytest.raises(ConfigError, match="clients hold examples of several domains: use by_domain at a heterogeneity"):
+        Experiment(schema.load(given, {"population.partition": {"kind": "by_domain", "heterogeneity": 0}}))
