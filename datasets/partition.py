@@ -10,7 +10,7 @@ in one line, for arguments out of range and for more clients than examples.
 import math
 import zlib
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -30,11 +30,13 @@ Integers = NDArray[np.int64]
 class Partition:
     """Which examples every client holds: client i has `indices[offsets[i]:offsets[i + 1]]`.
 
-    `indices` is int64 (examples dealt,), no index twice; `offsets` is int64 (clients + 1,), from 0.
+    `indices` is int64 (examples dealt,), no index twice; `offsets` is int64 (clients + 1,), from 0. `home` is int64 (clients,),
+    the domain that a client counts as one of where it holds others, too; None where a partition knows none.
     """
 
     indices: Tensor
     offsets: Tensor
+    home: Tensor | None = None
 
     @property
     def sizes(self) -> Tensor:
@@ -116,21 +118,64 @@ def shards(labels: Tensor, clients: int, seed: int, labels_per_client: int = 2) 
 
 
 def by_domain(
-    domains: Tensor, clients: int, seed: int, targets: Collection[int] = (), target_clients: int | None = None
+    domains: Tensor,
+    clients: int,
+    seed: int,
+    targets: Collection[int] = (),
+    target_clients: int | None = None,
+    heterogeneity: float = 1.0,
 ) -> Partition:
-    """Give every client examples of one domain only, dealt at random; clients are numbered domain by domain.
+    """Give every client examples of one domain only, or mixed with others, dealt at random; clients are numbered domain by domain.
 
-    A domain has clients in proportion to its examples, by largest remainder, and at least one; clients of one domain
-    differ by at most one example. With `target_clients` the target domains have so many in all, and the sources the others.
-    Every example is dealt exactly once. Fewer clients than domains is a ValueError.
+    A domain has clients in proportion to its examples, by largest remainder, and at least one: it is their home. With
+    `target_clients` the target domains have so many in all, and the sources the others. Of n examples of a domain,
+    floor(heterogeneity * n) are dealt to the clients at home there, and the others go into a pool of which all clients have
+    equal parts, each with the domains in proportion: at 0 all clients hold the same mixture, and nobody is at home anywhere.
+    Sources and targets have a pool each. Clients at home in one domain differ by at most one example.
+    Every example is dealt exactly once. Fewer clients than domains is a ValueError, and so is nothing to be mixed with.
+    R. Bai, S. Bagchi, D. I. Inouye, "Benchmarking algorithms for federated domain generalization", ICLR 2024,
+    arXiv:2307.04942: their lambda is 1 - heterogeneity.
     """
-    examples = len(domains)
-    _check_clients(examples, clients)
+    _check_clients(len(domains), clients)
+    if not 0 <= heterogeneity <= 1:
+        raise ValueError(
+            f"heterogeneity is {heterogeneity}: give a number from 0, all alike, to 1, one domain a client"
+        )
     values, domain, totals = np.unique(domains.numpy(), return_inverse=True, return_counts=True)
+    target = np.isin(values, list(targets))
+    if heterogeneity < 1 and max(target.sum(), (~target).sum()) < 2:
+        raise ValueError(f"heterogeneity is {heterogeneity}: there are no two domains to mix: leave it out")
+    counts = _clients_of_domains(totals, clients, target, target_clients)
+    rng = _generator("by_domain", seed)
+    shuffled = rng.permutation(len(domains))
+    of_domain = np.split(shuffled[np.argsort(domain[shuffled], kind="stable")], np.cumsum(totals)[:-1])
+    # The decimal the user wrote, not its binary neighbour, as in label_sorted.
+    kept = np.array([math.floor(Fraction(str(heterogeneity)) * int(n)) for n in totals])
+    at_home = np.repeat(np.arange(len(totals)), counts)
+    rank = np.arange(clients) - (np.cumsum(counts) - counts)[at_home]  # a client's place in its domain
+    own = (kept // counts)[at_home] + (rank < (kept % counts)[at_home])
+    rows = [part[:n] for part, n in zip(of_domain, kept, strict=True)]
+    owners = [np.repeat(np.arange(clients), own)]
+    for role in (target, ~target):
+        pool = _interleaved([part[n:] for part, n, mine in zip(of_domain, kept, role, strict=True) if mine])
+        # Who has less of its own comes first, so that what does not come out even makes up for it.
+        order = rng.permutation(np.flatnonzero(role[at_home]))
+        order = order[np.argsort(own[order], kind="stable")]
+        sizes = [len(part) for part in np.array_split(pool, max(len(order), 1))][: len(order)]
+        rows.append(pool)
+        owners.append(np.repeat(order, sizes))
+    owner = np.concatenate(owners)
+    found = _partition(np.concatenate(rows)[np.argsort(owner, kind="stable")], np.bincount(owner, minlength=clients))
+    return replace(found, home=torch.from_numpy(values[at_home])) if heterogeneity else found
+
+
+def _clients_of_domains(
+    totals: Integers, clients: int, target: NDArray[np.bool_], target_clients: int | None
+) -> Integers:
+    """Return how many clients are at home in each domain, of which some are targets."""
     counts = np.zeros_like(totals)
     groups = [(np.ones(len(totals), dtype=bool), clients, "domains")]
     if target_clients is not None:
-        target = np.isin(values, list(targets))
         groups = [(~target, clients - target_clients, "sources"), (target, target_clients, "target domains")]
     for mine, count, what in groups:
         least = int(mine.sum())
@@ -139,11 +184,14 @@ def by_domain(
         if count < least:
             raise ValueError(f"{count} clients cannot cover {least} {what}: ask for at least {least} clients")
         counts[mine] = _apportion(count, totals[mine])
-    shuffled = _generator("by_domain", seed).permutation(examples)
-    order = shuffled[np.argsort(domain[shuffled], kind="stable")]
-    rank = np.arange(clients) - np.repeat(np.cumsum(counts) - counts, counts)  # a client's place in its domain
-    sizes = np.repeat(totals // counts, counts) + (rank < np.repeat(totals % counts, counts))
-    return _partition(order, sizes)
+    return counts
+
+
+def _interleaved(parts: list[Integers]) -> Integers:
+    """Return the entries of all parts, each part spread evenly from the beginning to the end."""
+    places = [(np.arange(len(part)) + 0.5) / max(len(part), 1) for part in parts]
+    none = np.zeros(0, dtype=np.int64)
+    return np.concatenate([none, *parts])[np.argsort(np.concatenate([none, *places]), kind="stable")]
 
 
 def domain_share(

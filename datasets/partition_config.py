@@ -93,9 +93,15 @@ class QuantitySkew(PartitionConfig):
 
 
 class ByDomain(PartitionConfig):
-    """Every client within one domain, clients of a domain in proportion to its examples."""
+    """Every client within one domain, or at home there, clients of a domain in proportion to its examples."""
 
     kind: Literal["by_domain"] = "by_domain"
+    heterogeneity: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="1: each client has one domain; 0: all have the same mixture of them; between: some of it",
+    )
     target_clients: int | None = Field(
         None, ge=1, description="Clients of the target domains, in all; in proportion, as of sources, if not given"
     )
@@ -108,7 +114,7 @@ class ByDomain(PartitionConfig):
             raise ValueError("this data set has no domains: choose another partition than by_domain")
         if self.target_clients is not None and not targets:
             raise ValueError(f"target_clients is {self.target_clients}, and no domain is a target: leave it out")
-        return partition.by_domain(domains, clients, seed, targets, self.target_clients)
+        return partition.by_domain(domains, clients, seed, targets, self.target_clients, self.heterogeneity)
 
 
 class DomainShare(PartitionConfig):

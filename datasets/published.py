@@ -23,7 +23,7 @@ class Published(BaseModel):
     """Let the label be the domain an example comes from."""
     domain: str | None = None
     """Let the value in this column be the domain an example comes from; of ``adult``: workclass, education, marital-status,
-    occupation, relationship, race, sex, native-country."""
+    occupation, relationship, race, sex, native-country; of ``celeba_blond``: Male."""
     domains: list[str] | None = Field(default=None, min_length=1)
     """Keep the examples of these domains, which become 0, 1, ... in this order."""
     per_domain: int | None = Field(default=None, ge=1)

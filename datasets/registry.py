@@ -22,9 +22,10 @@ from fedfleet.datasets import (
     digits_shifted,
     disk,
     domains_digits,
+    environments,
+    folders,
     mnist,
     mnistm,
-    office,
     rect4,
     shifts,
     svhn,
@@ -36,13 +37,14 @@ from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.published import Photographs, Published, chosen
 
+GREY = {"mnist": mnist.load_mnist, "fashion_mnist": mnist.load_fashion_mnist}
+
 # A loader takes the data directory; one of `Photographs` their side, too. `emnist` is short for the balanced split, the one most
 # papers report.
 LOADERS: Mapping[str, Callable[..., Dataset]] = {
     "digits": digits.load,
     **{f"digits_to_{target}": partial(digits_shifted.load, target=target) for target in digits_shifted.SOURCES},
-    "mnist": mnist.load_mnist,
-    "fashion_mnist": mnist.load_fashion_mnist,
+    **GREY,
     "emnist": mnist.load_emnist,
     **{f"emnist_{split}": partial(mnist.load_emnist, split=split) for split in mnist.EMNIST_SPLITS},
     "adult": adult.load,
@@ -51,6 +53,7 @@ LOADERS: Mapping[str, Callable[..., Dataset]] = {
     "cifar10": cifar.load_cifar10,
     "cifar100": cifar.load_cifar100,
     "celeba": celeba.load_celeba,
+    "celeba_blond": celeba.load_blond,
     "svhn": svhn.load_svhn,
     "usps": usps.load_usps,
     "domains_digits": domains_digits.load,
@@ -60,12 +63,13 @@ LOADERS: Mapping[str, Callable[..., Dataset]] = {
     "digit_five": digit_five.load_digit_five,
     "mnistm": mnistm.load_mnistm,
     "mnistm_unpaired": partial(mnistm.load_mnistm, paired=False),
-    "office31": office.load_office31,
-    "office_caltech10": office.load_office_caltech10,
+    **{f"rotated_{of}": partial(environments.load_rotated, of=load) for of, load in GREY.items()},
+    **{f"coloured_{of}": partial(environments.load_coloured, of=load) for of, load in GREY.items()},
+    **{name: partial(folders.load, name=name) for name in folders.SETS},
 }
 OPTIONS: Mapping[str, type[Published]] = {
     **dict.fromkeys(LOADERS, Published),
-    **dict.fromkeys(["office31", "office_caltech10"], Photographs),
+    **dict.fromkeys(folders.SETS, Photographs),
 }
 
 

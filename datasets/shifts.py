@@ -13,7 +13,6 @@ bytes; `blended` does where JPEG decoders agree on its photographs.
 | `edges` | the length of its gradient, by Sobel's filters |
 """
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -22,12 +21,11 @@ from torch import Tensor
 
 from fedfleet.datasets import blending, mnist
 from fedfleet.datasets.examples import Dataset, Examples, joined
-from fedfleet.datasets.resampling import rgb
+from fedfleet.datasets.resampling import rgb, turned
 from fedfleet.simulator.arithmetic import rng
 
 DEGREES = 30
 LEVELS = 4
-PART = 256  # a place between pixels is rounded to one so many-th of a pixel
 
 
 def load_fashion_mnist_shifts(folder: Path) -> Dataset:
@@ -70,26 +68,7 @@ def inverted(images: Tensor) -> Tensor:
 
 def rotated(images: Tensor, degrees: float) -> Tensor:
     """Return images turned counterclockwise about their middle, bilinearly; what comes from outside is black."""
-    height, width = images.shape[2:]
-    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    y, x = torch.meshgrid(
-        torch.arange(height).double() - (height - 1) / 2, torch.arange(width).double() - (width - 1) / 2, indexing="ij"
-    )
-    # Where a pixel of the result comes from, in parts of a pixel: y points downwards.
-    across = torch.floor((x * cosine - y * sine + (width - 1) / 2) * PART + 0.5).long()
-    down = torch.floor((x * sine + y * cosine + (height - 1) / 2) * PART + 0.5).long()
-    left, top = across.div(PART, rounding_mode="floor"), down.div(PART, rounding_mode="floor")
-    right_share, low_share = across - left * PART, down - top * PART
-    flat = images.flatten(2)
-    total = torch.full((1, 1, height * width), PART * PART // 2, dtype=torch.int32)
-    for one_down, row_share in ((0, PART - low_share), (1, low_share)):
-        for one_right, column_share in ((0, PART - right_share), (1, right_share)):
-            row, column = top + one_down, left + one_right
-            inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-            place = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
-            share = (row_share * column_share * inside).flatten().to(torch.int32)
-            total = total + flat[:, :, place.flatten()] * share
-    return rgb((total // (PART * PART)).to(torch.uint8).unflatten(2, (height, width)))
+    return rgb(turned(images, degrees))
 
 
 def posterised(images: Tensor, levels: int) -> Tensor:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedfleet.tasks import pretrained
 from fedfleet.tasks.models import Net
@@ -106,7 +106,7 @@ def _pretrained(
 ) -> Nets:
     pretrained.check(name, shape, "cnn")
     net, width = pretrained.features(name, weights)
-    features = prepared(nn.Sequential(AsImageNet(), net))
+    features = prepared(nn.Sequential(pretrained.AsImageNet(), net))
     layers = (nn.Linear(width, BOTTLENECK).apply(_he), nn.BatchNorm1d(BOTTLENECK), nn.ReLU(), nn.Dropout(dropout))
     bottleneck = prepared(nn.Sequential(*layers))
     return Nets(features, bottleneck, *_heads(BOTTLENECK, classes, PRETRAINED, takes, dropout, _he))
@@ -164,17 +164,6 @@ def _convolutions(shape: tuple[int, ...], *, third: bool) -> tuple[nn.Module, in
     if third:
         layers += [nn.Conv2d(48, 64, 3, padding=1), nn.ReLU()]
     return Net(*layers, nn.Flatten()), (64 if third else 48) * (height // 4) * (width // 4)
-
-
-class AsImageNet(nn.Module):
-    """Takes images in [-1, 1] to the mean and deviation of ImageNet's, channel by channel, which pretrained nets have seen."""
-
-    MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x (B, 3, H, W) normalised."""
-        mean, deviation = (x.new_tensor(v).view(3, 1, 1) for v in (self.MEAN, self.DEVIATION))
-        return ((x + 1) / 2 - mean) / deviation
 
 
 def _he(layer: nn.Module) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
+from pydantic import model_validator
 from torch import Tensor, nn
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
@@ -16,8 +18,25 @@ from fedfleet.tasks.losses import cross_entropy, scored
 from fedfleet.tasks.models import build, leaves
 from fedfleet.tasks.options import DataShape, ModelOptions
 from fedfleet.tasks.own_heads import own_heads, with_residual
+from fedfleet.tasks.pretrained import NETS, Weights, classifier
 from fedfleet.tasks.shifted import Shift, no_shift, shifted
 from fedfleet.tasks.stateful import buffers, called, prepared
+
+
+class ClassificationOptions(ModelOptions):
+    """Which net: a small one, or one of torchvision's for photographs."""
+
+    model: str = "mlp"
+    """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, convnet; torchvision's mobilenet_v2, resnet18, resnet50, resnet101."""
+    weights: Weights | None = None
+    """What torchvision's nets begin with, but for their last layer: the weights they have from ImageNet, if nothing is said, or
+    random ones."""
+
+    @model_validator(mode="after")
+    def _applies(self) -> ClassificationOptions:
+        if self.model not in NETS and self.weights is not None:
+            raise ValueError(f"weights={self.weights} is not for model={self.model}: leave it out")
+        return self
 
 
 class Classification:
@@ -46,9 +65,13 @@ class Classification:
             self.functions |= {"features": net.seen, "with_residual": partial(with_residual, net)}
 
     def _build(self, seed: int) -> nn.Module:
-        return prepared(
-            build(self._options.model, self._shape.example, self._shape.classes, self._options.hidden, seed)
-        )
+        o, shape = self._options, self._shape
+        if o.model not in NETS:
+            return prepared(build(o.model, shape.example, shape.classes, o.hidden, seed))
+        weights = (o.weights if isinstance(o, ClassificationOptions) else None) or "imagenet"
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return prepared(classifier(o.model, weights, shape.example, shape.classes))
 
     def init(self, seed: int) -> Tree:
         """Return the net's initial parameters, and what its layers keep count of, by name."""

@@ -1,4 +1,4 @@
-"""Nets of torchvision without their classifier, for photographs: drawn anew, or with the weights they have from ImageNet.
+"""Nets of torchvision for photographs, without or with a classifier of ours: drawn anew, or with their weights from ImageNet.
 
     model            features    pooled over the image from
     mobilenet_v2     1,280       width 1.0 (M. Sandler et al., CVPR 2018)
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 Weights = Literal["imagenet", "random"]
 NETS = ("mobilenet_v2", "resnet18", "resnet50", "resnet101")
@@ -40,6 +40,28 @@ def features(name: str, weights: Weights) -> tuple[nn.Module, int]:
         return nn.Sequential(net.features, nn.AdaptiveAvgPool2d(1), nn.Flatten()), net.last_channel
     width, net.fc = net.fc.in_features, nn.Identity()
     return net, width
+
+
+def classifier(name: str, weights: Weights, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a net that takes images (B, 3, H, W) in [-1, 1] to logits (B, classes); its last layer is drawn. Raises ValueError."""
+    check(name, shape, "cnn")
+    net: Any = pretrained(name, weights)
+    if name == "mobilenet_v2":
+        net.classifier[-1] = nn.Linear(net.last_channel, classes)
+    else:
+        net.fc = nn.Linear(net.fc.in_features, classes)
+    return nn.Sequential(AsImageNet(), net)
+
+
+class AsImageNet(nn.Module):
+    """Takes images in [-1, 1] to the mean and deviation of ImageNet's, channel by channel, which pretrained nets have seen."""
+
+    MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x (B, 3, H, W) normalised."""
+        mean, deviation = (x.new_tensor(v).view(3, 1, 1) for v in (self.MEAN, self.DEVIATION))
+        return ((x + 1) / 2 - mean) / deviation
 
 
 def check(name: str, shape: tuple[int, ...], instead: str) -> None:

@@ -10,6 +10,7 @@ from PIL import Image
 
 from fedfleet.datasets.celeba import KEPT, load_celeba
 from fedfleet.datasets.files import DataError
+from fedfleet.datasets.published import Published
 from fedfleet.datasets.registry import load
 
 PEOPLE = [30, 7, 30, 12, 7, 7, 99]
@@ -85,3 +86,54 @@ def test_broken_files(folder, file, text, says):
     path.unlink() if text is None else path.write_text(text)
     with pytest.raises(DataError, match=says):
         load_celeba(folder)
+
+
+BLOND, MALE = [1, 0, 0, 1, 1, 0, 0], [1, 0, 1, 0, 0, 1, 1]
+
+
+@pytest.fixture
+def with_attributes(folder) -> Path:
+    names = ["Bald", "Blond_Hair", "Male", "Young"]
+    rows = [[1, 2 * b - 1, 2 * m - 1, -1] for b, m in zip(BLOND, MALE, strict=True)]
+    lines = [f"{i + 1:06}.jpg  " + " ".join(f"{v:2}" for v in row) for i, row in enumerate(rows)]
+    text = "\n".join([str(len(rows)), " ".join(names) + " ", *lines]) + "\n"
+    (folder / "celeba" / "list_attr_celeba.txt").write_text(text)
+    return folder
+
+
+def test_groups_are_of_hair_and_sex_and_so_may_the_sexes_be(with_attributes):
+    data = load("celeba_blond", with_attributes)
+    assert data.train.y.tolist() == [1, 0, 1, 0]
+    assert data.test.y.tolist() == [1, 0]
+    assert data.train.classes == 2
+    assert data.domains == ("not_blond_female", "not_blond_male", "blond_female", "blond_male")
+    assert data.train.domain is not None
+    assert data.test.domain is not None
+    assert data.train.domain.tolist() == [3, 0, 2, 1]
+    assert data.test.domain.tolist() == [2, 1]
+    people = load("celeba", with_attributes)
+    assert torch.equal(data.train.x, people.train.x)
+    assert torch.equal(data.test.x, people.test.x)
+    by_sex = load("celeba_blond", with_attributes, Published(domain="Male"))
+    assert by_sex.domains == ("female", "male")
+    assert by_sex.train.domain is not None
+    assert by_sex.test.domain is not None
+    assert (by_sex.train.domain.tolist(), by_sex.test.domain.tolist()) == ([1, 0, 0, 1], [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (None, "list_attr_celeba.txt is not there: fetch it from https"),
+        (("Blond_Hair", "Blonde"), "names no attribute Blond_Hair in its second line"),
+        (("000002.jpg   1 -1", "000002.jpg   1 0"), "line 4 is not a file name and 4 times 1 or -1"),
+        (("000002.jpg   1 ", "000002.jpg  "), "line 4 is not"),
+        (("000002.jpg", "000009.jpg"), "000002.jpg is in one of the lists alone"),
+    ],
+)
+def test_broken_attributes(with_attributes, change, says):
+    path = with_attributes / "celeba" / "list_attr_celeba.txt"
+    path.unlink() if change is None else path.write_text(path.read_text().replace(*change))
+    with pytest.raises(DataError, match=says) as e:
+        load("celeba_blond", with_attributes)
+    assert "\n" not in str(e.value)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedfleet.datasets import folders
 from fedfleet.datasets.examples import Dataset, Examples
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.registry import LOADERS, load
@@ -75,7 +76,7 @@ def test_unknown_name_far_from_all_lists_them():
 
 
 BY_HAND = {"small_texts", "cornell_ptb", "celeba", "domains_digits", "digit_five", "mnistm", "mnistm_unpaired"}
-BY_HAND |= {"office31", "office_caltech10"}
+BY_HAND |= {"celeba_blond", *folders.SETS}
 """Data sets that are not downloaded."""
 
 

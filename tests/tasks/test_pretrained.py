@@ -18,7 +18,8 @@ from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.simulator.work import Batch
 from fedfleet.tasks import pretrained, two_heads_nets
 from fedfleet.tasks.adaptation import AdaptationOptions, DomainAdaptation
-from fedfleet.tasks.adaptation_nets import AsImageNet, build
+from fedfleet.tasks.adaptation_nets import build
+from fedfleet.tasks.classification import Classification, ClassificationOptions
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.two_heads import TwoHeads, TwoHeadsOptions
 
@@ -64,7 +65,7 @@ def test_images_are_normalised_as_imagenets():
     mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     bytes_ = torch.tensor([0.0, 128.0, 255.0]).view(1, 1, 3).expand(3, 1, 3)[None]
     expected = (bytes_ / 255 - mean.view(3, 1, 1)) / deviation.view(3, 1, 1)
-    torch.testing.assert_close(AsImageNet()(bytes_ / 127.5 - 1), expected)
+    torch.testing.assert_close(pretrained.AsImageNet()(bytes_ / 127.5 - 1), expected)
 
 
 def test_weights_come_from_torchs_cache_or_are_refused(tmp_path, monkeypatch):
@@ -155,3 +156,45 @@ def test_images_that_do_not_fit_are_refused(options, shape, match):
 def test_weights_are_of_torchvisions_nets_alone(kind):
     with pytest.raises(ValueError, match="weights=random is not for model=mlp: leave it out"):
         kind(weights="random")
+
+
+@pytest.mark.parametrize(
+    ("model", "floats"), [("resnet18", 11_176_512 + 513 * 7), ("mobilenet_v2", 2_223_872 + 1281 * 7)]
+)
+def test_classifiers_have_a_last_layer_of_their_own(model, floats):
+    task = Classification(ClassificationOptions(model=model, weights="random"), DataShape((3, 32, 32), 7))
+    assert task.parts == ("x", BUFFERS)
+    z = task.init(3)
+    assert T.count(z["x"]) == floats  # of resnet18 as FedOMG's experiments have it
+    last = "1.fc" if model == "resnet18" else "1.classifier.1"
+    assert task.leaves["head"] == {f"{last}.weight", f"{last}.bias"}
+    assert torch.equal(task.init(3)["x"][f"{last}.weight"], z["x"][f"{last}.weight"])
+    assert not torch.equal(task.init(4)["x"][f"{last}.weight"], z["x"][f"{last}.weight"])
+    assert task.logits(z, torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+
+
+def test_a_classifier_begins_with_what_it_has_from_imagenet(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    options = ClassificationOptions(model="resnet18")
+    with pytest.raises(ValueError, match=r"weights='imagenet': \S+resnet18-\w+\.pth is not there: download https://"):
+        Classification(options, PHOTOGRAPH)
+    whole = pretrained.pretrained("resnet18", "random")
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(whole.state_dict(), tmp_path / "checkpoints" / "resnet18-f37072fd.pth")
+    monkeypatch.setattr(pretrained, "_digest", lambda path: "f37072fd" + 56 * "0")
+    x = torch.rand(2, 3, 32, 32) * 2 - 1
+    task = Classification(options, PHOTOGRAPH)
+    z = task.init(0)
+    whole.fc = nn.Linear(512, 31)
+    with torch.no_grad():
+        whole.fc.weight.copy_(z["x"]["1.fc.weight"])
+        whole.fc.bias.copy_(z["x"]["1.fc.bias"])
+        expected = whole.eval()(pretrained.AsImageNet()(x))
+    torch.testing.assert_close(task.logits(z, x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_are_for_nets_that_have_some():
+    with pytest.raises(ValueError, match="weights=random is not for model=cnn: leave it out"):
+        ClassificationOptions(model="cnn", weights="random")
+    with pytest.raises(ValueError, match="'resnet18' needs images in colour of at least 32x32"):
+        Classification(ClassificationOptions(model="resnet18", weights="random"), DataShape((1, 28, 28), 10))

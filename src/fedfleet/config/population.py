@@ -169,8 +169,10 @@ def _clients(config: Config, data: Data) -> Population:
     if examples.domain is not None:
         each, sizes = examples.domain[partition.indices], partition.offsets.diff()
         first = each[partition.offsets[:-1].clamp(max=len(each) - 1)]
-        if torch.equal(each, first.repeat_interleave(sizes)):  # otherwise clients that hold several are of none
+        if torch.equal(each, first.repeat_interleave(sizes)):
             domain = first
+        elif partition.home is not None:  # otherwise clients that hold several are of none
+            domain = partition.home
     return InMemoryPopulation({"x": examples.x, "y": examples.y}, partition.indices, partition.offsets, domain)
 
 

@@ -252,7 +252,7 @@ def check_domains(config: Config, test: Examples, domains: int) -> None:
     if several and domains == 1 and named(config, "domains") == "given":
         raise ConfigError(
             f"population.partition={named(config, 'population.partition')!r}: clients hold examples of several domains: use "
-            f"by_domain, or domains.kind=label"
+            f"by_domain at a heterogeneity above 0, or domains.kind=label"
         )
 
 

@@ -1,0 +1,117 @@
+"""Rotated and Coloured MNIST: who is dealt where, how far it is turned, what its colour says of its label."""
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fedfleet.datasets import environments
+from fedfleet.datasets.examples import Dataset, Examples
+from fedfleet.datasets.registry import load
+
+
+def numbered(first: int, count: int) -> Examples:
+    """Images of 4 x 4 that are all alike in themselves and tell their number; its last digit is the label."""
+    number = torch.arange(first, first + count)
+    x = torch.stack([number // 250, number % 250], 1).to(torch.uint8) + 1
+    return Examples(x.repeat_interleave(8, 1).view(-1, 1, 4, 4), number % 10, 10)
+
+
+def number_of(images: Tensor) -> Tensor:
+    """Return the numbers of images (n, 1, 4, 4) that are not turned."""
+    return (images[:, 0, 0, 0].long() - 1) * 250 + images[:, 0, 3, 3].long() - 1
+
+
+MADE = Dataset("made", numbered(0, 900), numbered(900, 103))
+
+
+def test_all_images_are_dealt_one_by_one_and_keep_their_labels():
+    data = environments.rotated(MADE)
+    assert data.name == "rotated_made"
+    assert data.domains == ("rot0", "rot15", "rot30", "rot45", "rot60", "rot75")
+    assert data.train.domain is not None
+    assert data.train.domain.bincount().tolist() == [168, 167, 167, 167, 167, 167]
+    assert data.train.y.bincount().tolist() == MADE.train.y.bincount().add(MADE.test.y.bincount()).tolist()
+    here = data.train.domain == 0
+    number = number_of(data.train.x[here])
+    assert len(number.unique()) == 168
+    assert torch.equal(number % 10, data.train.y[here])
+    assert int(number.max()) > 900  # some of MNIST's test images
+    assert not torch.equal(number, number.sort().values)
+    again = environments.rotated(MADE)
+    assert torch.equal(again.train.x, data.train.x)
+    assert data.test is data.train
+
+
+def test_digits_are_turned_as_pillow_turns_them():
+    i = torch.arange(28)
+    grey = (128 + 100 * torch.sin(i[:, None] / 5 + 0.2) * torch.cos(i / 4)).to(torch.uint8)
+    one = Examples(grey.expand(12, 1, 28, 28).contiguous(), torch.zeros(12, dtype=torch.int64), 10)
+    data = environments.rotated(Dataset("made", one, one))
+    assert data.train.domain is not None
+    for k, degrees in enumerate((0, 15, 30, 45, 60, 75)):
+        wanted = Image.fromarray(grey.numpy()).rotate(degrees, Image.Resampling.BILINEAR)
+        wanted = torch.from_numpy(np.array(wanted)).long()
+        found = data.train.x[data.train.domain == k][0, 0].long()
+        y, x = torch.meshgrid(i - 13.5, i - 13.5, indexing="ij")
+        inside = x.square() + y.square() < 12**2
+        assert (found - wanted).abs()[inside].max() <= 2
+
+
+def test_colours_go_along_with_labels_as_often_as_published():
+    many = Dataset("made", numbered(0, 40_000), numbered(40_000, 20_000))
+    data = environments.coloured(many)
+    assert data.domains == ("plus90", "plus80", "minus90")
+    assert data.train.x.shape == (60_000, 2, 4, 4)
+    assert data.train.classes == 2
+    assert data.train.domain is not None
+    assert data.train.domain.bincount().tolist() == [20_000] * 3
+    assert data.test is data.train
+    seen = data.train.x.flatten(2).amax(2) > 0
+    assert (seen.sum(1) == 1).all()  # each image is in one channel alone
+    channel = seen[:, 1].long()
+    digit = (data.train.x.amax(1, keepdim=True)[:, 0, 3, 3].long() - 1) % 10
+    small = (digit < 5).long()
+    for k, apart in enumerate((0.1, 0.2, 0.9)):
+        here = data.train.domain == k
+        label = data.train.y[here]
+        for share, wanted in (
+            ((label != small[here]).double().mean(), 0.25),
+            ((label != channel[here]).double().mean(), apart),
+            # Both draws are on their own.
+            ((label != channel[here])[label != small[here]].double().mean(), apart),
+        ):
+            assert float(share) == pytest.approx(wanted, abs=0.02)
+
+
+def test_a_coloured_image_is_the_image():
+    data = environments.coloured(MADE)
+    number = number_of(data.train.x.amax(1, keepdim=True))
+    assert torch.equal(number.sort().values, torch.arange(1003))
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
+def test_of_published_images(tmp_path: Path, name: str):
+    folder = tmp_path / name.replace("_", "-")
+    folder.mkdir()
+    for part, count in (("train", 12), ("t10k", 6)):
+        pixels = torch.arange(count * 784) % 251
+        for kind, head, values in (
+            ("images-idx3", (count, 28, 28), pixels),
+            ("labels-idx1", (count,), torch.arange(count) % 10),
+        ):
+            data = bytes([0, 0, 8, len(head)]) + struct.pack(f">{len(head)}I", *head) + bytes(values.tolist())
+            (folder / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(data))
+    turned = load(f"rotated_{name}", tmp_path)
+    assert turned.name == f"rotated_{name}"
+    assert turned.train.x.shape == (18, 1, 28, 28)
+    assert turned.train.domain is not None
+    assert turned.train.domain.bincount().tolist() == [3] * 6
+    coloured = load(f"coloured_{name}", tmp_path)
+    assert coloured.train.x.shape == (18, 2, 28, 28)
+    assert coloured.domains == ("plus90", "plus80", "minus90")
