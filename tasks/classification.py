@@ -13,7 +13,7 @@ from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
 from fedfleet.tasks.alike import alike
 from fedfleet.tasks.body_and_head import BodyAndHead
 from fedfleet.tasks.losses import cross_entropy, scored
-from fedfleet.tasks.models import build, leaves
+from fedfleet.tasks.models import build, is_linear, leaves
 from fedfleet.tasks.options import DataShape, ModelOptions
 from fedfleet.tasks.own_heads import own_heads, with_residual
 from fedfleet.tasks.shifted import Shift, no_shift, shifted
@@ -46,9 +46,8 @@ class Classification:
             self.functions |= {"features": net.seen, "with_residual": partial(with_residual, net)}
 
     def _build(self, seed: int) -> nn.Module:
-        return prepared(
-            build(self._options.model, self._shape.example, self._shape.classes, self._options.hidden, seed)
-        )
+        o, shape = self._options, self._shape
+        return prepared(build(o.model, shape.example, shape.classes, o.hidden, seed, o.init))
 
     def init(self, seed: int) -> Tree:
         """Return the net's initial parameters, and what its layers keep count of, by name."""
@@ -71,6 +70,14 @@ class Classification:
     def probabilities(self, outputs: Tree) -> Tensor:
         """Return how likely each class is (n, classes)."""
         return outputs.softmax(1)
+
+    def model_metrics(self, z: Tree) -> dict[str, float]:
+        """Return of a line in the plane its distance from the origin, |b| / |w| of the difference of its two logits."""
+        if self._shape != ((2,), 2) or not is_linear(self._net):
+            return {}
+        head = {name.rpartition(".")[2]: z["x"][name].double() for name in self.leaves["head"]}
+        weight, bias = (head[name].diff(dim=0) for name in ("weight", "bias"))
+        return {"boundary_distance": float(bias.abs() / weight.norm())}
 
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
         """Return accuracy and mean cross-entropy."""
