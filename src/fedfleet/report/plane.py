@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -69,7 +71,7 @@ def _legend(figure: Figure, groups: Groups, labels: list[str], domains: list[tup
     handles = [Line2D([], [], marker=mark, color="#8A8F98", linestyle="none", markersize=5) for _, mark in domains]
     names = [canvas.plain(name) for name, _ in domains]
     if len(groups) > 1:
-        looks = [canvas.look(groups, label) for label in labels]
+        looks: list[Any] = [canvas.look(groups, label) for label in labels]
         handles += [Line2D([], [], color=color, linestyle=dash) for color, dash in looks]
         names += [canvas.plain(label) for label in labels]
     if names:

@@ -77,7 +77,7 @@ class Run:
         return value
 
     def section(self, key: str) -> dict[str, Any]:
-        """A section of `summary.json`: "initial", "final" or "best", by `eval/<metric>`; empty if it is missing."""
+        """A section of `summary.json`: "initial", "final", "best" or "selected", by `eval/<metric>`; empty if it is missing."""
         return _mapping(self.summary.get(key))
 
     def summarised(self, key: str, column: str | None = None) -> float | None:

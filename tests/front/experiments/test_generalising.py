@@ -14,6 +14,7 @@ import yaml
 
 import fedfleet
 from fedfleet.commands import paper
+from fedfleet.commands import study as studying
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.runfolder import load_model, summary_of
 from fedfleet.simulator.author import Batch
@@ -144,6 +145,25 @@ def test_a_selected_model_has_no_metric_of_one_domain(tmp_path):
     path.write_text(yaml.safe_dump({**TABLE, "columns": {"first": "accuracy[0]"}}))
     with pytest.raises(ConfigError, match=r"'accuracy\[0\]' is known of the last model alone"):
         paper.run(path, None, 1, tmp_path / "out", Progress.silent(), jobs=1)
+
+
+def test_leave_one_domain_out_validation_is_a_study_of_the_sources(tmp_path):
+    """With domain 4 put by, each source is left out in turn for each rate; the mean says which is best."""
+    sources = {**BASE, "rounds": 2, "population": {**BASE["population"], "clients": 6}, "domains": {}}
+    config = fedfleet.load(sources, {"population.dataset.classes": [1, 8], "cohort.invite": 3})
+    planned = studying.plan(config, ["algorithm.lr=0.001,0.5", "domains.target=each"], seeds=2)
+    assert planned.varied == {"algorithm.lr": [0.001, 0.5], "domains.target": ["1", "8"]}
+    tables = studying.run(studying.prepare(planned, Progress.silent()), tmp_path, Progress.silent(), jobs=1)
+    found = pd.read_parquet(tmp_path / "study.parquet")
+    assert len(found) == len(tables.study) == 8
+    means = found.groupby("algorithm.lr")["selected/target_loss"].mean()
+    folders = [p.parent for p in tmp_path.rglob("summary.json")]
+    each = {f: yaml.safe_load((f / "config.yaml").read_text()) for f in folders}
+    for rate in (0.001, 0.5):
+        mine = [summary_of(f)["selected"]["eval/target_loss"] for f, c in each.items() if c["algorithm"]["lr"] == rate]
+        assert len(mine) == 4
+        assert means[rate] == pytest.approx(np.mean(mine))
+    assert "domains.target" in (tmp_path / "report.html").read_text()
 
 
 def test_the_line_that_is_learnt_is_measured_and_drawn(rect):
