@@ -48,7 +48,20 @@ def test_cosines_of_clients_and_of_domains():
     assert not cosines.cosines(kept, None, (before, before), alone)[1].isfinite().any()
 
 
-SAME = ["fedavg", "fedopt", "scaffold", "ditto", "fedper", "fedrod", "peravg", "mofedsam", "fediir", "omg"]
+SAME = [
+    "fedavg",
+    "fedopt",
+    "scaffold",
+    "ditto",
+    "fedper",
+    "fedrod",
+    "peravg",
+    "mofedsam",
+    "fediir",
+    "fedas",
+    "fedpac",
+    "omg",
+]
 
 
 @pytest.mark.parametrize("inner", ["serial", "factored"])
