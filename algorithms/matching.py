@@ -61,9 +61,3 @@ def coefficients(gram: Tensor, weights: Tensor, gamma: Tensor, kappa: float) -> 
     if of_mean <= least or of_gamma <= least:
         return weights
     return weights + kappa * (of_mean / of_gamma) ** 0.5 * gamma
-
-
-def cosines(gram: Tensor, step: Tensor) -> Tensor:
-    """Return of each update (S,) the cosine with the step that the coefficients ``step`` (S,) make; NaN where one vanishes."""
-    inner = gram @ step
-    return inner / torch.sqrt(gram.diagonal() * (step @ inner))

@@ -21,9 +21,8 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field, ValidationInfo, field_validator
-from torch import Tensor
 
-from fedfleet.algorithms.matching import coefficients, cosines, mixture
+from fedfleet.algorithms.matching import coefficients, mixture
 from fedfleet.algorithms.options import CohortOptions, Options
 from fedfleet.simulator.author import (
     BUFFERS,
@@ -121,9 +120,7 @@ def omg(options: OmgOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     by_name = {p.name: p for p in phases}
 
     def round(state: Any, rnd: Round) -> tuple[Any, Mapping[str, float]]:
-        matched = Matched(rnd, by_name, options)
-        state, metrics = inner.round(state, cast(Round, matched))  # the rest of it is the round's own
-        return state, {**metrics, **matched.metrics}
+        return inner.round(state, cast(Round, Matched(rnd, by_name, options)))  # the rest of it is the round's own
 
     return inner._replace(round=round, phases=phases, name=NAME)
 
@@ -142,7 +139,6 @@ class Matched:
 
     def __init__(self, rnd: Round, phases: Mapping[str, Phase], options: OmgOptions):
         self._round, self._phases, self._options = rnd, phases, options
-        self.metrics: dict[str, float] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._round, name)
@@ -168,7 +164,6 @@ class Matched:
         learnt, start = uploads.of(_learnt), None if origin is None else _learnt(origin)
         gram = learnt.gram(start)
         step = coefficients(gram, weights, mixture(gram, weights, o.kappa, o.updates), o.kappa)
-        self._tell(gram, step)
         move = learnt.combine(step * (o.server_lr / o.shrink), start)
         new = move if start is None else T.add(start, move)
         if BUFFERS not in uploads.blocks[0]:
@@ -176,13 +171,6 @@ class Matched:
         if origin is not None and o.buffers == "frozen":
             return {**new, BUFFERS: origin[BUFFERS]}
         return {**new, BUFFERS: uploads.of(lambda z: z[BUFFERS]).combine(weights)}
-
-    def _tell(self, gram: Tensor, step: Tensor) -> None:
-        found = cosines(gram, step)
-        found = found[found.isfinite()]
-        if len(found):
-            self.metrics |= {"cosine_worst": float(found.min()), "cosine_mean": float(found.mean())}
-            self.metrics |= {"cosine_variance": float(found.var(correction=0))}
 
 
 def _learnt(z: Tree) -> Tree:

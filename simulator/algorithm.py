@@ -236,9 +236,10 @@ class Task(Protocol):
 
     One with ``whole = True`` is evaluated on all examples of a split at once, rather than in chunks. One that has a method
     ``prepare(x, y, say) -> about`` is given the training examples before a run begins, to make ready what it measures with; one
-    with ``images(z)`` has some images (n, c, h, w) of the last model kept and shown. ``measured``, if there, names its metrics, so
-    that nothing need be evaluated to know them. One with ``unlabelled = True`` learns from examples without labels too: in their
-    rows ``batch.data["target"]`` (B,) is true and ``batch.y`` -1.
+    with ``images(z)`` has some images (n, c, h, w) of the last model kept and shown. ``model_metrics(z)``, if there, gives metrics
+    of the model alone, beside those on test examples; ``probabilities(outputs)`` how likely each class is (n, classes).
+    ``measured``, if there, names its metrics, so that nothing need be evaluated to know them. One with ``unlabelled = True`` learns
+    from examples without labels too: in their rows ``batch.data["target"]`` (B,) is true and ``batch.y`` -1.
     """
 
     @property

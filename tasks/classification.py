@@ -15,7 +15,7 @@ from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
 from fedfleet.tasks.alike import alike
 from fedfleet.tasks.body_and_head import BodyAndHead
 from fedfleet.tasks.losses import cross_entropy, scored
-from fedfleet.tasks.models import build, leaves
+from fedfleet.tasks.models import build, is_linear, leaves
 from fedfleet.tasks.options import DataShape, ModelOptions
 from fedfleet.tasks.own_heads import own_heads, with_residual
 from fedfleet.tasks.pretrained import NETS, Weights, classifier
@@ -36,6 +36,8 @@ class ClassificationOptions(ModelOptions):
     def _applies(self) -> ClassificationOptions:
         if self.model not in NETS and self.weights is not None:
             raise ValueError(f"weights={self.weights} is not for model={self.model}: leave it out")
+        if self.model in NETS and self.init != "drawn":
+            raise ValueError(f"init={self.init} is not for model={self.model}, which has weights: leave it out")
         return self
 
 
@@ -67,7 +69,7 @@ class Classification:
     def _build(self, seed: int) -> nn.Module:
         o, shape = self._options, self._shape
         if o.model not in NETS:
-            return prepared(build(o.model, shape.example, shape.classes, o.hidden, seed))
+            return prepared(build(o.model, shape.example, shape.classes, o.hidden, seed, o.init))
         weights = (o.weights if isinstance(o, ClassificationOptions) else None) or "imagenet"
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -94,6 +96,14 @@ class Classification:
     def probabilities(self, outputs: Tree) -> Tensor:
         """Return how likely each class is (n, classes)."""
         return outputs.softmax(1)
+
+    def model_metrics(self, z: Tree) -> dict[str, float]:
+        """Return of a line in the plane its distance from the origin, |b| / |w| of the difference of its two logits."""
+        if self._shape != ((2,), 2) or not is_linear(self._net):
+            return {}
+        head = {name.rpartition(".")[2]: z["x"][name].double() for name in self.leaves["head"]}
+        weight, bias = (head[name].diff(dim=0) for name in ("weight", "bias"))
+        return {"boundary_distance": float(bias.abs() / weight.norm())}
 
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
         """Return accuracy and mean cross-entropy."""

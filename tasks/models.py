@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -96,10 +97,17 @@ SMALLEST_SIDE = {"cnn": 4, "cnn_bn": 4, "lenet": 16, "lenet_relu": 16, "convnet"
 """The least height and width that a convolutional net can take."""
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, hidden: tuple[int, ...], seed: int) -> nn.Module:
-    """Build a net with torch's default initialisation, drawn from ``seed`` alone.
+def build(
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    hidden: tuple[int, ...],
+    seed: int,
+    init: Literal["drawn", "zero"] = "drawn",
+) -> nn.Module:
+    """Build a net with torch's default initialisation, drawn from ``seed`` alone, or with parameters of 0.
 
-    Raises ValueError for an unknown name, or images too small for a convolutional net.
+    Raises ValueError for an unknown name, images too small for a convolutional net, or 0 in more than one linear layer.
     """
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}: choose one of {', '.join(MODELS)}")
@@ -108,7 +116,24 @@ def build(name: str, shape: tuple[int, ...], classes: int, hidden: tuple[int, ..
         raise ValueError(f"model {name!r} needs images of at least {least}x{least}, not {shape}: try model=mlp")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return MODELS[name](shape, classes, hidden)
+        net = MODELS[name](shape, classes, hidden)
+    return net if init == "drawn" else _zero(name, net)
+
+
+def _zero(name: str, net: nn.Module) -> nn.Module:
+    """Return the net with all parameters 0, from where gradient steps would leave hidden units alike. Raises ValueError."""
+    if not is_linear(net):
+        raise ValueError(
+            f"task.init='zero': task.model={name!r} has hidden layers, whose units would stay alike: choose logistic, or drawn"
+        )
+    for p in net.parameters():
+        nn.init.zeros_(p)
+    return net
+
+
+def is_linear(net: nn.Module) -> bool:
+    """Say whether all that a net learns is one linear layer."""
+    return leaves(net)["head"] == {name for name, _ in net.named_parameters()}
 
 
 def first_linear(net: nn.Module) -> str | None:

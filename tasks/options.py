@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,3 +26,5 @@ class ModelOptions(BaseModel):
     """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, convnet."""
     hidden: tuple[Width, ...] = (64,)
     """Widths of the hidden layers (mlp only)."""
+    init: Literal["drawn", "zero"] = "drawn"
+    """What parameters begin as: drawn from the seed, or 0, for a net that is one linear layer; units of others would stay alike."""

@@ -64,7 +64,8 @@ class RobustTraining:
         }
 
     def _build(self, seed: int) -> nn.Module:
-        return build(self._options.model, self._shape.example, self._shape.classes, self._options.hidden, seed)
+        o, shape = self._options, self._shape
+        return build(o.model, shape.example, shape.classes, o.hidden, seed, o.init)
 
     def init(self, seed: int) -> Tree:
         """Return the net's initial parameters, and no perturbation."""

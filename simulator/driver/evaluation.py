@@ -24,7 +24,7 @@ HIGH_IS_BAD = re.compile(
     r"|(^|[_/])(misclass|mismatch|miscalib|miss(_|$|ed|es)|fid(_|$)|kl(_|$)|ece(_|$)|brier)",
     re.IGNORECASE,
 )
-SPREAD, MERIT = re.compile(r"(^|[_/])(spread|std)(_|$)"), re.compile(r"score(_|$)", re.IGNORECASE)
+SPREAD, MERIT = re.compile(r"(^|[_/])(spread|std|gap)(_|$)"), re.compile(r"score(_|$)", re.IGNORECASE)
 VALIDATION = "validation"
 CHUNK = 500  # fixed, since the chunk decides the bits
 
@@ -45,7 +45,7 @@ class Measurement:
     """A model under evaluation, chunk by chunk while the next round runs, if the executor has workers."""
 
     def __init__(self, executor: Executor, task: Task, z: Tree, data: Mapping[str, Mapping[str, Tensor]]):
-        self._task, self._data = task, data
+        self._task, self._z, self._data = task, z, data
         self._outputs = {split: self._start(executor, z, split) for split in data}
 
     def _start(self, executor: Executor, z: Tree, split: str) -> Iterator[Any]:
@@ -64,7 +64,13 @@ class Measurement:
             metrics, by = measured(self._task, split, outputs, data)
             domains = by or domains
             found |= {f"{'' if split == 'test' else f'{split}_'}{name}": value for name, value in metrics.items()}
-        return Measured(found, domains)
+        return Measured(found | of_model(self._task, self._z, self._data), domains)
+
+
+def of_model(task: Task, z: Tree, data: Mapping[str, Any]) -> dict[str, float]:
+    """Return what a task says of a model alone, where it is measured on the split "test". Raises FedfleetError."""
+    told = getattr(task, "model_metrics", None)
+    return numbers(told(z), "the task's model_metrics") if told is not None and "test" in data else {}
 
 
 def measured(task: Task, split: str, outputs: Tree, data: Mapping[str, Tensor]) -> Measured:
@@ -75,9 +81,12 @@ def measured(task: Task, split: str, outputs: Tree, data: Mapping[str, Tensor]) 
     found, domains = dict(measure(task, outputs, data)), {}
     if not has_rows(outputs, len(data["y"])):
         return Measured(found, domains)
-    if split == "test" and "domain" in data:
-        domains = by_domain(task, outputs, data)
-        found |= summarised(domains)
+    if "domain" in data:
+        each = by_domain(task, outputs, data)
+        found |= summarised(each) if split == "test" else worst_domains(each)
+        domains = each if split == "test" else {}
+        if "target" in data:
+            found |= by_roles_of_domains(each, data["domain"][data["target"]].unique(), gap=split == "test")
     found |= by_role(task, outputs, data)
     guess = getattr(task, "probabilities", None)
     if split == VALIDATION and guess is not None and "target" in data and data["target"].any():
@@ -115,6 +124,29 @@ def by_role(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, 
     return found
 
 
+def by_roles_of_domains(domains: Mapping[str, Tensor], targets: Tensor, *, gap: bool) -> dict[str, float]:
+    """Return "source_<metric>_worst_domain" where there are several sources, and "gap_<metric>".
+
+    The generalisation gap is the mean over sources less the mean over ``targets``, numbers of domains, the other way round where
+    less of the metric is better: what is lost where nobody has learnt.
+    """
+    role = torch.zeros(len(domains["examples"]), dtype=torch.bool)
+    role[targets] = True
+    sources = {name: each[~role] for name, each in domains.items()}
+    several = int((sources["examples"] > 0).sum()) > 1
+    found = {f"source_{name}": value for name, value in worst_domains(sources).items()} if several else {}
+    for name, each in domains.items() if gap else ():
+        if name != "examples":
+            lost = float(sources[name].nanmean() - each[role].nanmean())
+            found[f"gap_{name}"] = -lost if less_is_better(name) else lost
+    return found
+
+
+def worst_domains(domains: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return "<metric>_worst_domain" alone of what is ``summarised``."""
+    return {name: value for name, value in summarised(domains).items() if name.endswith("_worst_domain")}
+
+
 def summarised(domains: Mapping[str, Tensor]) -> dict[str, float]:
     """Return of each metric by domain the worst, the mean of the worst tenth (from ten domains on) and the spread.
 
@@ -136,7 +168,7 @@ def summarised(domains: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def less_is_better(metric: str) -> bool:
-    """Say by its name whether a metric is one of losses, or a spread, rather than of merit.
+    """Say by its name whether a metric is one of losses, a spread or a gap, rather than of merit.
 
     A task says it by the end of a name, whatever else is in it: ``…_loss`` for what is to be small, ``…_score`` for what is not.
     """

@@ -14,7 +14,7 @@ from scipy.optimize import minimize
 from test_personalised import BODY, HEAD, LR, ONCE, START, WHERE, B, fit, heard, rows_of
 from torch import Tensor
 
-from fedfleet.algorithms.matching import coefficients, cosines, mixture, objective
+from fedfleet.algorithms.matching import coefficients, mixture, objective
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
@@ -131,13 +131,6 @@ def test_a_client_twice_at_half_the_weight_changes_nothing():
     torch.testing.assert_close(*steps, rtol=1e-3, atol=1e-3)
 
 
-def test_cosines():
-    updates, w = drawn(5, 6)
-    step = w @ updates
-    found = cosines(updates @ updates.T, w)
-    torch.testing.assert_close(found, torch.nn.functional.cosine_similarity(updates, step[None]))
-
-
 def test_uploads_as_differences():
     g = torch.Generator().manual_seed(0)
     blocks = tuple({"a": torch.randn(n, 3, 2, generator=g), "b": torch.randn(n, 4, generator=g)} for n in (2, 3))
@@ -178,10 +171,6 @@ def test_rounds_are_those_by_hand(rescale, divide, weight):
         z = {n: z[n] + m.view_as(z[n]) for n, m in zip(names, move.split([z[n].numel() for n in names]), strict=True)}
         for n in names:
             torch.testing.assert_close(record.state.z["x"][n], z[n], rtol=1e-8, atol=1e-10)
-        cosine = torch.nn.functional.cosine_similarity(updates, move[None])
-        assert record.metrics["cosine_worst"] == pytest.approx(float(cosine.min()), abs=1e-6)
-        assert record.metrics["cosine_mean"] == pytest.approx(float(cosine.mean()), abs=1e-6)
-        assert record.metrics["cosine_variance"] == pytest.approx(float(cosine.var(correction=0)), abs=1e-6)
 
 
 AVERAGING = (
@@ -227,7 +216,6 @@ def test_without_a_radius_it_is_the_algorithm_and_near_none_near_it(name):
                 assert torch.equal(a, flat(view(record.state)))
             else:
                 torch.testing.assert_close(a, flat(view(record.state)), rtol=2e-5, atol=2e-6)
-                assert {"cosine_worst", "cosine_mean", "cosine_variance"} <= set(record.metrics)
     far = play(build("omg", where.task, cohort, of={"name": name, **given}, kappa=0.9), where, 3)
     assert float((flat(far[-1]) - plain[-1]).abs().max()) > 1e-3
 

@@ -8,7 +8,6 @@ from harness import World, build, records
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.datasets import rect4
-from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
@@ -21,11 +20,11 @@ LOCAL = {"name": "fedavg", "epochs": 5, "batch_size": 16, "lr": 0.005, "weight":
 def found(kappa: float, rounds: int = 10) -> tuple[float, float]:
     """The worst user's accuracy, and how far from the origin the model's boundary is."""
     entry = TASKS["classification"]
-    task = entry.build(entry.options(model="logistic"), DataShape((2,), 2))
+    task = entry.build(entry.options(model="logistic", init="zero"), DataShape((2,), 2))
     rows = torch.arange(2000)
     clients = InMemoryPopulation({"x": DATA.train.x, "y": DATA.train.y}, rows, torch.arange(5) * 500, torch.arange(4))
     algorithm = build("omg", task, CohortOptions(invite=4), of=LOCAL, kappa=kappa, rescale="one_plus_kappa")
-    run = records(algorithm, World(task, clients), rounds, z=T.zeros_like(task.init(0)), inner="batched")
+    run = records(algorithm, World(task, clients), rounds, inner="batched")
     state: Any = list(run)[-1].state
     weight, bias = (state.z["x"][n].diff(dim=0)[0] for n in ("1.weight", "1.bias"))
     right = ((DATA.test.x @ weight + bias > 0).long() == DATA.test.y).view(4, -1).double().mean(1)

@@ -75,3 +75,25 @@ def test_a_head_is_the_last_layer_of_all_or_none(model):
     weight, bias = (next(z["x"][n] for n in made.leaves["head"] if n.endswith(end)) for end in ("weight", "bias"))
     out = made.functions["features"](z, batch) @ weight.T + bias
     torch.testing.assert_close(out, made.functions["predict"](z, batch), rtol=1e-4, atol=1e-5)
+
+
+def test_zero_is_where_a_linear_net_may_begin_and_no_other():
+    task = Classification(ModelOptions(model="logistic", init="zero"), DataShape((4,), 3))
+    assert all(leaf.abs().max() == 0 and leaf.shape[0] == 3 for leaf in T.leaves(task.init(0)))
+    assert T.count(task.init(0)) == 15
+    for model, hidden in (("mlp", (5,)), ("cnn", ()), ("cnn_bn", ())):
+        with pytest.raises(ValueError, match=f"task.init='zero': task.model='{model}' has hidden layers"):
+            Classification(ModelOptions(model=model, hidden=hidden, init="zero"), DataShape((1, 8, 8), 3))
+    assert T.count(Classification(ModelOptions(hidden=(), init="zero"), DataShape((4,), 3)).init(0)) == 15
+
+
+def test_how_far_a_line_is_from_the_origin():
+    task = Classification(ModelOptions(model="logistic"), DataShape((2,), 2))
+    z = {"x": {"1.weight": torch.tensor([[1.0, 5.0], [4.0, 1.0]]), "1.bias": torch.tensor([3.0, -7.0])}}
+    found = task.model_metrics(z)["boundary_distance"]
+    assert found == pytest.approx(2.0)  # 3 x1 - 4 x2 - 10 = 0
+    nearest = found * torch.tensor([0.6, -0.8])
+    assert torch.allclose(*task.logits(z, nearest[None])[0])
+    for options, shape in (({}, DataShape((2,), 3)), ({"model": "mlp"}, DataShape((2,), 2)), ({}, DataShape((3,), 2))):
+        other = Classification(ModelOptions(**{"model": "logistic", **options}), shape)
+        assert other.model_metrics(other.init(0)) == {}

@@ -198,3 +198,8 @@ def test_weights_are_for_nets_that_have_some():
         ClassificationOptions(model="cnn", weights="random")
     with pytest.raises(ValueError, match="'resnet18' needs images in colour of at least 32x32"):
         Classification(ClassificationOptions(model="resnet18", weights="random"), DataShape((1, 28, 28), 10))
+
+
+def test_torchvisions_nets_do_not_begin_at_zero():
+    with pytest.raises(ValueError, match="init=zero is not for model=resnet18, which has weights: leave it out"):
+        ClassificationOptions(model="resnet18", weights="random", init="zero")

@@ -70,8 +70,9 @@ class PaperTable(Options):
     """Columns of which the worst is a column too; all of them losses, or all of them merits."""
     mean_of: list[str] = Field(default=[])
     """Columns of which the mean is a column too."""
-    value: Literal["final", "best"] = "final"
-    """Which value of a metric: that of the last model, or the best over the run."""
+    value: Literal["final", "best", "selected"] = "final"
+    """Which value of a metric: that of the last model, the best over the run, or that of the model that ``checkpoint.best`` selects
+    by another metric."""
     scale: float = 1.0
     """What a metric is multiplied by."""
     digits: int = 2
@@ -153,7 +154,11 @@ def run(
 
 def _check(row: Experiment, table: PaperTable, path: Path) -> None:
     """Refuse columns that a row would not have. Raises ConfigError."""
-    known = row.final_names()
+    known = row.final_names() if table.value == "final" else row.metric_names()
+    if table.value == "selected" and row.config.checkpoint.best in (None, "auto"):
+        raise ConfigError(
+            f"{path}: value='selected': {table.config} does not say by what models are selected: set checkpoint.best there"
+        )
     for column, metric in table.columns.items():
         if f"eval/{metric.partition('[')[0]}" not in known:
             raise ConfigError(
@@ -162,6 +167,10 @@ def _check(row: Experiment, table: PaperTable, path: Path) -> None:
         if "[" in metric and "domain" not in row.evaluation["test"]:
             raise ConfigError(
                 f"{path}: columns.{column}: the test examples of {table.config} have no domains: write a metric alone"
+            )
+        if "[" in metric and table.value != "final":
+            raise ConfigError(
+                f"{path}: value={table.value!r}: {metric!r} is known of the last model alone: write a metric of all domains"
             )
 
 

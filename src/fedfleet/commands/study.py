@@ -89,6 +89,7 @@ def plan(
             raise ConfigError(f"vary.{key}={show(values)}: give each value once")
     numbers = [*range(config.seed, config.seed + seeds)] if seeds is not None else config.seeds or [config.seed]
     config = C.with_overrides(config, {"vary": axes or None, "seeds": numbers})
+    axes = campaign.axes(config)
     found = []
     for trial in campaign.trials(config):
         own = C.with_overrides(trial.config, {"executor.kind": "local"}) if in_process else trial.config

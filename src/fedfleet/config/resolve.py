@@ -22,6 +22,7 @@ from fedfleet.config.rules import SIZES
 from fedfleet.config.schema import Config, named, options, unknown
 from fedfleet.datasets.examples import Examples
 from fedfleet.simulator.algorithm import Algorithm, Task
+from fedfleet.simulator.driver.cosines import can_be_watched
 from fedfleet.simulator.driver.evaluation import less_is_better
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.work import BUFFERS
@@ -283,6 +284,15 @@ def check_gap(config: Config, algorithm: Algorithm) -> None:
         raise ConfigError(
             f"evaluation.duality_gap=true: the loss of task.model={model!r} is not convex: set task.model=logistic, or leave it "
             f"out"
+        )
+
+
+def check_cosines(config: Config, algorithm: Algorithm) -> None:
+    """Refuse to measure how updates point where clients send none. Raises ConfigError."""
+    if config.evaluation.cosines and not can_be_watched(algorithm):
+        raise ConfigError(
+            f"evaluation.cosines=true: clients of {named(config, 'algorithm')} send no models, nor what they moved by, to be "
+            f"averaged: choose fedavg or another that averages, or leave it out"
         )
 
 

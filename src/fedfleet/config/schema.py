@@ -73,6 +73,10 @@ class Evaluation(Options):
     Their mean over all examples is ``eval/clients_<metric>``, with the standard deviation over clients (``_std``) and the mean
     of the worst tenth (``_worst_tenth``); by domain, if there are domains, they are in ``domains.parquet``. Of clients' own
     models ``eval/own_<metric>``."""
+    cosines: bool = False
+    """Measure in every round how far what clients' models moved by points where the model goes: ``algorithm/cosine_worst``,
+    ``_mean`` and ``_variance`` over clients, or over domains where there are several, and by domain in ``domains.parquet``. It
+    keeps all that clients send in memory; for algorithms that average models, or what they moved by."""
     duality_gap: bool = False
     """Measure how far an agnostic model can be from the best, on all training examples; needs an algorithm over domains and a
     loss that is convex: task.model logistic."""

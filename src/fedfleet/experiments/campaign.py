@@ -56,7 +56,7 @@ def trials(config: Config) -> list[Trial]:
     """Return the runs a configuration asks for; a single run has the place ".". Raises ConfigError."""
     if config.compare is None and config.vary is None and config.seeds is None:
         return [Trial(config, "", ".")]
-    seeds, varied = config.seeds or [config.seed], _each(config)
+    seeds, varied = config.seeds or [config.seed], axes(config)
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"seeds={seeds}: give each seed once")
     _refuse_own_keys("vary", varied)
@@ -81,7 +81,7 @@ def trials(config: Config) -> list[Trial]:
     return list(found.values())
 
 
-def _each(config: Config) -> dict[str, list[Any]]:
+def axes(config: Config) -> dict[str, list[Any]]:
     """Return what varies; ``domains.target: [each]`` leaves every domain out in turn. Raises ConfigError, DataError."""
     varied = dict(config.vary or {})
     if varied.get(TARGET) == ["each"]:

@@ -15,7 +15,7 @@ from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.chunk import TRIED, Chunk, run_chunk
 from fedfleet.simulator.block.purity import Impure, repeated
-from fedfleet.simulator.driver.evaluation import measure, measured
+from fedfleet.simulator.driver.evaluation import measure, measured, of_model
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.population import gather
 from fedfleet.simulator.signals import put_off
@@ -53,12 +53,20 @@ def metric_names(task: Task, z: Tree, splits: Mapping[str, Mapping[str, torch.Te
                     f"{few['x'].dtype} ({type(e).__name__}: {one_line(e)}): give one that takes them"
                 ) from e
             prefix = "" if split == "test" else f"{split}_"
-            for column in ("domain", "target"):  # some of each, though the first rows may be alike
-                if column in tensors:
-                    kinds = tensors[column].unique()
-                    few[column] = kinds[torch.arange(len(few["y"])) % len(kinds)]
+            if "domain" in tensors:  # some of each, though the first rows may be alike
+                rows = _one_of_each(tensors)[torch.arange(len(few["y"])) % len(tensors["domain"].unique())]
+                few |= {column: tensors[column][rows] for column in ("domain", "target") if column in tensors}
             told = dict.fromkeys(measure(task, outputs, few), 0.0)  # a metric may have no value on so few
             named: Any = SimpleNamespace(metrics=lambda outputs, data, told=told: told)
             named.probabilities = getattr(task, "probabilities", None)
             found += [f"eval/{prefix}{name}" for name in measured(named, split, outputs, few).metrics]
+        found += [f"eval/{name}" for name in of_model(task, z, splits)]
     return found
+
+
+def _one_of_each(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the first row of each domain, those of targets first."""
+    kinds, kind = tensors["domain"].unique(return_inverse=True)
+    rows = torch.arange(len(kind))
+    first = torch.full_like(kinds, len(kind)).scatter_reduce_(0, kind, rows, "amin")
+    return first[tensors["target"][first].argsort(descending=True, stable=True)] if "target" in tensors else first

@@ -35,6 +35,7 @@ from fedfleet.experiments import own
 from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.gap import DomainLosses
 from fedfleet.experiments.measures import metric_names, try_evaluation
+from fedfleet.experiments.plane import plane
 from fedfleet.experiments.provenance import differences, same
 from fedfleet.experiments.runfolder import load_model
 from fedfleet.experiments.vectors import Vectors
@@ -54,6 +55,7 @@ from fedfleet.simulator.driver.client_metrics import (
     evaluate_clients,
     states,
 )
+from fedfleet.simulator.driver.cosines import watched
 from fedfleet.simulator.driver.evaluation import summarised
 from fedfleet.simulator.driver.probe import asked, probe
 from fedfleet.simulator.driver.round import Conditions
@@ -125,6 +127,7 @@ class Prepared:
         if config.warm_start is not None:
             self.z = load_model(Path(config.warm_start), self.z)
         resolve.check_gap(config, self.algorithm)
+        resolve.check_cosines(config, self.algorithm)
         resolve.check_proven(config, self.algorithm)
         if self.algorithm.domains is not None:
             check_grouped(f"algorithm={C.named(config, 'algorithm')!r}", size)
@@ -143,6 +146,8 @@ class Prepared:
         self.selection = selection(self.config)
         self.costs = timing.costs(self.config, self.algorithm, self.z, lambda: self.notes)
         timing.check_deadline(self.config, self.federation, self.algorithm, self.population, self.costs)
+        if config.evaluation.cosines:
+            self.algorithm = watched(self.algorithm, summary.domains)
         self._made_of = given.describe()  # once more: what was computed here may be kept there
 
     def _vectors(self, config: Config) -> Vectors:
@@ -189,6 +194,10 @@ class Prepared:
             return None
         with torch.no_grad():
             return draw(z)
+
+    def plane(self, z: Tree) -> dict[str, torch.Tensor] | None:
+        """Return what a model says of the plane, where examples are points of it."""
+        return plane(self.task, z, self.evaluation["test"])
 
     def metric_names(self) -> list[str]:
         """Return what an evaluation measures, as ``eval/<metric>``."""

@@ -157,6 +157,11 @@ class RunFolder:
         with self.writing(), whole(self.folder / "samples.safetensors") as scratch:
             save_file({"images": ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)}, scratch)
 
+    def keep_plane(self, plane: Mapping[str, torch.Tensor]) -> None:
+        """Write points, and what the model says of the plane around them."""
+        with self.writing(), whole(self.folder / "plane.safetensors") as scratch:
+            save_file(dict(plane), scratch)
+
     def close(self) -> None:
         """Let another process have it."""
         self._lock.close()

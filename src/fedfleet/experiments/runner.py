@@ -80,6 +80,7 @@ class Runner:
         self.scorer: str | None = None
         self.of_last: dict[str, float] = {}  # of the last model, on all test examples
         self.best: dict[str, float] = {}  # of every metric, the initial model's included
+        self.selected: Mapping[str, float] = {}  # what was measured of the model that is kept as the best
         self.invites = {experiment.config.cohort.invite}  # what is known of
         self.held: _Held | None = None
         self.last: RoundRecord | None = None
@@ -106,7 +107,7 @@ class Runner:
         if not (done % every and self.folder.tables.evaluated):
             self.folder.restore_best()
         for metrics in [self.initial or {}, *self.folder.tables.evaluations()]:
-            self.best |= _better(self.best, metrics)
+            self._is_best(metrics)
 
     def run(self, executor: Executor) -> Run:
         """Run to the end, and whatever happens leave tables, model, summary and a checkpoint."""
@@ -138,6 +139,8 @@ class Runner:
                 self.folder.finish(self._model(), summary)
         if (images := self.x.images(self._model())) is not None:
             self.folder.keep_images(images)
+        if (plane := self.x.plane(self._model())) is not None:
+            self.folder.keep_plane(plane)
         return Run(self.folder.folder, summary)
 
     def _rounds(self, executor: Executor) -> str:
@@ -244,14 +247,20 @@ class Runner:
         if self.x.algorithm.domains is not None:
             domains = {**self.x.algorithm.domains(state), **domains}
         metrics = {f"eval/{name}": value for name, value in found.items()}
+        if self._is_best(metrics):
+            last = bool(rounds % self.x.config.evaluation.every)
+            self.folder.keep_best(self.x.algorithm.views["global"].params(state), provisional=last)
+        return Measured(metrics, domains)
+
+    def _is_best(self, metrics: Mapping[str, float]) -> bool:
+        """Enter an evaluation, and say whether its model is the best by what models are selected by."""
         name = self.x.config.checkpoint.best
         name = next(iter(metrics), None) if name == "auto" else name
         better = _better(self.best, metrics)
-        if name in better:
-            last = bool(rounds % self.x.config.evaluation.every)
-            self.folder.keep_best(self.x.algorithm.views["global"].params(state), provisional=last)
         self.best |= better
-        return Measured(metrics, domains)
+        if name in better:
+            self.selected = metrics
+        return name in better
 
     def _enter_domains(self, index: int, domains: Mapping[str, torch.Tensor]) -> None:
         if domains:
@@ -331,6 +340,7 @@ class Runner:
             "initial": self.initial or {},
             "final": {**self._newest(), **self.of_last},
             "best": self.best,
+            "selected": self.selected,
             "median_seconds_per_round": statistics.median(rounds["seconds"]) if len(rounds) else None,
             "seconds": self._seconds(),
             "model_floats": T.count(self._model()),

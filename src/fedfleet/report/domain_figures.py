@@ -15,18 +15,36 @@ from matplotlib.ticker import MaxNLocator
 from fedfleet.report import canvas
 from fedfleet.report.canvas import Groups
 from fedfleet.report.page import Picture, number
-from fedfleet.report.tables import Run
+from fedfleet.report.tables import Run, by_domain, domain_columns, domain_names
 
-PLACE = ("round", "domain", "examples")
 FEW = 14  # domains that lines can tell apart
 ROWS = 100  # of a heat map, at most
 LABELS = 6  # panels, at most
+COSINES = {"mean": "mean cosine", "worst": "least cosine", "variance": "variance of cosines"}
 
 
 def draw(groups: Groups) -> list[Picture]:
-    """A figure a column of ``domains.parquet``."""
-    columns = dict.fromkeys(c for runs in groups.values() for run in runs for c in run.domains if c not in PLACE)
-    return [picture for column in columns if (picture := _column(groups, column)) is not None]
+    """A figure a column of ``domains.parquet``, and one of how far updates point where the model goes."""
+    drawn = [_column(groups, column) for column in domain_columns(groups)]
+    return [picture for picture in [_cosines(groups), *drawn] if picture is not None]
+
+
+def _cosines(groups: Groups) -> Picture | None:
+    """Draw the mean and the variance over domains, or clients, of the cosines of updates with the model's movement."""
+    if not all(canvas.drawable(groups, f"algorithm/cosine_{what}", "completed") for what in COSINES):
+        return None
+    figure, panels = canvas.panels(len(COSINES), width=4.1, height=3.2)
+    window = 1
+    for panel, (what, said) in zip(panels, COSINES.items(), strict=True):
+        window = max(window, canvas.lines(panel, groups, f"algorithm/cosine_{what}", "completed", smoothed=True))
+        panel.set_title(said)
+    canvas.legend(figure, groups)
+    smoothed = f" Smoothed: centred means over {window} rounds." if window > 1 else ""
+    caption = (
+        "Cosine of what the models of clients moved by, or in the mean those of a domain, with what the round made of it: "
+        f"of all that were heard in a round.{smoothed} {canvas.band_note(groups)}"
+    )
+    return canvas.picture(figure, "cosines", "Updates and where the model goes", caption)
 
 
 def _column(groups: Groups, column: str) -> Picture | None:
@@ -49,7 +67,7 @@ def _column(groups: Groups, column: str) -> Picture | None:
     panels[0].set_ylabel(canvas.plain(column) if few else "domains, in the order of the last row")
     if few:
         count = max(values.shape[1] for _, values in shown.values())
-        names = _names(groups)
+        names = [canvas.plain(name) for name in domain_names(groups)]
         handles = [Line2D([], [], color=_look(k)[0], linestyle=_look(k)[1]) for k in range(count)]
         figure.legend(
             handles,
@@ -70,7 +88,7 @@ def _column(groups: Groups, column: str) -> Picture | None:
 
 def _mean(runs: Sequence[Run], column: str) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the rounds evaluated by all runs, (t,), and the mean over runs of a column, (t, domains); None without values."""
-    tables = [table for run in runs if (table := _table(run, column)) is not None]
+    tables = [table for run in runs if (table := by_domain(run, column)) is not None]
     if not tables:
         return None
     rounds = sorted(set.intersection(*({*table} for table in tables)))
@@ -81,22 +99,6 @@ def _mean(runs: Sequence[Run], column: str) -> tuple[np.ndarray, np.ndarray] | N
     known = np.isfinite(stacked)
     mean = np.where(known, stacked, 0).sum(0) / np.maximum(known.sum(0), 1)
     return np.array(rounds) + 1, np.where(known.any(0), mean, np.nan)
-
-
-def _table(run: Run, column: str) -> dict[float, np.ndarray] | None:
-    """Return round -> values (domains,); None where there is no finite number."""
-    rounds, domains, values = (run.domains.get(name) for name in ("round", "domain", column))
-    if (
-        rounds is None
-        or domains is None
-        or values is None
-        or values.dtype != np.float64
-        or not np.isfinite(values).any()
-    ):
-        return None
-    order = np.lexsort((domains, rounds))
-    at, first = np.unique(rounds[order], return_index=True)
-    return dict(zip(at.tolist(), np.split(values[order], first[1:]), strict=True))
 
 
 def _lines(panel: Axes, rounds: np.ndarray, values: np.ndarray) -> None:
@@ -126,12 +128,6 @@ def _heat(
     panel.grid(visible=False)
     if last:
         figure.colorbar(drawn, ax=panel, fraction=0.05)
-
-
-def _names(groups: Groups) -> list[str]:
-    """Return what the domains are called, where all runs call them alike."""
-    told = {tuple(map(str, run.summary.get("domains") or ())) for runs in groups.values() for run in runs}
-    return [canvas.plain(name) for name in told.pop()] if len(told) == 1 else []
 
 
 def _look(k: int) -> tuple[str, Any]:

@@ -5,20 +5,24 @@ What no table holds is left out: each function returns None where there is nothi
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 
 import matplotlib
 import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedfleet.report import canvas, domain_figures, samples
+from fedfleet.report import canvas, domain_figures, plane, samples
 from fedfleet.report.canvas import Groups
 from fedfleet.report.page import Picture, joined, number, quantity, share
 from fedfleet.report.tables import FATES, Curve, Run, band, fate_shares, gini, heard_counts, smooth, worst_tenth
 from fedfleet.simulator.driver.evaluation import less_is_better
 
 FATE_COLORS: dict[str, str] = dict(zip(FATES, ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#C4C7CC"), strict=True))
+DOMAINS = "Domains"
+OF_DOMAINS = re.compile(r"^(domains-|cosines$)|_(worst_domain|spread)$|^metric-(validation_)?(source|target|gap)_")
 NO_METRICS = {"round", "client", "copy", "domain", "seed", "num_examples"}  # columns of clients.parquet
 
 
@@ -31,6 +35,7 @@ def draw(groups: Groups) -> list[Picture]:
         drawn = [_metric(groups, metric) for metric in dict.fromkeys(m for run in runs for m in run.metrics)]
         drawn += [
             samples.draw(groups),
+            plane.draw(groups),
             _train_loss(groups),
             _participation(groups),
             _fates(groups),
@@ -38,7 +43,13 @@ def draw(groups: Groups) -> list[Picture]:
         ]
         drawn += [_clients(groups, column) for column in dict.fromkeys(c for run in runs for c in _client_metrics(run))]
         drawn += domain_figures.draw(groups)
-    return list(canvas.distinct(picture for picture in drawn if picture))
+    placed = [_placed(picture) for picture in drawn if picture]
+    return list(canvas.distinct(sorted(placed, key=lambda picture: picture.section == DOMAINS)))
+
+
+def _placed(picture: Picture) -> Picture:
+    """Put what is about domains below a heading of its own."""
+    return dataclasses.replace(picture, section=DOMAINS) if OF_DOMAINS.search(picture.name) else picture
 
 
 def _metric(groups: Groups, metric: str) -> Picture | None:

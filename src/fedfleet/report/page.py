@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import math
 import re
@@ -16,22 +17,26 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedfleet.report.groups import versions
-from fedfleet.report.tables import Run, at_equal_floats, heard_counts
+from fedfleet.report.tables import Run, at_equal_floats, by_domain, domain_columns, domain_names, heard_counts
 
 WORST_FIRST = ("failed", "interrupted", "stopped", "unknown", "finished")
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 MISSING = "–"
 FIGURES = "figures"
+DOMAINS = 14  # columns of a table, at most
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A figure: `name` is its file name without .png, `caption` says what one sees, `png` holds the file's bytes."""
+    """A figure: `name` is its file name without .png, `caption` says what one sees, `png` holds the file's bytes, and `section` is
+    the heading of the page below which it stands.
+    """
 
     name: str
     title: str
     caption: str
     png: bytes
+    section: str = "Figures"
 
     @property
     def url(self) -> str:
@@ -49,7 +54,11 @@ def render(groups: Mapping[str, Sequence[Run]], pictures: Sequence[Picture]) -> 
     """The page as text. `groups` holds the runs by label; every group has at least one."""
     runs = [run for group in groups.values() for run in group]
     several = len(runs) > 1
-    shown = {"Runs": _table(groups) if several else None, "Phases": _phases(runs[0]) if len(runs) == 1 else None}
+    shown = {
+        "Runs": _table(groups) if several else None,
+        "Phases": _phases(runs[0]) if len(runs) == 1 else None,
+        "By domain": _domains(groups),
+    }
     statuses = Counter(str(run.summary.get("status") or "unknown") for run in runs)
     return fill(
         title=_title(runs),
@@ -60,7 +69,7 @@ def render(groups: Mapping[str, Sequence[Run]], pictures: Sequence[Picture]) -> 
         notes=[note for label, group in groups.items() for note in _notes(label, group)],
         cards=_cards(runs),
         tables=[(title, table) for title, table in shown.items() if table],
-        pictures=pictures,
+        sections=sections(pictures),
         figures_first=False,
         empty=not any(run.rounds_done for run in runs),
         # Seeds of a label share all but the seed: shown once, for the names tell the seeds.
@@ -72,6 +81,14 @@ def render(groups: Mapping[str, Sequence[Run]], pictures: Sequence[Picture]) -> 
         several=several,
         command="report",
     )
+
+
+def sections(pictures: Iterable[Picture]) -> dict[str, list[Picture]]:
+    """Heading -> the pictures below it, in the order of the first of each."""
+    found: dict[str, list[Picture]] = {}
+    for picture in pictures:
+        found.setdefault(picture.section, []).append(picture)
+    return found
 
 
 def fill(**parts: Any) -> str:
@@ -214,6 +231,24 @@ def _table(groups: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
             "interpolated between evaluations."
         )
     return {"head": head, "rows": rows, "caption": text}
+
+
+def _domains(groups: Mapping[str, Sequence[Run]]) -> dict[str, Any] | None:
+    """The table of domains at the last evaluation: a row a label and column of domains.parquet; None for one domain, or many."""
+    rows, width = [], 0
+    for column in domain_columns(groups):
+        for label, runs in groups.items():
+            last = [found[max(found)] for run in runs if (found := by_domain(run, column))]
+            each = list(itertools.zip_longest(*last, fillvalue=math.nan))
+            width = max(width, len(each))
+            if each:
+                rows.append([f"{column}, {label}" if len(groups) > 1 else column, *map(mean_sd, each)])
+    if not 2 <= width <= DOMAINS:
+        return None
+    names = domain_names(groups)[:width]
+    head = ["last evaluation", *names, *(f"domain {k}" for k in range(len(names), width))]
+    rows = [row + [MISSING] * (width + 1 - len(row)) for row in rows]
+    return {"head": head, "rows": rows, "caption": "Mean ± sample standard deviation over seeds, if there are several."}
 
 
 def _phases(run: Run) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedfleet.report.groups import versions
-from fedfleet.report.page import MISSING, fill, joined, mean_sd, number, quantity, share, write
+from fedfleet.report.page import MISSING, fill, joined, mean_sd, number, quantity, sections, share, write
 from fedfleet.report.study_tables import DONE, Frame, Tables, interval, paired
 
 NAMED = 12  # points that a sentence names at most; the table has them all
@@ -46,7 +46,7 @@ def render(tables: Tables, pictures: Sequence[Any], out: Path, config: str) -> s
         notes=list(_notes(tables)),
         cards=_cards(tables, len(failed)),
         tables=[(title, table) for title, table in _tables(tables) if table],
-        pictures=pictures,
+        sections=sections(pictures),
         figures_first=True,
         empty=False,
         configs=[("study", config)],

@@ -154,7 +154,7 @@ def _row(run: Run, curve: Frame, part: Frame, target: Target | None) -> dict[str
     size = run.get("population", "clients") or len(part)
     heard = part["heard"].to_numpy()
     row: dict[str, Any] = {"clients": size}
-    for section in ("final", "best"):
+    for section in ("final", "best", *(["selected"] if run.section("selected") else [])):
         row |= {f"{section}/{m}": run.summarised(section, f"eval/{m}") for m in run.metrics}
     if target is not None:
         row |= dict(zip(TO_TARGET, reached(curve, target), strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ class Run:
         return value
 
     def section(self, key: str) -> dict[str, Any]:
-        """A section of `summary.json`: "initial", "final" or "best", by `eval/<metric>`; empty if it is missing."""
+        """A section of `summary.json`: "initial", "final", "best" or "selected", by `eval/<metric>`; empty if it is missing."""
         return _mapping(self.summary.get(key))
 
     def summarised(self, key: str, column: str | None = None) -> float | None:
@@ -152,6 +152,30 @@ def answered(run: Run) -> np.ndarray:
     last = np.zeros(len(rounds))
     np.maximum.at(last, row, run.fates["attempt"])
     return used & (run.fates["attempt"] == last[row])
+
+
+def domain_columns(groups: Mapping[str, Sequence[Run]]) -> list[str]:
+    """The columns of `domains.parquet` that some run has, apart from those that say which row it is."""
+    every = (column for runs in groups.values() for run in runs for column in run.domains)
+    return [column for column in dict.fromkeys(every) if column not in ("round", "domain", "examples")]
+
+
+def domain_names(groups: Mapping[str, Sequence[Run]]) -> list[str]:
+    """What the domains are called, where all runs call them alike; else nothing."""
+    told = {tuple(map(str, run.summary.get("domains") or ())) for runs in groups.values() for run in runs}
+    return list(told.pop()) if len(told) == 1 else []
+
+
+def by_domain(run: Run, column: str) -> dict[float, np.ndarray] | None:
+    """Round -> values (domains,) of a column of `domains.parquet`; None where there is no finite number."""
+    rounds, domains, values = (run.domains.get(name) for name in ("round", "domain", column))
+    if rounds is None or domains is None or values is None:
+        return None
+    if values.dtype != np.float64 or not np.isfinite(values).any():
+        return None
+    order = np.lexsort((domains, rounds))
+    at, first = np.unique(rounds[order], return_index=True)
+    return dict(zip(at.tolist(), np.split(values[order], first[1:]), strict=True))
 
 
 def band(curves: Sequence[Curve], points: int = 300) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:

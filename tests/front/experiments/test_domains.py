@@ -19,6 +19,7 @@ from fedfleet.datasets.files import DataError
 from fedfleet.experiments import campaign
 from fedfleet.experiments.gap import DomainLosses
 from fedfleet.report import domain_figures, write_report
+from fedfleet.report.tables import domain_names
 from fedfleet.report.tables import read as read_run
 from fedfleet.simulator.algorithm import Saddle
 from fedfleet.simulator.errors import ConfigError
@@ -75,13 +76,13 @@ def test_fedavg_is_measured_by_domain_too(tmp_path):
 def test_the_report_calls_domains_by_their_names(run, tmp_path):
     assert run.summary["domains"] == ["1", "4", "8"]
     groups = {"run": [read_run(run.folder)]}
-    assert domain_figures._names(groups) == ["1", "4", "8"]
+    assert domain_names(groups) == ["1", "4", "8"]
     (tmp_path / "other").mkdir()
     for file in run.folder.glob("*.*"):
         (tmp_path / "other" / file.name).write_bytes(file.read_bytes())
     (tmp_path / "other" / "summary.json").write_text(json.dumps({**run.summary, "domains": ["a", "b", "c"]}))
     both = {**groups, "other": [read_run(tmp_path / "other")]}
-    assert domain_figures._names(both) == []
+    assert domain_names(both) == []
     assert domain_figures.draw(both)
 
 

@@ -267,6 +267,7 @@ def test_the_best_model_is_kept(tmp_path, best, largest):
     at = values.index(max(values) if largest else min(values))
     short = fedfleet.Experiment(fedfleet.load(BASE, {**case, "rounds": at})).run(tmp_path / "short")
     assert (run.folder / "best.safetensors").read_bytes() == (short.folder / "model.safetensors").read_bytes()
+    assert run.summary["selected"] == (short.summary["final"] if at else run.summary["initial"])
 
 
 def test_the_best_model_of_a_longer_run_is_its_own(tmp_path, command):
@@ -291,6 +292,7 @@ def test_an_unknown_best_is_refused_and_none_is_kept_where_none_is_wanted(tmp_pa
         tmp_path / "run"
     )
     assert not (run.folder / "best.safetensors").exists()
+    assert run.summary["selected"] == {}
 
 
 def test_what_a_client_does_stands_in_the_configuration_and_older_folders_are_gone_on_with(tmp_path):

@@ -20,6 +20,7 @@ def test_more_is_better_but_of_a_spread(name):
     assert not less_is_better(f"eval/{name}")
     assert not less_is_better(f"eval/{name}_worst_tenth")
     assert less_is_better(f"eval/{name}_spread")
+    assert less_is_better(f"eval/gap_{name}")
 
 
 def test_a_task_says_it_by_the_end_of_a_name():
