@@ -1,6 +1,7 @@
 """Uploads kept whole: Gram matrix, linear combination, and robust aggregates over clients.
 
-Coordinates are visited in tiles, so that beyond the uploads themselves memory stays at ``clients x tile``.
+Uploads lie in memory, or, where they are large, in a file (``spool.py``). Either way coordinates are visited in tiles, each read
+into the same memory, so that beyond the uploads in memory there is one tile of all clients, and what is computed is the same.
 """
 
 from __future__ import annotations
@@ -12,16 +13,22 @@ import torch
 from torch import Tensor
 
 from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.spool import Filed, Spool, whole
 from fedfleet.simulator.arithmetic.tree import Tree
 
-_TILE = 65536
+_TILE = 1 << 20  # floats of a tile
+_ROWS = 32  # of a Gram matrix at a time
 
 
 class Stored(NamedTuple):
-    """Stacked uploads (leaves (C_b, ...)) and weights (C_b,), in the order of the blocks; S = sum of C_b clients."""
+    """Stacked uploads (leaves (C_b, ...)) and weights (C_b,), in the order of the blocks; S = sum of C_b clients.
+
+    Leaves are tensors, or ``Filed`` ones: ``stacked`` has all in memory. ``device`` is where tiles are computed, None for the CPU.
+    """
 
     blocks: tuple[Tree, ...]
     weights: tuple[Tensor, ...]
+    device: torch.device | None = None
 
     @property
     def weight(self) -> Tensor:
@@ -29,41 +36,73 @@ class Stored(NamedTuple):
         return torch.cat(self.weights)
 
     def of(self, part: Callable[[Tree], Tree]) -> Stored:
-        """Return what ``part`` takes of each upload."""
+        """Return the part of each upload that ``part`` picks."""
         return self._replace(blocks=tuple(part(b) for b in self.blocks))
 
-    def _tiles(self, origin: Tree = None) -> Iterator[tuple[int, Tensor]]:
-        """Yield ``(leaf number, (S, <= tile) matrix)`` over all coordinates in order, as differences from ``origin``."""
-        start_of = [
-            None if origin is None else leaf.flatten()
-            for leaf in T.leaves(self.blocks[0] if origin is None else origin)
-        ]
+    def filed(self, spool: Spool) -> Stored:
+        """Return the same uploads, those of large blocks in a file. Raises OSError where the disk is full."""
+        return self._replace(blocks=tuple(spool.keep(b) for b in self.blocks))
+
+    def stacked(self) -> Tree:
+        """Return all uploads in memory, as one tree with leaves (S, ...)."""
+        return T.concat([T.map(whole, b) for b in self.blocks])
+
+    def _tiles(self) -> Iterator[tuple[int, slice, Tensor]]:
+        """Yield ``(leaf number, coordinates, (S, n) matrix)`` over all coordinates in order; a matrix is there until the next."""
+        size = len(self.weight)
+        width = max(1, _TILE // size)
         for i, parts in enumerate(zip(*(T.leaves(b) for b in self.blocks), strict=True)):
-            flat, zero = [p.reshape(len(p), -1) for p in parts], start_of[i]
-            for start in range(0, flat[0].shape[1], _TILE):
-                tile = torch.cat([f[:, start : start + _TILE] for f in flat])
-                yield i, tile if zero is None else tile.double() - zero[start : start + _TILE].double()
+            count = parts[0].shape[1:].numel()
+            room = torch.empty(size * min(width, count), dtype=parts[0].dtype)
+            for start in range(0, count, width):
+                here = slice(start, min(start + width, count))
+                tile = room[: size * (here.stop - start)].view(size, -1)
+                for rows, part in zip(tile.split([len(p) for p in parts]), parts, strict=True):
+                    if isinstance(part, Filed):
+                        part.rows(rows, start)
+                    else:
+                        rows.copy_(part.reshape(len(part), -1)[:, here])
+                yield i, here, tile if self.device is None else tile.to(self.device)
+
+    def _differences(self, origin: Tree) -> Iterator[tuple[int, slice, Tensor]]:
+        """Yield tiles as they are, or, given an ``origin``, as differences from it in float64."""
+        if origin is None:
+            yield from self._tiles()
+            return
+        zeros, room = [leaf.flatten() for leaf in T.leaves(origin)], None
+        for i, here, tile in self._tiles():
+            if room is None or room.numel() < tile.numel():
+                room = torch.empty(tile.numel(), dtype=torch.float64, device=tile.device)
+            found = room[: tile.numel()].view(tile.shape)
+            yield i, here, found.copy_(tile).sub_(zeros[i][here].to(found))
 
     def _reduce(self, fn: Callable[[Tensor], Tensor], origin: Tree = None) -> Tree:
-        """Apply ``fn`` (S, n) -> (n,) tile by tile and return a tree of one client's shape."""
-        found: dict[int, list[Tensor]] = {}
-        for i, tile in self._tiles(origin):
-            found.setdefault(i, []).append(fn(tile))
+        """Apply ``fn`` (S, n) -> (n,) tile by tile and return a tree of one client's shape, in the types of ``origin``."""
         shapes = [leaf.shape[1:] for leaf in T.leaves(self.blocks[0])]
-        return T.unflatten(self.blocks[0], [torch.cat(found[i]).reshape(s) for i, s in enumerate(shapes)])
+        types = [None] * len(shapes) if origin is None else [leaf.dtype for leaf in T.leaves(origin)]
+        found: list[Tensor | None] = [None] * len(shapes)
+        for i, here, tile in self._differences(origin):
+            value = fn(tile)
+            room = found[i]
+            if room is None:
+                room = found[i] = torch.empty(shapes[i].numel(), dtype=types[i] or value.dtype)
+            room[here] = value.to("cpu")
+        return T.unflatten(self.blocks[0], [v.view(s) for v, s in zip(found, shapes, strict=True) if v is not None])
 
     def gram(self, origin: Tree = None) -> Tensor:
         """Return the inner products of all pairs of uploads, or of their differences from ``origin``, float64 (S, S)."""
         size = len(self.weight)
-        total = torch.zeros(size, size, dtype=torch.float64)
-        for _, tile in self._tiles(origin):
-            total += tile.double() @ tile.double().T
-        return total
+        total = torch.zeros(size, size, dtype=torch.float64, device=self.device)
+        for _, _, tile in self._differences(origin):
+            rows = tile.double()
+            for start in range(0, size, _ROWS):  # it is symmetric: only what is left of the diagonal
+                stop = start + _ROWS
+                total[start:stop, :stop] += rows[start:stop] @ rows[:stop].T
+        return (total.tril() + total.tril(-1).T).to("cpu")
 
     def combine(self, weights: Tensor, origin: Tree = None) -> Tree:
         """Return the linear combination of the uploads, or of their differences from ``origin``, with weights (S,)."""
-        found = self._reduce(lambda v: weights.to(v.dtype) @ v, origin)
-        return found if origin is None else T.map(lambda v, like: v.to(like.dtype), found, origin)
+        return self._reduce(lambda v: weights.to(v) @ v, origin)
 
     def mean(self) -> Tree:
         """Return the weighted mean. Raises ValueError where all weights are zero."""

@@ -130,7 +130,7 @@ def test_a_mean_of_no_weight_does_not_exist(mean):
         mean(values, rows._replace(weight=torch.zeros(3, dtype=torch.float64)))
 
 
-@pytest.fixture(params=[1, 2, 4, 65536], ids=lambda t: f"tile {t}")
+@pytest.fixture(params=[1, 12, 24, 65536], ids=lambda t: f"tile {t}")
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(stored, "_TILE", request.param)
     return request.param
