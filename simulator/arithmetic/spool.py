@@ -130,8 +130,7 @@ def _spool(where: str, secret: bytes, least: int) -> Spool:
 
 def _found(where: str, secret: bytes) -> int | None:
     """Open another process's spool; None where something else is there, as on another machine. Raises OSError."""
-    there = Path(where).stat()
-    if not stat.S_ISREG(there.st_mode) or there.st_nlink:
+    if not stat.S_ISREG(Path(where).stat().st_mode):
         return None
     descriptor = os.open(where, os.O_RDWR)
     if os.pread(descriptor, SECRET_BYTES, 0) == secret:

@@ -6,7 +6,10 @@ into the same memory, so that beyond the uploads in memory there is one tile of 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,7 +20,8 @@ from fedfleet.simulator.arithmetic.spool import Filed, Spool, whole
 from fedfleet.simulator.arithmetic.tree import Tree
 
 _TILE = 1 << 20  # floats of a tile
-_ROWS = 32  # of a Gram matrix at a time
+_ROWS = 16  # of a Gram matrix at a time
+_THREADS = 8  # at the most
 
 
 class Stored(NamedTuple):
@@ -47,57 +51,48 @@ class Stored(NamedTuple):
         """Return all uploads in memory, as one tree with leaves (S, ...)."""
         return T.concat([T.map(whole, b) for b in self.blocks])
 
-    def _tiles(self) -> Iterator[tuple[int, slice, Tensor]]:
-        """Yield ``(leaf number, coordinates, (S, n) matrix)`` over all coordinates in order; a matrix is there until the next."""
+    def _tiles(self, pool: Executor, origin: Tree = None) -> Iterator[tuple[int, slice, Tensor]]:
+        """Yield ``(leaf number, coordinates, (S, n) matrix)`` over all coordinates in order; a matrix is there until the next.
+
+        Given an ``origin``, matrices are differences from it, in float64.
+        """
         size = len(self.weight)
         width = max(1, _TILE // size)
+        zeros = None if origin is None else [leaf.flatten() for leaf in T.leaves(origin)]
         for i, parts in enumerate(zip(*(T.leaves(b) for b in self.blocks), strict=True)):
-            count = parts[0].shape[1:].numel()
+            count, sizes = parts[0].shape[1:].numel(), [len(p) for p in parts]
             room = torch.empty(size * min(width, count), dtype=parts[0].dtype)
-            for start in range(0, count, width):
+            wide = room if zeros is None else torch.empty(len(room), dtype=torch.float64)
+            for start in range(0, max(1, count), width):
                 here = slice(start, min(start + width, count))
-                tile = room[: size * (here.stop - start)].view(size, -1)
-                for rows, part in zip(tile.split([len(p) for p in parts]), parts, strict=True):
-                    if isinstance(part, Filed):
-                        part.rows(rows, start)
-                    else:
-                        rows.copy_(part.reshape(len(part), -1)[:, here])
-                yield i, here, tile if self.device is None else tile.to(self.device)
-
-    def _differences(self, origin: Tree) -> Iterator[tuple[int, slice, Tensor]]:
-        """Yield tiles as they are, or, given an ``origin``, as differences from it in float64."""
-        if origin is None:
-            yield from self._tiles()
-            return
-        zeros, room = [leaf.flatten() for leaf in T.leaves(origin)], None
-        for i, here, tile in self._tiles():
-            if room is None or room.numel() < tile.numel():
-                room = torch.empty(tile.numel(), dtype=torch.float64, device=tile.device)
-            found = room[: tile.numel()].view(tile.shape)
-            yield i, here, found.copy_(tile).sub_(zeros[i][here].to(found))
+                length = here.stop - start
+                tile, found = (r[: size * length].view(size, length) for r in (room, wide))
+                fill = partial(_fill, here, None if zeros is None else zeros[i][here].double())
+                list(pool.map(fill, parts, tile.split(sizes), found.split(sizes)))
+                yield i, here, found.to(self.device or "cpu")
 
     def _reduce(self, fn: Callable[[Tensor], Tensor], origin: Tree = None) -> Tree:
         """Apply ``fn`` (S, n) -> (n,) tile by tile and return a tree of one client's shape, in the types of ``origin``."""
         shapes = [leaf.shape[1:] for leaf in T.leaves(self.blocks[0])]
         types = [None] * len(shapes) if origin is None else [leaf.dtype for leaf in T.leaves(origin)]
         found: list[Tensor | None] = [None] * len(shapes)
-        for i, here, tile in self._differences(origin):
-            value = fn(tile)
-            room = found[i]
-            if room is None:
-                room = found[i] = torch.empty(shapes[i].numel(), dtype=types[i] or value.dtype)
-            room[here] = value.to("cpu")
+        with _threads() as pool:
+            for i, here, tile in self._tiles(pool, origin):
+                value = fn(tile)
+                room = found[i]
+                if room is None:
+                    room = found[i] = torch.empty(shapes[i].numel(), dtype=types[i] or value.dtype)
+                room[here] = value.to("cpu")
         return T.unflatten(self.blocks[0], [v.view(s) for v, s in zip(found, shapes, strict=True) if v is not None])
 
     def gram(self, origin: Tree = None) -> Tensor:
         """Return the inner products of all pairs of uploads, or of their differences from ``origin``, float64 (S, S)."""
         size = len(self.weight)
         total = torch.zeros(size, size, dtype=torch.float64, device=self.device)
-        for _, _, tile in self._differences(origin):
-            rows = tile.double()
-            for start in range(0, size, _ROWS):  # it is symmetric: only what is left of the diagonal
-                stop = start + _ROWS
-                total[start:stop, :stop] += rows[start:stop] @ rows[:stop].T
+        with _threads() as pool:
+            for _, _, tile in self._tiles(pool, origin):
+                # It is symmetric: only what is left of the diagonal, the longest rows first.
+                list(pool.map(partial(_add_products, total, tile.double()), range(0, size, _ROWS)[::-1]))
         return (total.tril() + total.tril(-1).T).to("cpu")
 
     def combine(self, weights: Tensor, origin: Tree = None) -> Tree:
@@ -150,3 +145,25 @@ class Stored(NamedTuple):
         chosen = torch.zeros(size, dtype=torch.float64)
         chosen[score.argsort(stable=True)[:keep]] = 1.0 / keep
         return self.combine(chosen)
+
+
+def _threads() -> Executor:
+    """Return threads for one pass; how many there are changes no bit, since each computes rows of its own."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return ThreadPoolExecutor(min(cores or 1, _THREADS))
+
+
+def _fill(here: slice, zero: Tensor | None, part: Tensor | Filed, rows: Tensor, found: Tensor) -> None:
+    """Copy coordinates of a block to ``rows`` (C, n), and the difference from ``zero`` (n,), if there is one, to ``found``."""
+    if isinstance(part, Filed):
+        part.rows(rows, here.start)
+    else:
+        rows.copy_(part.reshape(len(part), -1)[:, here])
+    if zero is not None:
+        found.copy_(rows).sub_(zero)
+
+
+def _add_products(total: Tensor, rows: Tensor, start: int) -> None:
+    """Add to some rows of a Gram matrix (S, S) the products of ``rows`` (S, n), as far as the diagonal."""
+    stop = start + _ROWS
+    total[start:stop, :stop] += rows[start:stop] @ rows[:stop].T

@@ -1,10 +1,12 @@
 """Uploads in a file: who writes it, what is read, and that nothing is left behind."""
 
+import fcntl
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,12 @@ VALUES = {
 def uploads(*sizes: int) -> Stored:
     g = torch.Generator().manual_seed(0)
     blocks = tuple(
-        {"w": torch.randn(n, 7, 11, generator=g), "b": (torch.randn(n, 5, generator=g).double(), None)} for n in sizes
+        {
+            "w": torch.randn(n, 7, 11, generator=g),
+            "b": (torch.randn(n, 5, generator=g).double(), None),
+            "e": torch.zeros(n, 0),
+        }
+        for n in sizes
     )
     return Stored(blocks, tuple(torch.ones(n, dtype=torch.float64) for n in sizes))
 
@@ -64,7 +71,10 @@ def test_the_file_changes_no_bit(monkeypatch, floats, places):
     file = memory.filed(Spool(0))
     if places == "both":
         file = file._replace(blocks=(memory.blocks[0], file.blocks[1]))
-    origin, weights = {"w": torch.ones(7, 11), "b": (torch.full((5,), 0.3).double(), None)}, torch.arange(5.0).double()
+    origin, weights = (
+        {"w": torch.ones(7, 11), "b": (torch.full((5,), 0.3).double(), None), "e": torch.zeros(0)},
+        torch.arange(5.0).double(),
+    )
     found, expected = (
         [
             s.gram(), s.gram(origin), s.combine(weights), s.combine(weights, origin), s.mean(), s.median(),
@@ -121,6 +131,32 @@ def test_other_processes_write_side_by_side():
     assert all(leaf.spool is file for leaf in kept)  # and not a second way to the same file
     assert [float(leaf.tensor().mean()) for leaf in kept] == list(range(40))
     assert all(bool((leaf.tensor() == leaf.tensor()[0, 0]).all()) for leaf in kept)
+
+
+def test_room_in_the_file_is_given_to_one_process_at_a_time():
+    file = Spool(0)
+    with Path(file.address).open("r+b") as other:
+        descriptor = other.fileno()
+        assert [spool._reserved(descriptor, size) for size in (10, 5)] == [spool.SECRET_BYTES, spool.SECRET_BYTES + 10]
+        assert length(file) == spool.SECRET_BYTES + 15
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(file.keep, torch.ones(3))
+            with pytest.raises(TimeoutError):
+                waiting.result(0.3)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            assert waiting.result(30).start == spool.SECRET_BYTES + 15
+
+
+def test_threads_change_no_bit(monkeypatch):
+    wide = uploads(3, 40, 7).filed(Spool(0))
+    origin = {"w": torch.ones(7, 11), "b": (torch.ones(5).double(), None), "e": torch.zeros(0)}
+    found = []
+    for threads in (1, 3):
+        monkeypatch.setattr(stored, "_THREADS", threads)
+        found.append((wide.gram(origin), wide.median(), wide.combine(torch.arange(50.0).double(), origin)))
+    assert all(torch.equal(a, b) for a, b in zip(*map(T.leaves, found), strict=True))
+    assert torch.equal(found[0][0], found[0][0].T)
 
 
 @pytest.mark.parametrize("there", ["nothing", "another spool", "a file with a name", "a folder"])
