@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,15 +90,18 @@ class Spool:
 
         return T.map(put, tree)
 
-    def read(self, into: Tensor, start: int) -> None:
-        """Fill a contiguous tensor with what stands in the file from the byte ``start`` on. Raises OSError."""
+    def read(self, into: Tensor, starts: Sequence[int]) -> None:
+        """Fill a contiguous tensor with what stands in the file, as many equal parts as there are first bytes. Raises OSError."""
         view = _bytes(into)
+        size = len(view) // len(starts)
         with self._opened() as descriptor:
-            while len(view):
-                done = 0 if descriptor is None else os.preadv(descriptor, [view], start)
-                if not done:
-                    raise OSError(f"{self.address}: no {len(view)} bytes from {start} on")
-                view, start = view[done:], start + done
+            for i, start in enumerate(starts):
+                part = view[i * size : (i + 1) * size]
+                while len(part):
+                    done = 0 if descriptor is None else os.preadv(descriptor, [part], start)
+                    if not done:
+                        raise OSError(f"{self.address}: no {len(part)} bytes from {start} on")
+                    part, start = part[done:], start + done
 
     @contextmanager
     def _opened(self) -> Iterator[int | None]:
@@ -165,15 +168,14 @@ class Filed:
         return self.shape[0]
 
     def rows(self, into: Tensor, first: int) -> None:
-        """Fill ``into`` (rows, n), whose rows are contiguous, with the floats of each row from ``first`` on."""
-        row = self.shape[1:].numel()
-        for i, each in enumerate(into):
-            self.spool.read(each, self.start + (i * row + first) * self.dtype.itemsize)
+        """Fill ``into`` (rows, n), which is contiguous, with the numbers of each row from ``first`` on."""
+        row, size = self.shape[1:].numel(), self.dtype.itemsize
+        self.spool.read(into, [self.start + (i * row + first) * size for i in range(len(into))])
 
     def tensor(self) -> Tensor:
         """Return the tensor, in memory."""
         found = torch.empty(self.shape, dtype=self.dtype)
-        self.spool.read(found, self.start)
+        self.spool.read(found, [self.start])
         return found
 
 

@@ -177,7 +177,7 @@ def test_where_the_file_cannot_be_reached_a_tree_stays(tmp_path, there, monkeypa
     assert length(other) == spool.SECRET_BYTES
     assert (tmp_path / "named").stat().st_size == 0
     with pytest.raises(OSError, match="no 4 bytes from 0 on"):
-        found.read(torch.zeros(1), 0)
+        found.read(torch.zeros(1), [0])
     named.close()
 
 
