@@ -140,8 +140,10 @@ def main(argv: list[str] | None = None) -> None:
     ask = command.parser("benchmarks.server_step", __doc__)
     ask.add_argument("--clients", type=command.count, default=100)
     ask.add_argument("--floats", type=command.count, default=11_000_000, help="of the net, about (default %(default)d)")
-    ask.add_argument("--steps", type=command.count, default=20, help="local steps a client (default %(default)d)")
-    ask.add_argument("--rounds", type=command.count, default=2, help="of each way (default %(default)d)")
+    ask.add_argument(
+        "--steps", type=command.count, default=50, help="local steps a client, of 16 examples (default %(default)d)"
+    )
+    ask.add_argument("--rounds", type=command.count, default=1, help="of each way (default %(default)d)")
     ask.add_argument("--way", action="append", choices=list(WAYS), help="one way alone; default: both")
     ask.add_argument("--block-size", type=command.count, help="clients a block; default: the product's own choice")
     ask.add_argument("--json", action="store_true", help="print one JSON object")
