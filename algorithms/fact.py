@@ -109,7 +109,7 @@ def merged(two: Tree) -> Tree:
 
 def heads_of(found: Reduced) -> list[Tree]:
     """Return the heads that clients have sent, one after the other."""
-    each = T.concat(found["head"].blocks)
+    each = found["head"].stacked()
     return [T.index(each, i) for i in range(len(found.received))]
 
 

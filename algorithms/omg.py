@@ -165,7 +165,7 @@ class Matched:
         gram = learnt.gram(start)
         step = coefficients(gram, weights, mixture(gram, weights, o.kappa, o.updates), o.kappa)
         move = learnt.combine(step * (o.server_lr / o.shrink), start)
-        new = move if start is None else T.add(start, move)
+        new = move if start is None else T.map(lambda m, z: m.add_(z), move, start)  # in place, to spare memory
         if BUFFERS not in uploads.blocks[0]:
             return new
         if origin is not None and o.buffers == "frozen":

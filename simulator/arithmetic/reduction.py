@@ -147,7 +147,10 @@ class ByDomainMean:
 
 @dataclass(frozen=True)
 class Store:
-    """Keep every upload, as the blocks they came in: for methods that need more than a sum (median, Krum, FedOMG)."""
+    """Keep every upload, as the blocks they came in: for methods that need more than a sum (median, Krum, FedOMG).
+
+    Large ones go to a file, which workers of the driver's machine write themselves.
+    """
 
     def block(self, values: Tree, rows: Rows) -> Stored:
         """Wrap a block."""

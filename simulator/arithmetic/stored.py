@@ -1,27 +1,38 @@
 """Uploads kept whole: Gram matrix, linear combination, and robust aggregates over clients.
 
-Coordinates are visited in tiles, so that beyond the uploads themselves memory stays at ``clients x tile``.
+Uploads lie in memory, or, where they are large, in a file (``spool.py``). Either way coordinates are visited in tiles, each read
+into the same memory, so that beyond the uploads in memory there is one tile of all clients, and what is computed is the same.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.spool import Filed, Spool, whole
 from fedfleet.simulator.arithmetic.tree import Tree
 
-_TILE = 65536
+_TILE = 1 << 20  # floats of a tile
+_ROWS = 16  # of a Gram matrix at a time
+_THREADS = 8  # at the most
 
 
 class Stored(NamedTuple):
-    """Stacked uploads (leaves (C_b, ...)) and weights (C_b,), in the order of the blocks; S = sum of C_b clients."""
+    """Stacked uploads (leaves (C_b, ...)) and weights (C_b,), in the order of the blocks; S = sum of C_b clients.
+
+    Leaves are tensors, or ``Filed`` ones: ``stacked`` has all in memory. ``device`` is where tiles are computed, None for the CPU.
+    """
 
     blocks: tuple[Tree, ...]
     weights: tuple[Tensor, ...]
+    device: torch.device | None = None
 
     @property
     def weight(self) -> Tensor:
@@ -29,45 +40,64 @@ class Stored(NamedTuple):
         return torch.cat(self.weights)
 
     def of(self, part: Callable[[Tree], Tree]) -> Stored:
-        """Return what ``part`` takes of each upload."""
+        """Return the part of each upload that ``part`` picks."""
         return self._replace(blocks=tuple(part(b) for b in self.blocks))
 
-    def stacked(self) -> Tree:
-        """Return all uploads in one tree, leaves (S, ...): of small ones."""
-        return T.concat(self.blocks)
+    def filed(self, spool: Spool) -> Stored:
+        """Return the same uploads, those of large blocks in a file. Raises OSError where the disk is full."""
+        return self._replace(blocks=tuple(spool.keep(b) for b in self.blocks))
 
-    def _tiles(self, origin: Tree = None) -> Iterator[tuple[int, Tensor]]:
-        """Yield ``(leaf number, (S, <= tile) matrix)`` over all coordinates in order, as differences from ``origin``."""
-        start_of = [
-            None if origin is None else leaf.flatten()
-            for leaf in T.leaves(self.blocks[0] if origin is None else origin)
-        ]
+    def stacked(self) -> Tree:
+        """Return all uploads in memory, as one tree with leaves (S, ...)."""
+        return T.concat([T.map(whole, b) for b in self.blocks])
+
+    def _tiles(self, pool: Executor, origin: Tree = None) -> Iterator[tuple[int, slice, Tensor]]:
+        """Yield ``(leaf number, coordinates, (S, n) matrix)`` over all coordinates in order; a matrix is there until the next.
+
+        Given an ``origin``, matrices are differences from it, in float64.
+        """
+        size = len(self.weight)
+        width = max(1, _TILE // size)
+        zeros = None if origin is None else [leaf.flatten() for leaf in T.leaves(origin)]
         for i, parts in enumerate(zip(*(T.leaves(b) for b in self.blocks), strict=True)):
-            flat, zero = [p.reshape(len(p), -1) for p in parts], start_of[i]
-            for start in range(0, flat[0].shape[1], _TILE):
-                tile = torch.cat([f[:, start : start + _TILE] for f in flat])
-                yield i, tile if zero is None else tile.double() - zero[start : start + _TILE].double()
+            count, sizes = parts[0].shape[1:].numel(), [len(p) for p in parts]
+            room = torch.empty(size * min(width, count), dtype=parts[0].dtype)
+            wide = room if zeros is None else torch.empty(len(room), dtype=torch.float64)
+            for start in range(0, max(1, count), width):
+                here = slice(start, min(start + width, count))
+                length = here.stop - start
+                tile, found = (r[: size * length].view(size, length) for r in (room, wide))
+                fill = partial(_fill, here, None if zeros is None else zeros[i][here].double())
+                list(pool.map(fill, parts, tile.split(sizes), found.split(sizes)))
+                yield i, here, found.to(self.device or "cpu")
 
     def _reduce(self, fn: Callable[[Tensor], Tensor], origin: Tree = None) -> Tree:
-        """Apply ``fn`` (S, n) -> (n,) tile by tile and return a tree of one client's shape."""
-        found: dict[int, list[Tensor]] = {}
-        for i, tile in self._tiles(origin):
-            found.setdefault(i, []).append(fn(tile))
+        """Apply ``fn`` (S, n) -> (n,) tile by tile and return a tree of one client's shape, in the types of ``origin``."""
         shapes = [leaf.shape[1:] for leaf in T.leaves(self.blocks[0])]
-        return T.unflatten(self.blocks[0], [torch.cat(found[i]).reshape(s) for i, s in enumerate(shapes)])
+        types = [None] * len(shapes) if origin is None else [leaf.dtype for leaf in T.leaves(origin)]
+        found: list[Tensor | None] = [None] * len(shapes)
+        with _threads() as pool:
+            for i, here, tile in self._tiles(pool, origin):
+                value = fn(tile)
+                room = found[i]
+                if room is None:
+                    room = found[i] = torch.empty(shapes[i].numel(), dtype=types[i] or value.dtype)
+                room[here] = value.to("cpu")
+        return T.unflatten(self.blocks[0], [v.view(s) for v, s in zip(found, shapes, strict=True) if v is not None])
 
     def gram(self, origin: Tree = None) -> Tensor:
         """Return the inner products of all pairs of uploads, or of their differences from ``origin``, float64 (S, S)."""
         size = len(self.weight)
-        total = torch.zeros(size, size, dtype=torch.float64)
-        for _, tile in self._tiles(origin):
-            total += tile.double() @ tile.double().T
-        return total
+        total = torch.zeros(size, size, dtype=torch.float64, device=self.device)
+        with _threads() as pool:
+            for _, _, tile in self._tiles(pool, origin):
+                # It is symmetric: only what is left of the diagonal, the longest rows first.
+                list(pool.map(partial(_add_products, total, tile.double()), range(0, size, _ROWS)[::-1]))
+        return (total.tril() + total.tril(-1).T).to("cpu")
 
     def combine(self, weights: Tensor, origin: Tree = None) -> Tree:
         """Return the linear combination of the uploads, or of their differences from ``origin``, with weights (S,)."""
-        found = self._reduce(lambda v: weights.to(v.dtype) @ v, origin)
-        return found if origin is None else T.map(lambda v, like: v.to(like.dtype), found, origin)
+        return self._reduce(lambda v: weights.to(v) @ v, origin)
 
     def mean(self) -> Tree:
         """Return the weighted mean. Raises ValueError where all weights are zero."""
@@ -115,3 +145,25 @@ class Stored(NamedTuple):
         chosen = torch.zeros(size, dtype=torch.float64)
         chosen[score.argsort(stable=True)[:keep]] = 1.0 / keep
         return self.combine(chosen)
+
+
+def _threads() -> Executor:
+    """Return threads for one pass; how many there are changes no bit, since each computes rows of its own."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return ThreadPoolExecutor(min(cores or 1, _THREADS))
+
+
+def _fill(here: slice, zero: Tensor | None, part: Tensor | Filed, rows: Tensor, found: Tensor) -> None:
+    """Copy coordinates of a block to ``rows`` (C, n), and the difference from ``zero`` (n,), if there is one, to ``found``."""
+    if isinstance(part, Filed):
+        part.rows(rows, here.start)
+    else:
+        rows.copy_(part.reshape(len(part), -1)[:, here])
+    if zero is not None:
+        found.copy_(rows).sub_(zero)
+
+
+def _add_products(total: Tensor, rows: Tensor, start: int) -> None:
+    """Add to some rows of a Gram matrix (S, S) the products of ``rows`` (S, n), as far as the diagonal."""
+    stop = start + _ROWS
+    total[start:stop, :stop] += rows[start:stop] @ rows[:stop].T

@@ -17,12 +17,14 @@ from fedfleet.simulator.arithmetic.combination import multiplied_out
 from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.arithmetic.reduction import Rows, merge
 from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.arithmetic.spool import Spool
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.batches import walked
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.client import ClientInputs, ClientProgram, padded
 from fedfleet.simulator.block.faults import AtFault, Dropped, Faults, NotFinite, Watch, finite, not_finite
 from fedfleet.simulator.block.purity import KEYS, Held, Impure, Purity
+from fedfleet.simulator.block.uploads import put_down
 from fedfleet.simulator.errors import ClientError, one_line, traced
 from fedfleet.simulator.population import Population, gather
 from fedfleet.simulator.work import Batch, Message, Objective, Phase
@@ -85,7 +87,8 @@ class BlockTask(NamedTuple):
     """The unit of dispatch: clients (C,) int64 with their copy numbers (C,), and what belongs to them alone.
 
     ``limit`` (C,) int64 is the local steps after which each of them stops, if they may not finish; ``discount`` what they
-    weigh beside others, ``feedback`` whether each client's loss is wanted, ``faults`` what is done about clients at fault.
+    weigh beside others, ``feedback`` whether each client's loss is wanted, ``faults`` what is done about clients at fault,
+    ``spool`` the file for uploads that are kept, None for none.
     """
 
     phase: str
@@ -99,6 +102,7 @@ class BlockTask(NamedTuple):
     discount: float = 1.0
     feedback: bool = False
     faults: Faults = Faults()
+    spool: Spool | None = None
 
     def part(self, rows: Tensor | slice) -> BlockTask:
         """Return the task of some of the clients, given by their positions."""
@@ -257,7 +261,7 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     loss = sent.loss.double()
     found = ~loss.isnan()
     return BlockResult(
-        partials=T.to(sent.partials, "cpu"),
+        partials=put_down(task.phase, task.spool, T.to(sent.partials, "cpu")),
         config=T.to(sent.config, "cpu"),
         own=T.to(sent.own, "cpu"),
         steps=sum(int(w.active.sum()) for w, s in zip(walks, phase.work.stages, strict=True) if s.batches.works),

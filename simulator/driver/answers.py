@@ -12,6 +12,7 @@ from fedfleet.simulator.arithmetic.reduction import merge
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import BlockResult, BlockTask
 from fedfleet.simulator.block.faults import Dropped
+from fedfleet.simulator.block.uploads import put_down
 from fedfleet.simulator.driver.timeouts import Run, without_slow
 from fedfleet.simulator.errors import ClientTimeout
 from fedfleet.simulator.fleet.late import Assignment
@@ -63,8 +64,9 @@ def merged(
                 result = next(running)
             except ClientTimeout:
                 result = without_slow(phase, task, again(group))
+            partials = put_down(task.phase, task.spool, result.partials)  # what a worker of another machine could not
             for slot, reduction in phase.reduce.items():
-                found.partials[slot] = merge(reduction, found.partials[slot], result.partials[slot])
+                found.partials[slot] = merge(reduction, found.partials[slot], partials[slot])
             masks.append(result.kept(task))
             if result.own is not None:
                 found.own.append((task.clients[masks[-1]], result.own))

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedfleet.simulator.algorithm import Personal
 from fedfleet.simulator.arithmetic import rng
-from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Store, merge
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
@@ -144,7 +143,7 @@ def evaluate_clients(
     partials: dict[str, Any] = {"metrics": None, "examples": None}
     for result in executor.map(run_block, Message({GLOBAL: z, **sent.send}, sent.config, sent.known), tasks):
         partials = {slot: merge(Store(), partials[slot], result.partials[slot]) for slot in partials}
-    found, examples = (T.concat(partials[slot].blocks) for slot in partials)
+    found, examples = (partials[slot].stacked() for slot in partials)
     return ClientMetrics(examples, found)
 
 

@@ -13,7 +13,10 @@ from torch import Tensor
 
 from fedfleet.simulator.algorithm import Buffered, Cohort, Problem, Reduced, Role
 from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic.reduction import Store
 from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.arithmetic.spool import FILED_BYTES, Spool
+from fedfleet.simulator.arithmetic.stored import Stored
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.batches import work
 from fedfleet.simulator.block.block import BlockTask, run_block
@@ -53,6 +56,8 @@ class Conditions:
         faults: what is done about clients at fault.
         bytes_up: phase -> bytes that a client sends, as devices are told before any has sent them.
         flop: phase -> floating-point operations an example.
+        filed_bytes: uploads of a block that are kept lie in a file from so many bytes on; changes no bit.
+        device: where the server computes with them, None for the CPU.
 
     """
 
@@ -70,6 +75,8 @@ class Conditions:
     faults: Faults = field(default_factory=Faults)
     bytes_up: Mapping[str, float] = field(default_factory=dict)
     flop: Mapping[str, float] = field(default_factory=dict)
+    filed_bytes: int = FILED_BYTES
+    device: torch.device | None = None
 
 
 class TooFewResponses(FedfleetError):
@@ -305,6 +312,8 @@ class EngineRound:
             steps, _ = work(phase, asked.num_examples, asked.steps)
             order = order[steps.minimum(asked.limit)[order].argsort(descending=True, stable=True)]
         asked = asked.take(order)
+        keeps = any(isinstance(r, Store) for r in phase.reduce.values())
+        spool = Spool(self._conditions.filed_bytes) if keeps else None
         tasks = [
             BlockTask(
                 phase=phase.name,
@@ -318,6 +327,7 @@ class EngineRound:
                 discount=discount,
                 feedback=self._conditions.selection.feedback,
                 faults=self._conditions.faults,
+                spool=spool,
             )
             for mine in map(asked.take, _blocks(torch.arange(len(asked.clients)), self._conditions.block_size))
         ]
@@ -352,7 +362,8 @@ class EngineRound:
             for g, k in zip(groups, answers.kept, strict=True)
         ]
         values = {s: r.final(answers.partials[s]) for s, r in phase.reduce.items()}
-        return Reduced(values, clients, answers.config, torch.cat(unit))
+        kept = {s: v._replace(device=self._conditions.device) for s, v in values.items() if isinstance(v, Stored)}
+        return Reduced(values | kept, clients, answers.config, torch.cat(unit))
 
     def _learn(self, asked: Assignment, answers: Answers) -> None:
         """Tell the selection what the server has learnt of the clients of this round; nothing of those whose loss is no number."""

@@ -8,16 +8,16 @@ commit that fails half way, on a full disk, changes nothing.
 from __future__ import annotations
 
 import os
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.spool import nameless, write_at
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.errors import FedfleetError
 
@@ -81,7 +81,7 @@ class ClientStore:
             slot = self._free.pop() if self._free else self._size
             self._size = max(self._size, slot + 1)
             data = row.numpy().data
-            _write(self._opened(), data, slot * len(data))
+            write_at(self._opened().fileno(), data, slot * len(data))
             placed[client] = slot, zlib.crc32(data)
         left = (self._at[client][0] for client in placed if client in self._at)
         self._free += [slot for slot in left if slot not in self._kept]
@@ -128,7 +128,7 @@ class ClientStore:
     def _opened(self) -> BinaryIO:
         if self._file is None:
             if self._path is None:
-                self._file = cast(BinaryIO, tempfile.TemporaryFile(prefix="fedfleet-"))  # noqa: SIM115
+                self._file = nameless()
             else:
                 self._file = self._path.open("r+b" if self._path.exists() else "w+b", buffering=0)
         return self._file
@@ -142,13 +142,6 @@ class ClientStore:
                 f"{self._path}: the state of client {client} is damaged: resume from an earlier copy of the run"
             )
         return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _write(file: BinaryIO, data: Any, offset: int) -> None:
-    view = memoryview(data)
-    while len(view):
-        done = os.pwrite(file.fileno(), view, offset)
-        view, offset = view[done:], offset + done
 
 
 def _rows(states: Tree) -> Tensor:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, NamedTuple
 
+from fedfleet.simulator.arithmetic.spool import address
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.errors import FedfleetError, one_line, traced
 from fedfleet.simulator.executors import slab
@@ -56,7 +57,7 @@ class Near:
             fcntl.fcntl(self._asks.fileno(), fcntl.F_GETPIPE_SZ) < PIPE_BYTES
         ):  # a user who has a thousand gets small ones
             raise OSError("pipes are too small")
-        asks, answers = slab.address(self._asked.fileno()), slab.address(self._answered.fileno())
+        asks, answers = address(self._asked.fileno()), address(self._answered.fileno())
         self.offer = Offer(asks, answers, tuple((s.address, s.secret) for s in slabs))
 
     def taken(self) -> None:

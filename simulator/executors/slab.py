@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.spool import address
 from fedfleet.simulator.arithmetic.tree import Tree
 
 SLAB_BYTES = 64 << 20  # room, not memory: a page is only taken once it is written
@@ -106,11 +107,6 @@ class OwnSlab(Slab):
         os.ftruncate(descriptor, SLAB_BYTES)
         super().__init__(descriptor, address(descriptor))
         self._memory[:SECRET_BYTES] = torch.frombuffer(bytearray(os.urandom(SECRET_BYTES)), dtype=torch.uint8)
-
-
-def address(descriptor: int) -> str:
-    """Return where other processes find an open file of this one."""
-    return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
 def opened(address: str, kind: str, flags: int) -> int:

@@ -21,6 +21,7 @@ from benchmarks import (
     results,
     rules,
     scaling,
+    server_step,
     world,
 )
 from benchmarks.peers import __main__ as peers
@@ -28,6 +29,7 @@ from benchmarks.peers import environments, workload
 from benchmarks.peers.workload import Case
 from fedfleet.datasets.examples import Dataset, Examples
 from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.spool import Filed, Spool
 from fedfleet.simulator.executors.local import LocalExecutor
 
 TINY = Case("tiny", "logistic", (6,), clients=4, cohort=4, samples=10, epochs=3)
@@ -193,7 +195,36 @@ def test_clients_on_disk_are_converted_and_read(capsys, tmp_path):
     assert "40 clients of 10 x 32 floats" in capsys.readouterr().out
 
 
+def test_the_server_step_is_measured_with_uploads_in_a_file_and_in_memory(capsys, monkeypatch):
+    wrote = []
+    keep = Spool.keep
+    monkeypatch.setattr(Spool, "keep", lambda self, tree: wrote.append(keep(self, tree)) or wrote[-1])
+    options = "--clients 5 --floats 200000 --steps 2 --block-size 3 --rounds 2 --executor local"
+    server_step.main([*options.split(), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["clients"], found["steps"], list(found["ways"])) == (5, 2, ["in a file", "in memory"])
+    filed = [all(isinstance(leaf, Filed) for leaf in T.leaves(tree)) for tree in wrote]
+    assert filed[-16:] == [True] * 8 + [False] * 8  # two rounds of two blocks, at which worker and driver look
+    for way in found["ways"].values():
+        assert way["floats"] == pytest.approx(200_000, rel=0.02)
+        assert 0 < way["gram_s"] + way["search_s"] + way["combine_s"] <= 1.01 * way["step_s"] < way["round_s"]
+        assert 0 < way["share"] < 1
+    server_step.main([*options.split(), "--way", "in a file"])
+    assert "in memory" not in (shown := capsys.readouterr().out)
+    assert "server step, s" in shown
+
+
+def test_local_steps_for_a_share_of_a_round():
+    found = {
+        "round_s": 10.0,
+        "step_s": 2.0,
+    }  # 8 s for 20 steps; 95 steps take the 38 s that 2 s are a twentieth of, with them
+    assert server_step.steps_for(found, 20, 0.05) == pytest.approx(95)
+    assert server_step.steps_for(found, 20, 0.2) == pytest.approx(20)
+
+
 MISTAKES = [
+    (server_step.main, ["--way", "nowhere"]),
     (invitations.main, ["--cohort", "10", "--clients", "9"]),
     (engine.main, ["--case", "nonesuch"]),
     (engine.main, ["--case", "cdma", "--cohort", "501"]),

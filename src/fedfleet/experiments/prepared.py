@@ -342,6 +342,7 @@ class Prepared:
             faults=Faults(**self.config.faults.model_dump()),
             bytes_up=self.costs.bytes_up,
             flop=self.costs.flop,
+            device=torch.device("cuda") if self.config.executor.device == "cuda" else None,
         )
 
     @property

@@ -111,7 +111,8 @@ def test_every_default_is_written() -> None:
     assert raw["schema_version"] == 1
     assert raw["algorithm"]["alpha"] == 0.95
     assert raw["algorithm"]["lr_schedule"]["kind"] == "constant"
-    assert raw["task"] == {"name": "classification", "model": "mlp", "hidden": [64], "weights": None}
+    net = {"model": "mlp", "hidden": [64], "init": "drawn", "weights": None}
+    assert raw["task"] == {"name": "classification", **net}
 
 
 def test_auto_does_not_depend_on_the_workers() -> None:

@@ -163,7 +163,7 @@ def test_a_commit_that_fails_changes_nothing(tmp_path, monkeypatch, written):
     store = ClientStore(tmp_path / "states")
     store.stage(ids(1, 2, 3), states(1.0, 2.0, 3.0))
     store.commit()
-    write, calls = state._write, []
+    write, calls = state.write_at, []
 
     def full(*args: Any) -> None:
         calls.append(args)
@@ -172,7 +172,7 @@ def test_a_commit_that_fails_changes_nothing(tmp_path, monkeypatch, written):
         write(*args)
 
     store.stage(ids(1, 2, 3, 4), states(7.0, 8.0, 9.0, 10.0))
-    monkeypatch.setattr(state, "_write", full)
+    monkeypatch.setattr(state, "write_at", full)
     with pytest.raises(OSError, match="No space"):
         store.commit()
     again = ClientStore(tmp_path / "states")

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -13,6 +14,9 @@ from fedfleet.config.schema import options
 from fedfleet.simulator.algorithm import Algorithm, View
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Mean, Store
+from fedfleet.simulator.arithmetic.spool import Filed, Spool
+from fedfleet.simulator.driver import answers
+from fedfleet.simulator.driver import round as driver
 from fedfleet.simulator.executors import ray as executor
 from fedfleet.simulator.executors import slab
 from fedfleet.simulator.work import BatchPlan, LocalWork, Message, Phase
@@ -108,6 +112,39 @@ def test_any_number_of_actors_gives_equal_bytes_and_so_does_any_way_to_them(tmp_
         monkeypatch.setattr(executor, "INLINE_BYTES", 0)
         monkeypatch.setattr(executor, "TOGETHER_BYTES", 0)
     check_equal(run(tmp_path / "ray", "two phases", **on), expected)
+
+
+class Elsewhere(Spool):
+    """A file that workers cannot reach, as from another machine."""
+
+    def __init__(self, least):
+        super().__init__(least)
+        self.address = "/nowhere"
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("way", ["lines", "calls"])
+@pytest.mark.parametrize("writer", ["workers", "driver"])
+def test_uploads_that_are_kept_lie_in_a_file_and_change_no_bit(tmp_path, writer, way, monkeypatch):
+    expected = run(tmp_path / "local", "stored", kind="local", inner="batched")
+    came, fell = [], answers.put_down
+
+    def put_down(phase, spool, partials):
+        found = fell(phase, spool, partials)
+        leaves = [T.leaves(p["z"].blocks) for p in (partials, found)]
+        came.append([all(isinstance(leaf, Filed) for leaf in each) for each in leaves])
+        return found
+
+    monkeypatch.setattr(answers, "put_down", put_down)
+    monkeypatch.setattr(driver, "Spool", lambda least: (Spool if writer == "workers" else Elsewhere)(0))
+    if way == "calls":
+        monkeypatch.setattr(slab, "own", lambda count: [])
+    on = {"kind": "ray", "actors": 2, "cpus_per_actor": 0.1, "inner": "batched"}
+    check_equal(run(tmp_path / "ray", "stored", **on), expected)
+    assert all(after for _, after in came)
+    by_driver = [before for before, _ in came].count(False)  # not of the trial before the run, which is this process's
+    assert by_driver >= 8 if writer == "driver" else by_driver == 0
+    assert not any("/fedfleet-" in str(d.readlink()) for d in Path("/proc/self/fd").iterdir() if d.is_symlink())
 
 
 @pytest.mark.ray

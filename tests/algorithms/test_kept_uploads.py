@@ -1,0 +1,109 @@
+"""Rounds whose server keeps every upload: in a file or in memory they are the same rounds."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from harness import build, digits, flat, play, records
+
+from fedfleet.algorithms.local import local_training
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.simulator.algorithm import Algorithm, View
+from fedfleet.simulator.arithmetic import spool
+from fedfleet.simulator.arithmetic.reduction import Store
+from fedfleet.simulator.block.faults import Faults
+from fedfleet.simulator.driver import round as driver
+from fedfleet.simulator.errors import ClientError
+from fedfleet.simulator.fleet.availability import Bernoulli
+from fedfleet.simulator.fleet.policies import Siwer
+from fedfleet.simulator.fleet.responses import Fate, Federation
+from fedfleet.simulator.work import BatchPlan, Message, Phase
+
+WHERE = digits("classification", "dirichlet", alpha=1.0, min_size=8)
+OMG = build("omg", WHERE.task, CohortOptions(invite=7), of={"name": "fedavg", "steps": 3, "batch_size": 7})
+CASES = {
+    "all heard": {},
+    "batched": {"inner": "batched", "block_size": 3},
+    "factored": {"inner": "factored", "block_size": 3},
+    "void rounds": {"federation": Federation(availability=Bernoulli(0.5)), "min_responses": 4, "attempts": 20},
+    "late answers": {"federation": Federation(policy=Siwer(0.3, 0.6)), "stale_discount": 0.5},
+    "nobody wasted": {"federation": Federation(policy=Siwer(0.3, 0.6)), "train_all": True},
+}
+
+
+def open_files() -> set[str]:
+    return {str(d.readlink()) for d in Path("/proc/self/fd").iterdir() if d.is_symlink()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_where_uploads_lie_changes_no_bit(case, monkeypatch):
+    written = []
+    keep = driver.Spool.keep
+    monkeypatch.setattr(driver.Spool, "keep", lambda self, tree: written.append(keep(self, tree)) or written[-1])
+    before = open_files()
+    filed, memory = (list(records(OMG, WHERE, 4, filed_bytes=least, **CASES[case])) for least in (0, sys.maxsize))
+    assert len(written) >= 2 * 4
+    del written[:]
+    assert open_files() <= before
+    for a, b in zip(filed, memory, strict=True):
+        assert torch.equal(flat(a.state.z), flat(b.state.z))
+        assert a.metrics == b.metrics
+        assert [p.counts for p in a.phases] == [p.counts for p in b.phases]
+    phases = [p for r in filed for p in r.phases]
+    assert {p.attempt for p in phases} == {0} or case == "void rounds"
+    assert sum(p.counts["merged_stale"] for p in phases) > 0 or case != "late answers"
+
+
+def test_how_clients_are_cut_into_blocks_changes_no_bit():
+    cut = [play(OMG, WHERE, 3, filed_bytes=0, block_size=size) for size in (1, 4, 7)]
+    for other in cut[1:]:
+        assert torch.equal(flat(cut[0][-1]), flat(other[-1]))
+
+
+def test_uploads_may_be_looked_at_one_by_one():
+    seen = []
+
+    def round_(z, rnd):
+        found = rnd.map_reduce(phase, shared=Message({"z": z}, {"lr": {"x": 0.1}}), cohort=rnd.invite(5))["z"]
+        seen.append(found)
+        return found.mean(), {}
+
+    phase = Phase(name="train", work=local_training(BatchPlan(size=4, steps=2)), reduce={"z": Store()})
+    algorithm = Algorithm(lambda z, key, problem: z, round_, (phase,), {"global": View(lambda z: z)})
+    ends = [flat(r.state) for least in (0, sys.maxsize) for r in records(algorithm, WHERE, 2, filed_bytes=least)]
+    assert torch.equal(ends[0], ends[2])
+    assert torch.equal(ends[1], ends[3])
+    in_file, in_memory = seen[1].stacked(), seen[3].stacked()  # the file is there as long as they are
+    for name, leaf in in_memory["x"].items():
+        assert torch.equal(in_file["x"][name], leaf)
+        assert len(leaf) == 5
+
+
+def test_a_client_that_is_dropped_is_not_in_the_file():
+    people = WHERE.population
+    x = people.data["x"].double()
+    for client in range(0, people.size, 4):
+        x[people.indices[people.offsets[client]]] = torch.nan
+    where = replace(WHERE, population=replace(people, data={**people.data, "x": x.float()}))
+    drop = Faults(non_finite="drop_client")
+    runs = [list(records(OMG, where, 3, filed_bytes=least, faults=drop)) for least in (0, sys.maxsize)]
+    dropped = [sum(f == Fate.FAILED for f in r.phases[0].responses.fate.tolist()) for r in runs[0]]
+    assert 0 < sum(dropped) < 3 * 7
+    for a, b in zip(*runs, strict=True):
+        assert torch.equal(flat(a.state.z), flat(b.state.z))
+    assert torch.isfinite(flat(runs[0][-1].state.z)).all()
+
+
+def test_a_full_disk_ends_the_run_in_one_line(monkeypatch):
+    write = spool.write_at
+
+    def full(descriptor, data, offset):
+        if offset:  # what tells the file from others is there
+            raise OSError(28, "No space left on device")
+        write(descriptor, data, offset)
+
+    monkeypatch.setattr(spool, "write_at", full)
+    with pytest.raises(ClientError, match=r"round 0: phase 'train': uploads are kept in a file.*set TMPDIR"):
+        play(OMG, WHERE, 1, filed_bytes=0)
