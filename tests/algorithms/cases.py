@@ -80,9 +80,17 @@ CUT = {
 INVITE = {"fact": 2}
 """Clients asked a round, of algorithms that leave no choice."""
 LEARN_UNLABELLED = {"fact", "mcd", *(name for name, (task, _) in CASES.items() if task == "domain_adaptation")}
-"""Algorithms that need clients without labels; for a configuration:"""
+"""Algorithms that need clients without labels."""
 TARGET: dict[str, object] = {
     "population.dataset": {"name": "digits", "label_domains": True},
     "population.partition": {"kind": "by_domain"},
     "domains": {"target": [8, 9]},
 }
+BY_LABEL: dict[str, object] = {"domains": {"kind": "label"}}
+NEEDS: dict[str, dict[str, object]] = {
+    **dict.fromkeys(LEARN_UNLABELLED, TARGET),
+    "vrex": BY_LABEL,
+    "coral": BY_LABEL,
+    "fedga": {"population.held_out": 0.25},
+}
+"""What a configuration has to say besides of the clients of some algorithms."""

@@ -274,7 +274,7 @@ def test_the_search_takes_the_steps_of_torchs_sgd():
         for _ in range(21):
             gamma = v.softmax(0)
             value = objective(k, w, gamma, kappa)
-            seen.append((float(value), gamma.detach()))
+            seen.append((float(value.detach()), gamma.detach()))
             rule.zero_grad()
             value.backward()
             rule.step()

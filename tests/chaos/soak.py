@@ -22,7 +22,7 @@ import fedfleet
 from fedfleet.config.schema import complete, with_overrides
 from fedfleet.experiments.checkpoint import newest
 from tests.algorithms.cases import CASES as ROWS
-from tests.algorithms.cases import INVITE, LEARN_UNLABELLED, MODEL, TARGET
+from tests.algorithms.cases import INVITE, MODEL, NEEDS
 
 BASE: dict[str, Any] = {
     "rounds": 200,
@@ -44,12 +44,11 @@ def _case(name: str) -> dict[str, Any]:
     rest = {} if "buffer" in options else LATE if name in ("fedavg", "fedprox") else COHORT
     if name in INVITE:
         rest = {"cohort": {**COHORT["cohort"], "invite": INVITE[name]}}
-    there = TARGET if name in LEARN_UNLABELLED else {}
     return {
         "task": {"name": task, **({"model": MODEL[name]} if name in MODEL else {"model": "mlp", "hidden": [200]})},
         "algorithm": {"name": name, **options},
         **rest,
-        **there,
+        **NEEDS.get(name, {}),
     }
 
 

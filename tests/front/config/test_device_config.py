@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from cases import CASES, INVITE, LEARN_UNLABELLED, MODEL, TARGET
+from cases import CASES, INVITE, MODEL, NEEDS
 from torch import Tensor
 
 from fedfleet.commands.plan import describe
@@ -47,7 +47,7 @@ def named(algorithm: str, **overrides: Any) -> Experiment:
     net = {"model": MODEL[algorithm]} if algorithm in MODEL else {"model": "mlp", "hidden": [8]}
     model = {"name": task, **net}
     given = {"task": model, "algorithm": {"name": algorithm, **options}}
-    there = (TARGET if algorithm in LEARN_UNLABELLED else {}) | {"cohort.invite": INVITE.get(algorithm, 6)}
+    there = NEEDS.get(algorithm, {}) | {"cohort.invite": INVITE.get(algorithm, 6)}
     return Experiment(load({**BASE, **given}, there | overrides))
 
 
