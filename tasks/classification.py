@@ -7,17 +7,35 @@ from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
+from pydantic import model_validator
 from torch import Tensor, nn
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
 from fedfleet.tasks.alike import alike
 from fedfleet.tasks.body_and_head import BodyAndHead
 from fedfleet.tasks.losses import cross_entropy, scored
-from fedfleet.tasks.models import build, leaves
+from fedfleet.tasks.mixstyle import MixStyleOptions, with_mixstyle
+from fedfleet.tasks.models import SMALLEST_SIDE, build, leaves
 from fedfleet.tasks.options import DataShape, ModelOptions
 from fedfleet.tasks.own_heads import own_heads, with_residual
 from fedfleet.tasks.shifted import Shift, no_shift, shifted
 from fedfleet.tasks.stateful import buffers, called, prepared
+
+
+class ClassificationOptions(ModelOptions):
+    """Which net, and what is done to its features in training."""
+
+    mixstyle: MixStyleOptions | None = None
+    """Mix styles of images within a batch (nets with convolutions only)."""
+
+    @model_validator(mode="after")
+    def _has_styles(self) -> ClassificationOptions:
+        if self.mixstyle is not None and self.model not in SMALLEST_SIDE:
+            raise ValueError(
+                f"mixstyle is for nets with convolutions, and model={self.model} has none: choose {', '.join(SMALLEST_SIDE)}, or "
+                f"leave mixstyle out"
+            )
+        return self
 
 
 class Classification:
@@ -46,9 +64,10 @@ class Classification:
             self.functions |= {"features": net.seen, "with_residual": partial(with_residual, net)}
 
     def _build(self, seed: int) -> nn.Module:
-        return prepared(
-            build(self._options.model, self._shape.example, self._shape.classes, self._options.hidden, seed)
-        )
+        o, shape = self._options, self._shape
+        net = prepared(build(o.model, shape.example, shape.classes, o.hidden, seed))
+        mixstyle = o.mixstyle if isinstance(o, ClassificationOptions) else None
+        return net if mixstyle is None else with_mixstyle(net, mixstyle)
 
     def init(self, seed: int) -> Tree:
         """Return the net's initial parameters, and what its layers keep count of, by name."""

@@ -10,10 +10,10 @@ from pydantic import BaseModel
 from fedfleet.simulator.author import Task
 from fedfleet.tasks.adaptation import AdaptationOptions, DomainAdaptation
 from fedfleet.tasks.auc import AucMaximisation, AucOptions
-from fedfleet.tasks.classification import Classification
+from fedfleet.tasks.classification import Classification, ClassificationOptions
 from fedfleet.tasks.gan import Gan, GanOptions
 from fedfleet.tasks.language import LanguageModel, LanguageOptions
-from fedfleet.tasks.options import DataShape, ModelOptions
+from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.robust import RobustOptions, RobustTraining
 from fedfleet.tasks.stochastic import Stochastic, StochasticOptions
 from fedfleet.tasks.two_heads import TwoHeads, TwoHeadsOptions
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 
 
 TASKS: dict[str, Entry] = {
-    "classification": Entry(ModelOptions, Classification, "cross-entropy, accuracy; minimisation"),
+    "classification": Entry(ClassificationOptions, Classification, "cross-entropy, accuracy; minimisation"),
     "stochastic": Entry(StochasticOptions, Stochastic, "classification by drawn features, FedSR's net; minimisation"),
     "language_model": Entry(LanguageOptions, LanguageModel, "an LSTM, perplexity; minimisation"),
     "robust": Entry(RobustOptions, RobustTraining, "a net against a perturbation all images share; minimax"),

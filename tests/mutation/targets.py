@@ -48,6 +48,7 @@ _HELD: dict[str, list[str]] = {
     "tasks/gan.py": [f"{T}gan.py"],
     "tasks/gan_nets.py": [f"{T}gan.py"],
     "tasks/language.py": [f"{T}language.py"],
+    "tasks/mixstyle.py": [f"{T}mixstyle.py"],
     "tasks/pooling.py": [f"{T}pooling.py"],
     "tasks/pretrained.py": [f"{T}pretrained.py"],
     "tasks/robust.py": [f"{T}robust.py"],
