@@ -62,6 +62,7 @@ def test_shares_are_of_the_beta_distribution(alpha):
 
 
 def test_the_layer_is_the_released_codes():
+    torch.testing.assert_close(style(X), (X.mean((2, 3)), (X.var((2, 3)) + 1e-6).sqrt()))
     x = X.clone().requires_grad_()
     wanted = by_hand(x, rng.key(1), ALWAYS)
     torch.testing.assert_close(mixed(x), wanted)
