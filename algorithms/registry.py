@@ -29,6 +29,7 @@ from fedfleet.algorithms.fedrep import FedRepOptions, fedrep
 from fedfleet.algorithms.fedrobust import FedRobustOptions, fedrobust
 from fedfleet.algorithms.fedrod import fedrod
 from fedfleet.algorithms.fedsam import FedSamOptions, MoFedSamOptions, fedsam, mofedsam
+from fedfleet.algorithms.fedsr import FedSrOptions, fedsr
 from fedfleet.algorithms.gt_gda import gt_gda
 from fedfleet.algorithms.gt_hsgd import GtHsgdOptions, gt_hsgd
 from fedfleet.algorithms.irm import irm
@@ -86,6 +87,7 @@ ALGORITHMS: dict[str, Entry] = {
     "mofedsam": Entry(MoFedSamOptions, mofedsam, "FedSAM with the last round's movement in each step (ibid.)"),
     "fediir": Entry(FedIirOptions, fediir, "classifiers that would be moved alike: two phases (Guo et al. 2023)"),
     "fedga": Entry(FedGaOptions, fedga, "shares that follow generalisation gaps: two phases (Zhang et al. 2023)"),
+    "fedsr": Entry(FedSrOptions, fedsr, "short drawn features, near each client's own by class (Nguyen et al. 2022)"),
     "irm": Entry(PenaltyOptions, irm, "FedAvg with IRM's penalty in each loss (Arjovsky et al. 2019)"),
     "vrex": Entry(PenaltyOptions, vrex, "V-REx: the variance of domains' losses: two phases (Krueger et al. 2021)"),
     "coral": Entry(PenaltyOptions, coral, "alike means and covariances of features: two phases (Sun & Saenko 2016)"),

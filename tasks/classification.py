@@ -15,7 +15,8 @@ from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
 from fedfleet.tasks.alike import alike
 from fedfleet.tasks.body_and_head import BodyAndHead
 from fedfleet.tasks.losses import cross_entropy, scored
-from fedfleet.tasks.models import build, is_linear, leaves
+from fedfleet.tasks.mixstyle import MixStyleOptions, with_mixstyle
+from fedfleet.tasks.models import SMALLEST_SIDE, build, is_linear, leaves
 from fedfleet.tasks.options import DataShape, ModelOptions
 from fedfleet.tasks.own_heads import own_heads, with_residual
 from fedfleet.tasks.pretrained import NETS, Weights, classifier
@@ -24,13 +25,15 @@ from fedfleet.tasks.stateful import buffers, called, prepared
 
 
 class ClassificationOptions(ModelOptions):
-    """Which net: a small one, or one of torchvision's for photographs."""
+    """Which net, a small one or one of torchvision's for photographs, and what is done to its features in training."""
 
     model: str = "mlp"
     """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, convnet; torchvision's mobilenet_v2, resnet18, resnet50, resnet101."""
     weights: Weights | None = None
     """What torchvision's nets begin with, but for their last layer: the weights they have from ImageNet, if nothing is said, or
     random ones."""
+    mixstyle: MixStyleOptions | None = None
+    """Mix styles of images within a batch (small nets with convolutions only)."""
 
     @model_validator(mode="after")
     def _applies(self) -> ClassificationOptions:
@@ -38,6 +41,11 @@ class ClassificationOptions(ModelOptions):
             raise ValueError(f"weights={self.weights} is not for model={self.model}: leave it out")
         if self.model in NETS and self.init != "drawn":
             raise ValueError(f"init={self.init} is not for model={self.model}, which has weights: leave it out")
+        if self.mixstyle is not None and self.model not in SMALLEST_SIDE:
+            raise ValueError(
+                f"mixstyle is for small nets with convolutions, which model={self.model} is not: choose "
+                f"{', '.join(SMALLEST_SIDE)}, or leave mixstyle out"
+            )
         return self
 
 
@@ -68,12 +76,13 @@ class Classification:
 
     def _build(self, seed: int) -> nn.Module:
         o, shape = self._options, self._shape
-        if o.model not in NETS:
-            return prepared(build(o.model, shape.example, shape.classes, o.hidden, seed, o.init))
-        weights = (o.weights if isinstance(o, ClassificationOptions) else None) or "imagenet"
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return prepared(classifier(o.model, weights, shape.example, shape.classes))
+        weights, mixstyle = (o.weights, o.mixstyle) if isinstance(o, ClassificationOptions) else (None, None)
+        if o.model in NETS:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                return prepared(classifier(o.model, weights or "imagenet", shape.example, shape.classes))
+        net = prepared(build(o.model, shape.example, shape.classes, o.hidden, seed, o.init))
+        return net if mixstyle is None else with_mixstyle(net, mixstyle)
 
     def init(self, seed: int) -> Tree:
         """Return the net's initial parameters, and what its layers keep count of, by name."""

@@ -15,6 +15,7 @@ from fedfleet.tasks.gan import Gan, GanOptions
 from fedfleet.tasks.language import LanguageModel, LanguageOptions
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.robust import RobustOptions, RobustTraining
+from fedfleet.tasks.stochastic import Stochastic, StochasticOptions
 from fedfleet.tasks.two_heads import TwoHeads, TwoHeadsOptions
 
 
@@ -28,6 +29,7 @@ class Entry(NamedTuple):
 
 TASKS: dict[str, Entry] = {
     "classification": Entry(ClassificationOptions, Classification, "cross-entropy, accuracy; minimisation"),
+    "stochastic": Entry(StochasticOptions, Stochastic, "classification by drawn features, FedSR's net; minimisation"),
     "language_model": Entry(LanguageOptions, LanguageModel, "an LSTM, perplexity; minimisation"),
     "robust": Entry(RobustOptions, RobustTraining, "a net against a perturbation all images share; minimax"),
     "gan": Entry(GanOptions, Gan, "a generator against a discriminator; Inception Score, FID; minimax"),

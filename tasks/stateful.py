@@ -18,7 +18,7 @@ from torch.func import functional_call
 from fedfleet.simulator.author import Key, Tree, rng
 
 
-class _Pass(NamedTuple):
+class Pass(NamedTuple):
     """A forward pass in training: weights of the rows (B,), a key, what layers have counted so far."""
 
     weight: Tensor
@@ -27,10 +27,15 @@ class _Pass(NamedTuple):
 
 
 class _Under(threading.local):
-    way: _Pass | None = None
+    way: Pass | None = None
 
 
 _under = _Under()
+
+
+def under_way() -> Pass | None:
+    """Return the pass of training that the layer asking is in; None outside training."""
+    return _under.way
 
 
 class BatchNorm(nn.Module):
@@ -54,7 +59,7 @@ class BatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x (B, C, ...) normalised channel by channel."""
-        way = _under.way
+        way = under_way()
         mean, var = self.running_mean, self.running_var
         if way is not None:
             mean, var, count = _moments(x, way.weight)
@@ -87,7 +92,7 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x with entries zeroed and the others scaled up, as it is outside training."""
-        way = _under.way
+        way = under_way()
         if way is None or self.p == 0:
             return x
         kept = rng.bernoulli(rng.fold(way.key, self.place), 1 - self.p, tuple(x.shape))
@@ -133,13 +138,13 @@ def called(
     """
     if weight is None or key is None:
         return functional_call(net, {**parameters, **counted}, (x,)), counted
-    with _training(_Pass(weight, key, {})) as way:
+    with _training(Pass(weight, key, {})) as way:
         outputs = functional_call(net, {**parameters, **counted}, (x,))
     return outputs, {name: way.counted.get(name, old) for name, old in counted.items()}
 
 
 @contextmanager
-def _training(way: _Pass) -> Iterator[_Pass]:
+def _training(way: Pass) -> Iterator[Pass]:
     before, _under.way = _under.way, way
     try:
         yield way

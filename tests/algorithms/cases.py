@@ -22,6 +22,7 @@ CASES: dict[str, tuple[str, dict]] = {
     "fedpac": ("classification", {"steps": 3, "head_steps": 2, "batch_size": 7, "pull": 0.7}),
     "fedas": ("classification", {"steps": 3, "batch_size": 7, "align_lr": 0.1}),
     "fedga": ("classification", {"steps": 3, "batch_size": 7, "rounds": 4}),
+    "fedsr": ("stochastic", {"steps": 3, "batch_size": 7, "l2r": 0.1, "cmi": 0.02}),
     "irm": ("classification", {"steps": 3, "batch_size": 7, "penalty": 2.0}),
     "vrex": ("classification", {"steps": 3, "batch_size": 7, "penalty": 2.0}),
     "coral": ("classification", {"steps": 3, "batch_size": 7, "penalty": 2.0}),

@@ -15,6 +15,7 @@ SIGNS = {
         **{"balanced": {"x": 1}, "residual": {"p": 1}, "near": {"x": 1}, "aligned": {"x": 1}},
         **{"invariant": {"x": 1}, "irm": {"x": 1}, "coral": {"x": 1}},
     },
+    "stochastic": {"train": {"x": 1}, "fedsr": {"x": 1, "p": 1}},
     "language_model": {"train": {"x": 1}},
     "auc": {"train": {"x": 1, "y": -1}},
     "robust": {"train": {"x": 1, "y": -1}},

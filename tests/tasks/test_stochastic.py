@@ -1,0 +1,100 @@
+"""Drawn features: what is predicted of them, and how the net begins."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pydantic import ValidationError
+from torch.distributions import Normal, kl_divergence
+
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.work import Batch
+from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.stochastic import Stochastic, StochasticOptions, divergence
+
+SHAPE, LATENT, SAMPLES = DataShape((1, 8, 8), 10), 6, 7
+TASK = Stochastic(StochasticOptions(hidden=(5,), latent=LATENT, samples=SAMPLES), SHAPE)
+Z = T.map(lambda v: rng.normal(rng.key(v.numel()), tuple(v.shape)), TASK.init(0))
+X, Y = rng.normal(rng.key(1), (9, 1, 8, 8)), torch.arange(9)
+
+
+def batch(x=X, y=Y) -> Batch:
+    return Batch({"x": x, "y": y}, torch.ones(len(x)))
+
+
+def test_probabilities_are_averaged_over_draws_of_the_features():
+    p = Z["x"]
+    h = (X.flatten(1) @ p["encoder.1.weight"].T + p["encoder.1.bias"]).relu()
+    out = h @ p["encoder.3.weight"].T + p["encoder.3.bias"]
+    mu, sigma = out[:, :LATENT], F.softplus(out[:, LATENT:])
+    total = torch.zeros(9, 10)
+    for noise in rng.normal(rng.key(0), (SAMPLES, LATENT)):
+        total += ((mu + sigma * noise) @ p["head.weight"].T + p["head.bias"]).softmax(1)
+    found = TASK.functions["predict"](Z, batch())
+    torch.testing.assert_close(found.exp(), total / SAMPLES, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(TASK.probabilities(found), total / SAMPLES, rtol=1e-4, atol=1e-6)
+    each = TASK.functions["per_example"](Z, batch())
+    torch.testing.assert_close(each["loss"], -(total / SAMPLES).log()[range(9), Y], rtol=1e-4, atol=1e-4)
+    assert each["accuracy"].tolist() == (total.argmax(1) == Y).float().tolist()
+    measured = TASK.metrics(found, {"y": Y})
+    assert measured["loss"] == pytest.approx(float(each["loss"].mean()), rel=1e-5)
+    assert measured["accuracy"] == pytest.approx(float(each["accuracy"].mean()))
+
+
+def test_what_is_predicted_of_an_example_is_its_own_affair():
+    whole = TASK.functions["predict"](Z, batch())
+    parts = torch.cat([TASK.functions["predict"](Z, batch(x, y)) for x, y in zip(X.split(4), Y.split(4), strict=True)])
+    torch.testing.assert_close(whole, parts, rtol=1e-5, atol=1e-5)
+
+
+def test_training_draws_each_example_anew_from_the_key():
+    train = TASK.objectives["train"].loss
+    twice = batch(X[:1].repeat(2, 1, 1, 1), Y[:1].repeat(2))
+    one, other = (train(Z, twice.only(torch.tensor(row)), None, rng.key(3))[0] for row in ([1, 0], [0, 1]))
+    assert float((one - other).abs()) > 1e-3
+    assert float((train(Z, batch(), None, rng.key(3))[0] - train(Z, batch(), None, rng.key(4))[0]).abs()) > 1e-3
+    assert torch.equal(train(Z, batch(), None, rng.key(3))[0], train(Z, batch(), None, rng.key(3))[0])
+
+
+def test_the_divergence_is_torchs():
+    mu, sigma, r_mu, r_sigma = (rng.normal(rng.key(i), (5, 3), torch.float64) for i in range(4))
+    wanted = kl_divergence(Normal(mu, sigma.abs()), Normal(r_mu, r_sigma.abs())).sum(1)
+    torch.testing.assert_close(divergence(mu, sigma, r_mu, r_sigma), wanted)
+    torch.testing.assert_close(divergence(mu, sigma, mu, sigma), torch.zeros(5, dtype=torch.float64))
+
+
+def test_initialisation_is_a_function_of_the_seed_and_leaves_torch_alone():
+    before = torch.get_rng_state()
+    a, b, c = (torch.cat([v.flatten() for v in T.leaves(TASK.init(s))]) for s in (1, 1, 2))
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+    x = TASK.init(0)["x"]
+    first, head = x["encoder.1.weight"].flatten(), x["head.weight"].flatten()
+    n = min(len(first), len(head))
+    uniform = (first[:n] * 64**0.5, head[:n] * LATENT**0.5)  # on [-1, 1], both
+    assert abs(float(torch.corrcoef(torch.stack(uniform))[0, 1])) < 0.5
+    reference = TASK.reference(TASK.init(0))["p"]
+    assert {n: (tuple(v.shape), float(v.sum())) for n, v in reference.items()} == {
+        "mu": ((10, LATENT), 0.0),
+        "sigma": ((10, LATENT), 10.0 * LATENT),
+        "scale": ((), 1.0),
+    }
+
+
+def test_statistics_of_layers_are_carried():
+    task = Stochastic(StochasticOptions(model="cnn_bn", latent=3), SHAPE)
+    z = task.init(0)
+    assert set(z["b"]) == {f"encoder.{i}.running_{s}" for i in (1, 5) for s in ("mean", "var")}
+    _, aux = task.objectives["train"].loss(z, batch(), None, rng.key(0))
+    assert all(not torch.equal(aux["b"][name], leaf) for name, leaf in z["b"].items())
+
+
+def test_a_net_without_outputs_below_zero_is_refused():
+    with pytest.raises(ValidationError, match=r"model=lenet_relu has no outputs below 0, .*: choose lenet"):
+        StochasticOptions(model="lenet_relu")
+
+
+def test_features_that_are_all_alike_are_refused():
+    with pytest.raises(ValueError, match="init=zero: features that are all alike teach their head nothing: leave it out"):
+        StochasticOptions(init="zero")
