@@ -96,5 +96,7 @@ def test_a_net_without_outputs_below_zero_is_refused():
 
 
 def test_features_that_are_all_alike_are_refused():
-    with pytest.raises(ValueError, match="init=zero: features that are all alike teach their head nothing: leave it out"):
+    with pytest.raises(
+        ValueError, match="init=zero: features that are all alike teach their head nothing: leave it out"
+    ):
         StochasticOptions(init="zero")
