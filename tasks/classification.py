@@ -19,7 +19,7 @@ from fedfleet.tasks.mixstyle import MixStyleOptions, with_mixstyle
 from fedfleet.tasks.models import SMALLEST_SIDE, build, is_linear, leaves
 from fedfleet.tasks.options import DataShape, ModelOptions
 from fedfleet.tasks.own_heads import own_heads, with_residual
-from fedfleet.tasks.pretrained import NETS, Weights, classifier
+from fedfleet.tasks.pretrained import NETS, Norm, Weights, classifier
 from fedfleet.tasks.shifted import Shift, no_shift, shifted
 from fedfleet.tasks.stateful import buffers, called, prepared
 
@@ -32,6 +32,9 @@ class ClassificationOptions(ModelOptions):
     weights: Weights | None = None
     """What torchvision's nets begin with, but for their last layer: the weights they have from ImageNet, if nothing is said, or
     random ones."""
+    norm: Norm = "batch"
+    """What torchvision's nets normalise by: BatchNorm; GroupNorm; frozen: BatchNorm with the statistics that it has from ImageNet,
+    in training too."""
     mixstyle: MixStyleOptions | None = None
     """Mix styles of images within a batch (small nets with convolutions only)."""
 
@@ -39,6 +42,10 @@ class ClassificationOptions(ModelOptions):
     def _applies(self) -> ClassificationOptions:
         if self.model not in NETS and self.weights is not None:
             raise ValueError(f"weights={self.weights} is not for model={self.model}: leave it out")
+        if self.model not in NETS and self.norm != "batch":
+            raise ValueError(f"norm={self.norm} is not for model={self.model}: leave it out")
+        if self.norm == "frozen" and self.weights == "random":
+            raise ValueError("norm=frozen keeps statistics that weights=random has none of: choose batch or group")
         if self.model in NETS and self.init != "drawn":
             raise ValueError(f"init={self.init} is not for model={self.model}, which has weights: leave it out")
         if self.mixstyle is not None and self.model not in SMALLEST_SIDE:
@@ -76,13 +83,14 @@ class Classification:
 
     def _build(self, seed: int) -> nn.Module:
         o, shape = self._options, self._shape
-        weights, mixstyle = (o.weights, o.mixstyle) if isinstance(o, ClassificationOptions) else (None, None)
+        if not isinstance(o, ClassificationOptions):
+            o = ClassificationOptions(**o.model_dump())
         if o.model in NETS:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                return prepared(classifier(o.model, weights or "imagenet", shape.example, shape.classes))
+                return prepared(classifier(o.model, o.weights or "imagenet", shape.example, shape.classes, o.norm))
         net = prepared(build(o.model, shape.example, shape.classes, o.hidden, seed, o.init))
-        return net if mixstyle is None else with_mixstyle(net, mixstyle)
+        return net if o.mixstyle is None else with_mixstyle(net, o.mixstyle)
 
     def init(self, seed: int) -> Tree:
         """Return the net's initial parameters, and what its layers keep count of, by name."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfleet.tasks.pooling import MaxPool2
+from fedfleet.tasks.pretrained import FixedNorm
 from fedfleet.tasks.stateful import BatchNorm
 
 
@@ -145,7 +146,7 @@ def first_linear(net: nn.Module) -> str | None:
     return None
 
 
-NORMS = (BatchNorm, nn.GroupNorm, nn.LayerNorm)
+NORMS = (BatchNorm, FixedNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def leaves(net: nn.Module) -> dict[str, frozenset[str]]:

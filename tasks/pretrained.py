@@ -12,6 +12,7 @@ Weights are those torchvision calls IMAGENET1K_V1, read from the cache that torc
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 Weights = Literal["imagenet", "random"]
+Norm = Literal["batch", "group", "frozen"]
+GROUPS = 32  # of channels, as GroupNorm's paper has them (Wu & He 2018), where that divides their number
 NETS = ("mobilenet_v2", "resnet18", "resnet50", "resnet101")
 SMALLEST_SIDE = 32  # halved five times
 
@@ -42,15 +45,47 @@ def features(name: str, weights: Weights) -> tuple[nn.Module, int]:
     return net, width
 
 
-def classifier(name: str, weights: Weights, shape: tuple[int, ...], classes: int) -> nn.Module:
+def classifier(name: str, weights: Weights, shape: tuple[int, ...], classes: int, norm: Norm = "batch") -> nn.Module:
     """Return a net that takes images (B, 3, H, W) in [-1, 1] to logits (B, classes); its last layer is drawn. Raises ValueError."""
     check(name, shape, "cnn")
-    net: Any = pretrained(name, weights)
+    net: Any = with_norm(pretrained(name, weights), norm)
     if name == "mobilenet_v2":
         net.classifier[-1] = nn.Linear(net.last_channel, classes)
     else:
         net.fc = nn.Linear(net.fc.in_features, classes)
     return nn.Sequential(AsImageNet(), net)
+
+
+def with_norm(net: nn.Module, norm: Norm) -> nn.Module:
+    """Return a net with other layers in the place of BatchNorm's, which have their scales and shifts."""
+    for name, layer in net.named_children() if norm != "batch" else ():
+        if isinstance(layer, nn.BatchNorm2d):
+            setattr(net, name, _grouped(layer) if norm == "group" else FixedNorm(layer))
+        else:
+            with_norm(layer, norm)
+    return net
+
+
+def _grouped(layer: nn.BatchNorm2d) -> nn.GroupNorm:
+    made = nn.GroupNorm(math.gcd(GROUPS, layer.num_features), layer.num_features, eps=layer.eps)
+    made.weight, made.bias = layer.weight, layer.bias
+    return made
+
+
+class FixedNorm(nn.Module):
+    """BatchNorm whose statistics are constants, in training too; scale and shift are learnt. They travel nowhere."""
+
+    def __init__(self, like: nn.BatchNorm2d):
+        super().__init__()
+        assert like.running_mean is not None
+        assert like.running_var is not None
+        self.weight, self.bias = like.weight, like.bias
+        self.mean, self.scale = like.running_mean.clone(), torch.rsqrt(like.running_var + like.eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x (B, C, H, W) normalised channel by channel."""
+        mean, scale = (v.to(x.device, x.dtype).view(-1, 1, 1) for v in (self.mean, self.scale))
+        return (x - mean) * scale * self.weight.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
 
 
 class AsImageNet(nn.Module):

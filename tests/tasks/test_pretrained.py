@@ -203,3 +203,44 @@ def test_weights_are_for_nets_that_have_some():
 def test_torchvisions_nets_do_not_begin_at_zero():
     with pytest.raises(ValueError, match="init=zero is not for model=resnet18, which has weights: leave it out"):
         ClassificationOptions(model="resnet18", weights="random", init="zero")
+
+
+def test_other_layers_that_normalise():
+    """GroupNorm has nothing to count; fixed statistics are used in training as outside, and do not travel."""
+    x, y = torch.randn(3, 3, 32, 32), torch.tensor([0, 1, 2])
+    batch, key = Batch({"x": x, "y": y}, torch.ones(3)), rng.key(0)
+    made = Classification(
+        ClassificationOptions(model="resnet18", weights="random", norm="group"), DataShape(PHOTOGRAPH.example, 7)
+    )
+    z = made.init(0)
+    assert set(z) == {"x"}
+    assert T.count(z) == 11_176_512 + 513 * 7
+    assert len(made.leaves["norm"]) == 40
+    alone = made.objectives["train"].loss(z, Batch({"x": x[:1], "y": y[:1]}, torch.ones(1)), None, key)[0]
+    together = made.functions["per_example"](z, batch)["loss"][0]
+    torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-5)
+
+    norm = torch.nn.BatchNorm2d(4)
+    norm.running_mean, norm.running_var = torch.randn(4), torch.rand(4) + 0.5
+    torch.nn.init.normal_(norm.weight)
+    maps = torch.randn(5, 4, 6, 6)
+    expected = norm.eval()(maps)
+    net = pretrained.with_norm(torch.nn.Sequential(norm), "frozen")
+    torch.testing.assert_close(net.train()(maps), expected)
+    assert [*net.buffers()] == []
+    assert [name for name, _ in net.named_parameters()] == ["0.weight", "0.bias"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"model": "mlp", "norm": "group"}, "norm=group is not for model=mlp: leave it out"),
+        (
+            {"model": "resnet18", "weights": "random", "norm": "frozen"},
+            "norm=frozen keeps statistics that weights=random has none of: choose batch or group",
+        ),
+    ],
+)
+def test_layers_that_cannot_normalise_so_are_refused(options, says):
+    with pytest.raises(ValueError, match=says):
+        ClassificationOptions(**options)
