@@ -171,9 +171,7 @@ def test_other_algorithms_train_its_net(name):
     z = algorithm.views["global"].params(last.state)["x"]
     assert z.keys() == START.keys()
     assert all(float((z[n] - START[n]).abs().max()) > 0 for n in z)
-    if name == "omg":
-        assert algorithm.name == "omg"
-        assert {"cosine_worst", "cosine_mean"} <= last.metrics.keys()
+    assert algorithm.name == ("omg" if name == "omg" else None)
 
 
 def test_with_no_radius_matching_is_fedsr():

@@ -119,7 +119,7 @@ def test_a_process_killed_while_it_wrote(tmp_path, undisturbed):
 
 
 def test_a_disk_that_fails_in_the_middle_of_a_commit(tmp_path, undisturbed, monkeypatch):
-    out, write, calls = tmp_path / "run", state._write, []
+    out, write, calls = tmp_path / "run", state.write_at, []
 
     def failing(*args: Any) -> None:
         calls.append(args)
@@ -128,7 +128,7 @@ def test_a_disk_that_fails_in_the_middle_of_a_commit(tmp_path, undisturbed, monk
         write(*args)
 
     x = fedfleet.Experiment(config("client state"))
-    monkeypatch.setattr(state, "_write", failing)
+    monkeypatch.setattr(state, "write_at", failing)
     with pytest.raises(FedfleetError, match="Input/output error"):
         x.run(out)
     assert fedfleet.resume(out).summary["rounds"] > 0

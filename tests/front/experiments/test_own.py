@@ -112,7 +112,7 @@ def test_partials_callables_and_nested_functions_are_followed():
 def test_fedfleets_own_classes_have_no_source_but_options():
     found = describe(Classification(ModelOptions(hidden=(3,)), DataShape((1, 8, 8), 10)))
     assert (found["name"], found["source"]) == ("Classification", None)
-    assert found["options"]["_options"] == {"model": "mlp", "hidden": [3]}
+    assert found["options"]["_options"] == {"model": "mlp", "hidden": [3], "init": "drawn"}
 
 
 SCRIPT = """
