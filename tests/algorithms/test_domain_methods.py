@@ -244,3 +244,11 @@ def test_shares_keep_their_sum():
     assert adjusted(shares, torch.zeros(3, dtype=torch.float64), 0.6) is shares
     none = adjusted(torch.tensor([0.1, 0.1], dtype=torch.float64), torch.tensor([-1.0, -1.0], dtype=torch.float64), 1.0)
     assert none.tolist() == [0.1, 0.1]
+
+
+@pytest.mark.parametrize("name", ["fedga", "vrex", "coral", "fediir", "omg"])
+def test_late_answers_are_of_no_use(name):
+    """What one exchange says is of the model that another has sent; a matched update, of the model it started from."""
+    algorithm = build(name, WHERE.task, CohortOptions(invite=2))
+    assert all(phase.dated for phase in algorithm.phases)
+    assert algorithm.same_cohort == (len(algorithm.phases) > 1)
