@@ -8,7 +8,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -46,6 +46,7 @@ def start_ray(address: str | None, cpus: int | None) -> bool:
     if address is None:
         where = {"address": "local", "_node_ip_address": LOOPBACK, "num_cpus": cpus}
     on_term = signal.getsignal(signal.SIGTERM)
+    ray._private.worker.print_to_stdstream = _say_nothing
     try:
         with _on_loopback() if address is None else nullcontext():
             ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **where)
@@ -57,6 +58,21 @@ def start_ray(address: str | None, cpus: int | None) -> bool:
     if callable(on_term) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_term)  # Ray's own handlers end in an abort
     return True
+
+
+def raylet() -> int | None:
+    """Return a descriptor that can be waited for: it is ready once the raylet that this process has started is dead.
+
+    None where there is none, or where the system has no such descriptors.
+    """
+    with suppress(AttributeError, LookupError, OSError):
+        processes = ray._private.worker._global_node.all_processes  # pyright: ignore[reportOptionalMemberAccess]
+        return os.pidfd_open(processes[ray_constants.PROCESS_TYPE_RAYLET][0].process.pid)
+    return None
+
+
+def _say_nothing(data: Any, ignore_prefix: bool) -> None:
+    """Take the place of what prints Ray's logs and errors, such as the state of a raylet that died: fedfleet tells of that."""
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -84,7 +85,8 @@ class Slot:
 class Pool:
     """The actors of ``create()``, which returns at once. What happens to them goes to ``events``.
 
-    ``fault`` says why an actor with what it has is not to be taken, None where it is.
+    ``fault`` says why an actor with what it has is not to be taken, None where it is. ``raylet`` is ready to be read once nothing
+    of Ray works any more, as in ``cluster``.
     """
 
     def __init__(
@@ -93,8 +95,9 @@ class Pool:
         create: Callable[[], Any],
         events: list[dict[str, Any]],
         fault: Callable[[Place], str | None] = lambda place: None,
+        raylet: int | None = None,
     ):
-        self._create, self._events, self._fault = create, events, fault
+        self._create, self._events, self._fault, self._raylet = create, events, fault, raylet
         self._under_way = False
         self.slots = [Slot(i) for i in range(size)]
         self.bell = Bell()
@@ -136,11 +139,31 @@ class Pool:
         """
         until = time.monotonic() + PATIENCE_S
         while self.starting and (left := until - time.monotonic()) > 0:
-            if wait([self.bell.fileno()], left):
+            if self._wait([], left):
                 self.bell.answer()
         if not any(s.up for s in self.slots):
             raise self._none_came()
         self._under_way = True
+
+    def heard(self, timeout_s: float | None) -> Bell | Slot | None:
+        """Wait for what rings, or an actor that answers by its line; return it, None where there was nothing in time.
+
+        Raises FedfleetError where Ray is dead.
+        """
+        lines = {s.near.fileno(): s for s in self.slots if s.near is not None}
+        ready = self._wait(list(lines), timeout_s)
+        return None if not ready else lines.get(ready[0], self.bell)
+
+    def _wait(self, lines: list[int], timeout_s: float | None) -> list[Any]:
+        """Wait for the bell, and for lines; return which are ready. Raises FedfleetError where Ray is dead."""
+        raylet = [] if self._raylet is None else [self._raylet]
+        ready = list[Any](wait([self.bell.fileno(), *lines, *raylet], timeout_s))
+        if self._raylet in ready:
+            raise FedfleetError(
+                "executor: the raylet, Ray's process that keeps the actors of this machine, has died (it was killed or crashed, as "
+                "where memory runs out): go on with `fedfleet resume`"
+            )
+        return ready
 
     def _settle(self, slot: Slot, actor: Any, future: Future[Ready]) -> None:
         """Take note that an actor is up, or that it could not start. Raises FedfleetError where none is left."""
@@ -233,6 +256,8 @@ class Pool:
             if slot.actor is not None:
                 self._remove(slot)
         self.bell.close()
+        if self._raylet is not None:
+            os.close(self._raylet)
 
 
 def why(error: Exception) -> str:

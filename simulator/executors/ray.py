@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -19,8 +18,8 @@ from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
 from fedfleet.simulator.executors.actor import ClientActor
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.batch import Batch, Run
-from fedfleet.simulator.executors.cluster import DIRECT_BYTES, dumps, ray, share_tensors, start_ray
-from fedfleet.simulator.executors.likeness import Likeness, Place, of_process
+from fedfleet.simulator.executors.cluster import DIRECT_BYTES, dumps, ray, raylet, share_tensors, start_ray
+from fedfleet.simulator.executors.likeness import Likeness, of_process
 from fedfleet.simulator.executors.pool import DIED, LOST, MEND, NO_ROOM, TRIES, Frozen, Pool, Slot, describe, why
 from fedfleet.simulator.executors.slab import SLAB_BYTES, Slab, own
 from fedfleet.simulator.executors.store import full, put
@@ -94,14 +93,15 @@ class RayExecutor:
             options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus, "enable_task_events": False}
             remote = ray.remote(ClientActor).options(**options)  # pyright: ignore
             self._pool = Pool(
-                self.actors, lambda: remote.remote([self._setup], self.threads), self.events, self._unlike
+                self.actors,
+                lambda: remote.remote([self._setup], self.threads),
+                self.events,
+                lambda place: self._likeness.fault(place),
+                raylet() if self._started_ray else None,
             )
         else:
             self._pool.renew(lambda actor: actor.renew.remote([self._setup]))
         self._pool.start()
-
-    def _unlike(self, place: Place) -> str | None:
-        return self._likeness.fault(place)
 
     def map(
         self,
@@ -235,20 +235,18 @@ class RayExecutor:
         if not self._running and not pool.starting:
             raise FedfleetError("executor: no Ray actor is left")
         due_s, stop = self._next_due()
-        bell = pool.bell.fileno()
-        lines = {s.near.fileno(): s for s in pool.slots if s.near is not None}
-        ready = list[Any](wait([bell, *lines], due_s if self._running else pool.patience_s))
-        if not ready:
+        came = pool.heard(due_s if self._running else pool.patience_s)
+        if came is None:
             pool.check_patience()
             if stop is not None:
                 with put_off():
                     stop()
             return
         with put_off():
-            if ready[0] == bell:
-                pool.bell.answer()
+            if isinstance(came, Slot):
+                self._hear(came)
             else:
-                self._hear(lines[ready[0]])
+                came.answer()
 
     def _hear(self, slot: Slot) -> None:
         """Take what has come by a line. Everything answered is settled before a FedfleetError is raised."""

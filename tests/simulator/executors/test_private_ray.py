@@ -32,7 +32,9 @@ def session(tmp_path_factory):
     environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}
     environment.pop("RAY_ADDRESS", None)
     command = [sys.executable, "-m", "fedfleet", "run", folder / "config.yaml", "executor.actors=1", "--no-report"]
-    with subprocess.Popen([*command, "--out", out], env=environment, stderr=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(
+        [*command, "--out", out], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
         until = time.monotonic() + 120
         while not list(out.glob("checkpoints/round-*")):
             assert run.poll() is None, run.communicate()[1]
@@ -99,8 +101,8 @@ def test_a_run_whose_raylet_dies_fails_in_one_line_and_can_go_on(session):
     run, mark, out = session
     (raylet,) = [pid for pid, command in processes(mark).items() if "raylet/raylet" in command]
     os.kill(raylet, signal.SIGKILL)
-    _, said = run.communicate(timeout=60)
-    assert run.returncode == 1
+    printed, said = run.communicate(timeout=60)
+    assert (run.returncode, printed) == (1, "")
     failed = [line for line in said.splitlines() if line.startswith("failed: ")]
     assert len(failed) == 1, said
     assert "go on with `fedfleet resume`" in failed[0]
