@@ -25,6 +25,7 @@ os.environ.setdefault("RAY_max_direct_call_object_size", str(4 << 20))
 import ray
 import ray.exceptions as R  # noqa: F401
 from ray._private import ray_constants
+from ray._private import worker as ray_worker
 
 dumps, loads = ray.cloudpickle.dumps, ray.cloudpickle.loads  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -46,7 +47,7 @@ def start_ray(address: str | None, cpus: int | None) -> bool:
     if address is None:
         where = {"address": "local", "_node_ip_address": LOOPBACK, "num_cpus": cpus}
     on_term = signal.getsignal(signal.SIGTERM)
-    ray._private.worker.print_to_stdstream = _say_nothing
+    ray_worker.print_to_stdstream = _say_nothing
     try:
         with _on_loopback() if address is None else nullcontext():
             ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **where)
@@ -66,7 +67,7 @@ def raylet() -> int | None:
     None where there is none, or where the system has no such descriptors.
     """
     with suppress(AttributeError, LookupError, OSError):
-        processes = ray._private.worker._global_node.all_processes  # pyright: ignore[reportOptionalMemberAccess]
+        processes = ray_worker._global_node.all_processes  # pyright: ignore[reportOptionalMemberAccess]
         return os.pidfd_open(processes[ray_constants.PROCESS_TYPE_RAYLET][0].process.pid)
     return None
 
