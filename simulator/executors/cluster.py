@@ -67,7 +67,7 @@ def raylet() -> int | None:
     None where there is none, or where the system has no such descriptors.
     """
     with suppress(AttributeError, LookupError, OSError):
-        processes = ray_worker._global_node.all_processes  # pyright: ignore[reportOptionalMemberAccess]
+        processes = ray_worker._global_node.all_processes  # pyright: ignore[reportAttributeAccessIssue]
         return os.pidfd_open(processes[ray_constants.PROCESS_TYPE_RAYLET][0].process.pid)
     return None
 
