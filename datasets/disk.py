@@ -10,6 +10,7 @@ Every file is one record batch. `fedfleet convert` makes the folder; nothing in 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +31,7 @@ from fedfleet.simulator.population import LocalData, Summary, joined_rows, padde
 
 TOTALS, CLIENTS, EXAMPLES = "population.json", "clients.arrow", "examples.arrow"
 TEST_DOMAINS = "test_domains.arrow"
+PIECE, PIECES = 1 << 16, 1 << 10  # bytes at a time, and how many of them at most, for telling two files apart
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -138,6 +140,19 @@ class DiskPopulation:
     def read(self, name: str, rows: Tensor) -> Tensor:
         """Return rows (n,) of the column "x" or "y" of the examples, in memory."""
         return torch.from_numpy(self.examples[name].take(rows.numpy(), axis=0))
+
+    def content(self) -> str:
+        """Return where the folder is and a digest of its files, of each up to 64 MiB, evenly spaced. Raises OSError."""
+        found = hashlib.sha256((self.folder / TOTALS).read_bytes())
+        for name in (CLIENTS, EXAMPLES, *([TEST_DOMAINS] if (self.folder / TEST_DOMAINS).exists() else [])):
+            with (self.folder / name).open("rb") as file:
+                size = file.seek(0, 2)
+                count = min(PIECES, -(-size // PIECE))
+                found.update(f"{name} {size}".encode())
+                for i in range(count):
+                    file.seek((size - PIECE) * i // (count - 1) if count > 1 else 0)
+                    found.update(file.read(PIECE))
+        return f"{self.folder} sha256 {found.hexdigest()[:12]}"
 
     def to(self, device: torch.device) -> DiskPopulation:
         """Return the population reading onto a device."""

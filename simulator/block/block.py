@@ -48,6 +48,8 @@ class Setup:
         notes: what this process has found out about factoring.
         captures: the kinds of blocks that this process has captured.
         held: the tensors that phases, objectives and functions hold, which nothing may write into.
+        reads: what each worker reads of the clients for itself, as texts by name that have to be the same everywhere; None
+            where clients' data travel with the setup.
 
     """
 
@@ -61,6 +63,7 @@ class Setup:
     notes: Notes = field(default_factory=Notes)
     captures: Captures = field(default_factory=Captures)
     held: Held = field(default_factory=Held)
+    reads: Callable[[Population], Mapping[str, str]] | None = None
 
     @staticmethod
     def of(algorithm: Algorithm, task: Task, population: Population, inner: str, **rest: Any) -> Setup:
@@ -77,6 +80,10 @@ class Setup:
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Return the tensors that the functions of authors hold, by name."""
         return self.held.tensors(self.authors)
+
+    def read_here(self) -> dict[str, str]:
+        """Return what tells the data that this process reads for itself."""
+        return {} if self.reads is None else dict(self.reads(self.population))
 
     def placed(self) -> Setup:
         """Return the setup with the clients' data on the device, as a worker keeps it."""

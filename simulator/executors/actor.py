@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from fedfleet.simulator.block.block import Setup
-from fedfleet.simulator.errors import ClientError
+from fedfleet.simulator.errors import ClientError, one_line
 from fedfleet.simulator.executors.base import Job
-from fedfleet.simulator.executors.cluster import loads, ray, share_tensors
+from fedfleet.simulator.executors.cluster import R, loads, ray, share_tensors
+from fedfleet.simulator.executors.likeness import MEND, Place, of_process
 from fedfleet.simulator.executors.near import Line, Offer
 from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.work import Message
+
+
+class Ready(NamedTuple):
+    """An actor is up: whether it has what the driver offers to those of its machine, and what else it has."""
+
+    near: bool
+    place: Place
 
 
 class ClientActor:
@@ -21,21 +31,39 @@ class ClientActor:
         share_tensors()
         prepare(threads)
         self._line: Line | None = None
-        self.renew(setup)
+        self._place = self._take(setup)
 
-    def renew(self, setup: list[Any]) -> bool:
-        """Take what another run needs; return as ``ready`` does."""
-        found: Setup = ray.get(setup[0])
+    def _take(self, setup: list[Any]) -> Place:
+        """Take what a run needs; where this node lacks something for it, what is returned says so."""
+        node, has = ray.util.get_node_ip_address(), self._has()
+        try:
+            found: Setup = ray.get(setup[0])
+        except R.RaySystemError as e:  # it cannot be read, as where a module is not there
+            return Place(node, has, _cause(e))
+        try:
+            has |= found.read_here()
+        except Exception as e:
+            return Place(node, has, f"it cannot read the clients' data ({one_line(e)}): {MEND}")
+        if found.device == "cuda":
+            has["GPU"] = torch.cuda.get_device_name()
         self._setup = found.placed()
-        return self._line is not None
+        return Place(node, has)
 
-    def ready(self, offer: Offer | None) -> bool:
-        """Return, once the actor is up, whether it has what the driver offers to those of its machine."""
+    def _has(self) -> dict[str, str]:
+        return dict(of_process())
+
+    def renew(self, setup: list[Any]) -> Ready:
+        """Take what another run needs; return as ``ready`` does."""
+        self._place = self._take(setup)
+        return Ready(self._line is not None, self._place)
+
+    def ready(self, offer: Offer | None) -> Ready:
+        """Return, once the actor is up, what it has."""
         try:
             self._line = None if offer is None else Line(offer)
         except (OSError, ValueError):
-            return False
-        return self._line is not None
+            self._line = None
+        return Ready(self._line is not None, self._place)
 
     def run(self, job: Job, shared: Message, task: Any) -> tuple[Any, str | None]:
         """Return ``(result, None)``, or ``(None, message)`` where client code is at fault."""
@@ -63,3 +91,9 @@ class ClientActor:
         mine = line.slab(address)
         result, fault = self.run(job, shared, mine.unpack(task))
         return mine.pack(result), fault
+
+
+def _cause(error: Exception) -> str:
+    """Return the last line of what Ray says of an object that could not be read: the error itself."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return one_line(lines[-1]) if lines else type(error).__name__

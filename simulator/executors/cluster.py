@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -22,9 +24,12 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_max_direct_call_object_size", str(4 << 20))
 import ray
 import ray.exceptions as R  # noqa: F401
+from ray._private import ray_constants
+from ray._private import worker as ray_worker
 
 dumps, loads = ray.cloudpickle.dumps, ray.cloudpickle.loads  # pyright: ignore[reportAttributeAccessIssue]
 
+LOOPBACK = "127.0.0.1"
 DIRECT_BYTES = 4 << 20
 """What goes with a call, as above; under another limit results are the same, and come later."""
 
@@ -40,10 +45,12 @@ def start_ray(address: str | None, cpus: int | None) -> bool:
         return False
     where: dict[str, Any] = {"address": address}
     if address is None:
-        where = {"address": "local", "_node_ip_address": "127.0.0.1", "num_cpus": cpus}
+        where = {"address": "local", "_node_ip_address": LOOPBACK, "num_cpus": cpus}
     on_term = signal.getsignal(signal.SIGTERM)
+    ray_worker.print_to_stdstream = _say_nothing
     try:
-        ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **where)
+        with _on_loopback() if address is None else nullcontext():
+            ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **where)
     except ConnectionError as e:
         raise FedfleetError(
             f"executor.address={address!r}: no Ray cluster answers there ({one_line(e)}): start one with "
@@ -52,6 +59,32 @@ def start_ray(address: str | None, cpus: int | None) -> bool:
     if callable(on_term) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_term)  # Ray's own handlers end in an abort
     return True
+
+
+def raylet() -> int | None:
+    """Return a descriptor that can be waited for: it is ready once the raylet that this process has started is dead.
+
+    None where there is none, or where the system has no such descriptors.
+    """
+    with suppress(AttributeError, LookupError, OSError):
+        processes = ray_worker._global_node.all_processes  # pyright: ignore[reportAttributeAccessIssue]
+        return os.pidfd_open(processes[ray_constants.PROCESS_TYPE_RAYLET][0].process.pid)
+    return None
+
+
+def _say_nothing(data: Any, ignore_prefix: bool) -> None:
+    """Take the place of what prints Ray's logs and errors, such as the state of a raylet that died: fedfleet tells of that."""
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Have Ray take loopback for its address: elsewhere than on macOS and Windows it would put the machine's in its place."""
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 BITS = {1: torch.uint8, 2: torch.int16}

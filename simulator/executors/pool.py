@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,13 +14,19 @@ from typing import Any
 from fedfleet.simulator.block.block import BlockTask
 from fedfleet.simulator.block.chunk import Chunk
 from fedfleet.simulator.errors import FedfleetError, one_line
+from fedfleet.simulator.executors.actor import Ready
 from fedfleet.simulator.executors.bell import Bell
 from fedfleet.simulator.executors.cluster import R, ray
+from fedfleet.simulator.executors.likeness import Place
 from fedfleet.simulator.executors.near import STOP, Near, offered
 
 
 class Frozen(Exception):
     """An actor does not go on with an answer it has begun."""
+
+
+class Unlike(FedfleetError):
+    """An actor has other things than the driver, and its blocks might have other bits."""
 
 
 DIED = (R.RayActorError, R.OutOfMemoryError, R.NodeDiedError, R.WorkerCrashedError, Frozen)
@@ -76,10 +83,22 @@ class Slot:
 
 
 class Pool:
-    """The actors of ``create()``, which returns at once. What happens to them goes to ``events``."""
+    """The actors of ``create()``, which returns at once. What happens to them goes to ``events``.
 
-    def __init__(self, size: int, create: Callable[[], Any], events: list[dict[str, Any]]):
-        self._create, self._events = create, events
+    ``fault`` says why an actor with what it has is not to be taken, None where it is. ``raylet`` is ready to be read once nothing
+    of Ray works any more, as in ``cluster``.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        create: Callable[[], Any],
+        events: list[dict[str, Any]],
+        fault: Callable[[Place], str | None] = lambda place: None,
+        raylet: int | None = None,
+    ):
+        self._create, self._events, self._fault, self._raylet = create, events, fault, raylet
+        self._under_way = False
         self.slots = [Slot(i) for i in range(size)]
         self.bell = Bell()
         self._none_up_since = time.monotonic()
@@ -94,6 +113,7 @@ class Pool:
 
     def renew(self, give: Callable[[Any], Any]) -> None:
         """Give actors what another run needs, by ``give(actor)``; put fresh ones for those still at work and those given up."""
+        self._under_way = False
         for slot in self.slots:
             slot.deaths = 0
             if slot.actor is None:
@@ -105,7 +125,7 @@ class Pool:
                 slot.starting = True
                 self.bell.when(give(slot.actor), partial(self._renewed, slot, slot.actor))
 
-    def _renewed(self, slot: Slot, actor: Any, future: Future[bool]) -> None:
+    def _renewed(self, slot: Slot, actor: Any, future: Future[Ready]) -> None:
         """Take note that an actor has what another run needs; a fresh one tells why it could not have it."""
         if slot.actor is actor and isinstance(future.exception(), Exception):
             self.replace(slot)
@@ -113,25 +133,54 @@ class Pool:
             self._settle(slot, actor, future)
 
     def start(self) -> None:
-        """Wait until all actors are up; go on with those there are where others have found no room after a while."""
+        """Wait until all actors are up; go on with those there are where others have found no room after a while.
+
+        Raises Unlike where one is not like the driver. One that comes later, for one that died, is given up as if it had died too.
+        """
         until = time.monotonic() + PATIENCE_S
         while self.starting and (left := until - time.monotonic()) > 0:
-            if wait([self.bell.fileno()], left):
+            if self._wait([], left):
                 self.bell.answer()
         if not any(s.up for s in self.slots):
             raise self._none_came()
+        self._under_way = True
 
-    def _settle(self, slot: Slot, actor: Any, future: Future[bool]) -> None:
+    def heard(self, timeout_s: float | None) -> Bell | Slot | None:
+        """Wait for what rings, or an actor that answers by its line; return it, None where there was nothing in time.
+
+        Raises FedfleetError where Ray is dead.
+        """
+        lines = {s.near.fileno(): s for s in self.slots if s.near is not None}
+        ready = self._wait(list(lines), timeout_s)
+        return None if not ready else lines.get(ready[0], self.bell)
+
+    def _wait(self, lines: list[int], timeout_s: float | None) -> list[Any]:
+        """Wait for the bell, and for lines; return which are ready. Raises FedfleetError where Ray is dead."""
+        raylet = [] if self._raylet is None else [self._raylet]
+        ready = list[Any](wait([self.bell.fileno(), *lines, *raylet], timeout_s))
+        if self._raylet in ready:
+            raise FedfleetError(
+                "executor: the raylet, Ray's process that keeps the actors of this machine, has died (it was killed or crashed, as "
+                "where memory runs out): go on with `fedfleet resume`"
+            )
+        return ready
+
+    def _settle(self, slot: Slot, actor: Any, future: Future[Ready]) -> None:
         """Take note that an actor is up, or that it could not start. Raises FedfleetError where none is left."""
         if slot.actor is not actor:
             return
         try:
-            near = future.result()
+            ready = future.result()
         except DIED as e:
             self.died(slot, e, 0, None)
             return
+        if (fault := self._fault(ready.place)) is not None:
+            if not self._under_way:
+                raise Unlike(fault)
+            self.died(slot, Unlike(fault), 0, None)
+            return
         slot.starting = False
-        if slot.near is not None and near:
+        if slot.near is not None and ready.near:
             slot.near.taken()
         else:
             slot.hang_up()
@@ -157,6 +206,8 @@ class Pool:
         self._remove(slot)
         self._events.append({"event": "worker_retired", "slot": slot.number, "deaths": slot.deaths})
         if all(s.actor is None for s in self.slots):
+            if isinstance(error, Unlike):
+                raise error
             at = "as it started" if task is None else f"with {describe(task)} at hand"
             raise FedfleetError(
                 f"executor: no Ray actor is left, each died {TRIES} times in a row, the last {at} ({why(error)}): {MEND}"
@@ -205,6 +256,8 @@ class Pool:
             if slot.actor is not None:
                 self._remove(slot)
         self.bell.close()
+        if self._raylet is not None:
+            os.close(self._raylet)
 
 
 def why(error: Exception) -> str:
@@ -212,6 +265,8 @@ def why(error: Exception) -> str:
     text = one_line(error)
     if isinstance(error, R.OutOfMemoryError) or "low on memory" in text:
         return "memory ran out, and Ray stopped it"
+    if isinstance(error, Unlike):
+        return text
     if isinstance(error, Frozen):
         return "it stopped in the middle of an answer"
     if isinstance(error, NO_ROOM):

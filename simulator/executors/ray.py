@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -19,9 +18,11 @@ from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
 from fedfleet.simulator.executors.actor import ClientActor
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.batch import Batch, Run
-from fedfleet.simulator.executors.cluster import DIRECT_BYTES, dumps, ray, share_tensors, start_ray
+from fedfleet.simulator.executors.cluster import DIRECT_BYTES, dumps, ray, raylet, share_tensors, start_ray
+from fedfleet.simulator.executors.likeness import Likeness, of_process
 from fedfleet.simulator.executors.pool import DIED, LOST, MEND, NO_ROOM, TRIES, Frozen, Pool, Slot, describe, why
 from fedfleet.simulator.executors.slab import SLAB_BYTES, Slab, own
+from fedfleet.simulator.executors.store import full, put
 from fedfleet.simulator.signals import put_off
 from fedfleet.simulator.work import Message
 
@@ -61,11 +62,13 @@ class RayExecutor:
         threads: int = 1,
         address: str | None = None,
         cpus: int | None = None,
+        allow_differences: bool = False,
     ):
         self.actors, self.cpus, self.gpus, self.threads = actors, cpus_per_actor, gpus_per_actor, threads
         self.events: list[dict[str, Any]] = []
         self.put_s = 0.0
-        self._address, self._node_cpus = address, cpus
+        self._address, self._node_cpus, self._allow = address, cpus, allow_differences
+        self._likeness = Likeness({}, self.events, allow=False)
         self._pool: Pool | None = None
         self._setup: Any = None  # in the object store
         self._batches: list[Batch] = []
@@ -75,17 +78,27 @@ class RayExecutor:
         self._started_ray = False
 
     def start(self, setup: Setup) -> None:
-        """Put the setup once, and bring the actors up; those of an earlier run go on. Ray is started on loopback, or joined."""
+        """Put the setup once, and bring the actors up; those of an earlier run go on. Ray is started on loopback, or joined.
+
+        Raises FedfleetError naming the node where a worker is not like this process, or has other data.
+        """
         torch.set_num_threads(1)
         if self._pool is None:
             self._started_ray = start_ray(self._address, self._node_cpus)
             share_tensors()
-        self._setup, self._batches = _put(setup), []
+        self._setup, self._batches = put(setup), []
+        self._likeness = Likeness({**of_process(), **setup.read_here()}, self.events, allow=self._allow)
         if self._pool is None:
             # Ray's own account of every task would grow with the rounds.
             options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus, "enable_task_events": False}
             remote = ray.remote(ClientActor).options(**options)  # pyright: ignore
-            self._pool = Pool(self.actors, lambda: remote.remote([self._setup], self.threads), self.events)
+            self._pool = Pool(
+                self.actors,
+                lambda: remote.remote([self._setup], self.threads),
+                self.events,
+                lambda place: self._likeness.fault(place),
+                raylet() if self._started_ray else None,
+            )
         else:
             self._pool.renew(lambda actor: actor.renew.remote([self._setup]))
         self._pool.start()
@@ -172,7 +185,7 @@ class RayExecutor:
                 try:
                     reference = slot.actor.run.remote(batch.job, far, task)
                 except NO_ROOM as e:
-                    raise _full(e) from e
+                    raise full(e) from e
                 when(reference, partial(self._settle, order))
             batch.waiting.popleft()
             if not slot.load:
@@ -211,7 +224,7 @@ class RayExecutor:
         if batch.far is None:
             size, started = T.num_bytes(dict(batch.shared.send)), time.perf_counter()
             small = size <= INLINE_BYTES or size * batch.size <= TOGETHER_BYTES
-            batch.far = batch.shared if small else _put(batch.shared)
+            batch.far = batch.shared if small else put(batch.shared)
             self.put_s += time.perf_counter() - started
         return batch.far
 
@@ -222,20 +235,18 @@ class RayExecutor:
         if not self._running and not pool.starting:
             raise FedfleetError("executor: no Ray actor is left")
         due_s, stop = self._next_due()
-        bell = pool.bell.fileno()
-        lines = {s.near.fileno(): s for s in pool.slots if s.near is not None}
-        ready = list[Any](wait([bell, *lines], due_s if self._running else pool.patience_s))
-        if not ready:
+        came = pool.heard(due_s if self._running else pool.patience_s)
+        if came is None:
             pool.check_patience()
             if stop is not None:
                 with put_off():
                     stop()
             return
         with put_off():
-            if ready[0] == bell:
-                pool.bell.answer()
+            if isinstance(came, Slot):
+                self._hear(came)
             else:
-                self._hear(lines[ready[0]])
+                came.answer()
 
     def _hear(self, slot: Slot) -> None:
         """Take what has come by a line. Everything answered is settled before a FedfleetError is raised."""
@@ -385,16 +396,3 @@ def _failure(action: Callable[..., None], *given: Any) -> FedfleetError | None:
     except FedfleetError as e:
         return e
     return None
-
-
-def _put(value: Any) -> Any:
-    try:
-        return ray.put(value)
-    except NO_ROOM as e:
-        raise _full(e) from e
-
-
-def _full(error: Exception) -> FedfleetError:
-    return FedfleetError(
-        f"executor: {why(error)}, and so is the disk it spills to: free some space, lower cohort.invite, or take a smaller model"
-    )

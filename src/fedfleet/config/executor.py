@@ -12,7 +12,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Executor(Options):
-    """Where the work runs. None of these keys but ``inner``, ``block_size``, threads and device may change a bit of the result."""
+    """Where the work runs. None of these keys but ``inner``, ``block_size``, threads, device and differences may change a bit."""
 
     kind: Literal["local", "ray"] = "ray"
     """local: in this process; ray: on a pool of Ray actors."""
@@ -36,6 +36,8 @@ class Executor(Options):
     """auto: cuda if ``gpus_per_actor`` is above 0."""
     address: str | None = None
     """Address of a running Ray cluster; a private one is started on loopback if not given."""
+    allow_differences: bool = False
+    """Take nodes with other versions or another processor than the driver's; a run that had any says ``bit_exact: false``."""
 
 
 class FaultOptions(Options):

@@ -77,6 +77,11 @@ def _check_executor(config: Config) -> None:
             f"faults.client_timeout_s={config.faults.client_timeout_s:g}: with executor.kind=local clients run in this process, "
             f"which cannot be stopped: set executor.kind=ray, or leave it out"
         )
+    if e.kind == "local" and e.allow_differences:
+        raise ConfigError(
+            "executor.allow_differences=True: with executor.kind=local there is no other machine: set executor.kind=ray, or leave "
+            "it out"
+        )
     if e.gpus_per_actor > 1 and not e.gpus_per_actor.is_integer():
         raise ConfigError(f"executor.gpus_per_actor={e.gpus_per_actor:g}: above 1 it must be whole: round it")
     if e.address is not None:

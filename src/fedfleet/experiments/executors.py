@@ -23,7 +23,7 @@ class Kind(NamedTuple):
 def _ray_asks(config: Config) -> tuple[Any, ...]:
     e = config.executor
     one = (e.cpus_per_actor, e.gpus_per_actor, e.threads_per_actor)
-    return resolve.actors(config), *one, e.address, resolve.cpus()
+    return resolve.actors(config), *one, e.address, resolve.cpus(), e.allow_differences
 
 
 def _ray(*asked: Any) -> Executor:

@@ -17,7 +17,9 @@ from fedfleet.experiments.provenance import describe, differences, same
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.errors import ConfigError, one_line
-from fedfleet.simulator.population import Population, decode
+from fedfleet.simulator.executors.likeness import DATA, SHORT
+from fedfleet.simulator.held_out import HeldOut
+from fedfleet.simulator.population import InMemoryPopulation, Population, decode
 
 TASK = ("parts", "objectives", "functions", "init", "metrics")
 POPULATION = ("size", "summary", "num_examples", "domains", "local_data", "to")
@@ -111,6 +113,21 @@ def sampled(population: Population) -> dict[str, Tensor]:
     """Return what a few clients are given, the same few at every call: their examples, how many they are, their domains."""
     each = [_given(population, client) for client in fixed_draw(population.size, FEW).split(1)]
     return {name: torch.cat([one[name] for one in each]) for name in each[0]}
+
+
+def read_by_workers(population: Population) -> dict[str, str]:
+    """Return what tells the clients' data that a worker reads or makes for itself from others; nothing of what travels to it.
+
+    A population that reads files may say what tells them, as its ``content()``; of others it is what a few clients are given.
+    """
+    whole = population
+    while isinstance(whole, HeldOut):
+        whole = whole.whole
+    if isinstance(whole, InMemoryPopulation):
+        return {}
+    if (content := getattr(whole, "content", None)) is not None:
+        return {DATA: content()}
+    return {"what a few clients are given": f"sha256 {digest('', sampled(population))[:SHORT]}"}
 
 
 def _given(population: Population, ids: Tensor) -> dict[str, Tensor]:

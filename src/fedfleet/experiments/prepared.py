@@ -294,6 +294,7 @@ class Prepared:
             e.inner,
             evaluation={**self.evaluation, **self.final},
             device=e.device,
+            reads=own.read_by_workers,
             captures=Captures() if e.capture and timeout is None else Captures(after=None),  # capturing takes its time
         )
         if not self.config.evaluation.per_client:

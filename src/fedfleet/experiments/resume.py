@@ -21,7 +21,10 @@ from fedfleet.simulator.errors import ConfigError
 
 WHERE = (
     *("max_seconds", "checkpoint"),
-    *(f"executor.{key}" for key in ("kind", "actors", "cpus_per_actor", "gpus_per_actor", "address")),
+    *(
+        f"executor.{key}"
+        for key in ("kind", "actors", "cpus_per_actor", "gpus_per_actor", "address", "allow_differences")
+    ),
 )
 """Keys, or sections, that decide nothing of what comes out, but where it is computed and for how long."""
 STOPS = ("until", "max_seconds", "stop_if_diverged")

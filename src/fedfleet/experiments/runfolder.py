@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +26,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.driver.simulate import RoundRecord
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
+from fedfleet.simulator.executors.likeness import packages
 
 FLUSH_EVERY_S = 30.0
 CHECKPOINTS, LOCK, BEST = "checkpoints", ".lock", "best.safetensors"
@@ -82,7 +82,11 @@ class RunFolder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Say where it is that nothing can be written. Raises FedfleetError."""
+        """Say where it is that nothing can be written. Raises FedfleetError, also where the folder was taken away.
+
+        What is written into a new folder of that name would be a part of the run alone.
+        """
+        self._check_there()
         try:
             yield
         except (OSError, SafetensorError) as e:
@@ -90,6 +94,18 @@ class RunFolder:
                 f"{self.folder}: cannot be written ({one_line(getattr(e, 'strerror', None) or e)}): mend that, then go on with "
                 f"`fedfleet resume {self.folder}` from the last checkpoint"
             ) from e
+
+    def _check_there(self) -> None:
+        """See that the folder is still the one that was locked."""
+        try:
+            there = os.path.samestat((self.folder / LOCK).stat(), os.fstat(self._lock.fileno()))
+        except OSError:
+            there = False
+        if not there:
+            raise FedfleetError(
+                f"{self.folder}: it was removed, moved or replaced while the run was at work in it: start anew, in a folder "
+                f"that is left alone"
+            )
 
     def restore(self, rounds: int, *, every: int, evaluated: bool) -> None:
         """Go back to what was there after so many rounds. Raises FedfleetError where the tables cannot be read."""
@@ -225,31 +241,13 @@ def load_model(path: Path, like: Tree) -> Tree:
 
 def environment() -> dict[str, Any]:
     """Return what the numbers may depend on: versions and machine."""
-    packages = {}
-    for name in (
-        "fedfleet",
-        "ray",
-        "torch",
-        "torchvision",
-        "numpy",
-        "pandas",
-        "pyarrow",
-        "safetensors",
-        "scikit-learn",
-        "scipy",
-        "pydantic",
-    ):
-        try:
-            packages[name] = version(name)
-        except PackageNotFoundError:
-            packages[name] = None
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "cpus": os.cpu_count(),
         "cuda_devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "packages": packages,
+        "packages": packages(),
     }
 
 

@@ -20,6 +20,8 @@ from fedfleet.simulator.block.block import BlockTask, Setup
 from fedfleet.simulator.block.chunk import Chunk
 from fedfleet.simulator.errors import ClientTimeout, FedfleetError
 from fedfleet.simulator.executors import pool
+from fedfleet.simulator.executors.actor import Ready
+from fedfleet.simulator.executors.likeness import Place
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.executors.pool import Pool, describe, why
 from fedfleet.simulator.executors.ray import RayExecutor
@@ -281,7 +283,7 @@ class Places:
     def create(self):
         self.made += 1
         up = Future()
-        up.set_result(False)
+        up.set_result(Ready(False, Place("here", {})))
         return SimpleNamespace(ready=SimpleNamespace(remote=lambda offer: SimpleNamespace(future=lambda: up)))
 
     def come(self):

@@ -14,6 +14,7 @@ import ray
 
 from fedfleet.simulator.executors import actor, pool
 from fedfleet.simulator.executors.cluster import dumps, loads
+from fedfleet.simulator.executors.likeness import Place
 from fedfleet.simulator.executors.near import ANSWER, Line
 from fedfleet.simulator.executors.pool import Pool
 from fedfleet.simulator.executors.ray import RayExecutor
@@ -44,7 +45,7 @@ class ThreadActor:
 
     def __init__(self) -> None:
         self._actor = object.__new__(actor.ClientActor)
-        self._actor._setup = SimpleNamespace()
+        self._actor._setup, self._actor._place = SimpleNamespace(), Place("here", {})
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._outstanding: list[Future[Any]] = []
         for name in ("ready", "run", "serve"):

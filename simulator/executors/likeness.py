@@ -1,0 +1,110 @@
+"""What a worker's process has that bits depend on, and how that is compared with the driver's as the worker comes up.
+
+On a cluster each node has its own fedfleet, its own packages and its own copy of a data folder, and nothing would otherwise tell
+that one of them is another: the run would go on to other numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+PACKAGES = (
+    *("fedfleet", "ray", "torch", "torchvision", "numpy", "pandas", "pyarrow", "safetensors", "scikit-learn", "scipy"),
+    "pydantic",
+)
+"""Those whose versions are on record."""
+DATA = "data"
+"""What a worker has under this name is compared whatever else may differ: other data are another run."""
+MEND = "copy the driver's there, or give a path that all nodes share"
+SHORT = 12  # digits of a digest
+
+
+class Place(NamedTuple):
+    """What a worker tells of itself: its node's address, what it has by name, and why it cannot run anything, if so."""
+
+    node: str
+    has: Mapping[str, str]
+    fault: str | None = None
+
+
+def packages() -> dict[str, str | None]:
+    """Return the version of each of the packages, None for one that is not there."""
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+@cache
+def of_process() -> dict[str, str]:
+    """Return what this process has: versions, a digest of fedfleet's source, the kind of processor."""
+    return {
+        "Python": platform.python_version(),
+        **{name: found or "none" for name, found in packages().items()},
+        "source of fedfleet": source(Path(sys.modules["fedfleet"].__path__[0])),
+        "processor": _processor(),
+    }
+
+
+def source(folder: Path) -> str:
+    """Return a digest of a package's modules: their names below the folder, and what they hold."""
+    found = hashlib.sha256()
+    below = (Path(at) / name for at, _, names in os.walk(folder, followlinks=True) for name in names)
+    for path in sorted(p for p in below if p.suffix == ".py"):
+        content = path.read_bytes()
+        found.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
+    return f"sha256 {found.hexdigest()[:SHORT]}"
+
+
+def _processor() -> str:
+    """Return the model of the processor, and which of its instructions torch takes: kernels, and the order of sums, go by both."""
+    model = platform.processor() or platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+    return f"{model} {torch.backends.cpu.get_cpu_capability()}"
+
+
+class Likeness:
+    """Compares workers with the driver, and in what the driver has not, such as a GPU, with the first that came.
+
+    Where versions and machines may differ (``allow``), each node that does is an event, which says that bits may be others.
+    """
+
+    def __init__(self, mine: Mapping[str, str], events: list[dict[str, Any]], *, allow: bool):
+        self._wanted, self._events, self._allow = dict(mine), events, allow
+        self._said: set[str] = set()
+
+    def fault(self, place: Place) -> str | None:
+        """Return in one line why a worker is not taken; None where it is."""
+        differs = {k: v for k, v in place.has.items() if self._wanted.setdefault(k, v) != v}
+        data = differs.pop(DATA, None)
+        if differs and not self._allow:
+            each = "; ".join(f"{name}: {there}, here {self._wanted[name]}" for name, there in differs.items())
+            return (
+                f"executor: node {place.node} is not like the driver's ({each}): bits may differ: give both the same, or set "
+                f"executor.allow_differences=true"
+            )
+        if data is not None:
+            return f"executor: node {place.node} has other data than the driver ({data}, here {self._wanted[DATA]}): {MEND}"
+        if place.fault is not None:
+            return f"executor: node {place.node} cannot take part: {place.fault}"
+        if differs and place.node not in self._said:
+            self._said.add(place.node)
+            both = {name: [self._wanted[name], there] for name, there in differs.items()}
+            self._events.append({"event": "unlike_node", "node": place.node, "differs": both, "bit_exact": False})
+        return None
