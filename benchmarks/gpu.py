@@ -37,11 +37,16 @@ PRECISIONS = ("float32", "tf32", "bf16")
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is done where nothing is said: cohorts, rounds, and how many clients and examples there are; None as in the case."""
+    """How much is done where nothing is said; clients, examples and batches are those of the case where None.
+
+    The small one keeps to float32, for a CPU may have no convolutions in bfloat16, and ends before blocks are captured.
+    """
 
     cohorts: tuple[int, ...] = (10, 100, 1000, 10_000)
     rounds: int = 10
     warmup: int = 2
+    precisions: tuple[str, ...] = PRECISIONS
+    block_size: int | None = None
     clients: int | None = None
     samples: int | None = None
     batch: int | None = None
@@ -52,7 +57,8 @@ class Scale:
         return replace(case, **{k: v for k, v in wanted.items() if v is not None})
 
 
-SCALES = {"full": Scale(), "small": Scale((2, 6), rounds=1, warmup=1, clients=4, samples=10, batch=5)}
+SMALL = Scale((2,), 1, 1, ("float32",), block_size=2, clients=2, samples=4, batch=2)
+SCALES = {"full": Scale(), "small": SMALL}
 
 
 def enlarged(population: InMemoryPopulation, clients: int) -> InMemoryPopulation:
@@ -144,7 +150,7 @@ def out_of_memory(error: BaseException | None) -> bool:
 
 def cells(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measure all cells, small cohorts first; one that would take longer than the budget, going by the one before, is left out."""
-    chosen = itertools.product(args.precision or PRECISIONS, command.cases(args.case, NAMES))
+    chosen = itertools.product(args.precision, command.cases(args.case, NAMES))
     for mode, named in chosen:
         base = SCALES[args.scale].of(named)
         serial = None  # its rate
@@ -215,6 +221,7 @@ def main(argv: list[str] | None = None) -> None:
     scale = SCALES[args.scale]
     args.cohort = sorted(args.cohort or scale.cohorts)
     args.rounds, args.warmup = args.rounds or scale.rounds, args.warmup or scale.warmup
+    args.precision, args.block_size = args.precision or scale.precisions, args.block_size or scale.block_size
     found = []
     for result in cells(args):
         found.append(result)

@@ -266,10 +266,10 @@ def test_the_table_of_a_device_is_made_unattended(capsys, tmp_path):
     found = json.loads((tmp_path / "gpu.json").read_text())["cells"]
     assert [(c["precision"], c["case"], c["inner"], c["cohort"]) for c in found] == [
         (mode, name, inner, cohort)
-        for mode in gpu.PRECISIONS
+        for mode in gpu.SMALL.precisions
         for name in gpu.NAMES
         for inner in gpu.INNERS
-        for cohort in gpu.SCALES["small"].cohorts
+        for cohort in gpu.SMALL.cohorts
     ]
     assert all(c["client_updates_per_s"] > 0 and c["note"] == "" for c in found)
     assert all(("ratio" in c) == (c["inner"] != "serial") for c in found)

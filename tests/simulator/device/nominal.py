@@ -28,6 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedfleet.simulator.arithmetic import stored
 
 DEVICE, CPU = torch.device("fpga", 0), torch.device("cpu")
+PASSED_ON = torch.device("cpu", 0)
+"""What operations are told instead of the device: the CPU as nobody else calls it, so that a captured one still says it."""
 FORGET_AT = 1 << 15  # storages on record, before those that are gone are taken off it
 FACTORIES = (
     *("zeros", "ones", "full", "empty", "arange", "eye", "linspace", "logspace", "empty_strided", "scalar_tensor"),
@@ -111,9 +113,8 @@ class Watch(TorchDispatchMode):
             if not _allowed(function, args, strangers):
                 shapes = ", ".join(str(tuple(t.shape)) for t in strangers)
                 raise TwoDevices(f"tensors of two devices in {function}: on the CPU are those of shape {shapes}")
-        asked = kwargs.get("device")
-        if asked is not None:
-            kwargs["device"], here = CPU, here or asked.type == DEVICE.type
+        if kwargs.get("device") in (DEVICE, PASSED_ON):
+            kwargs["device"], here = PASSED_ON, True
         given = {_address(t) for t in tensors}
         found = function(*args, **kwargs)
         self.seen += here
@@ -133,7 +134,11 @@ def _allowed(function: Any, args: Any, strangers: list[Tensor]) -> bool:
         value = args[2] if len(args) > 2 else None
         return not first_is_strange and (value is None or value.dim() == 0 or all(t is not value for t in strangers))
     number_by_number = packet in FILLED or (torch.Tag.pointwise in function.tags and packet not in OF_ONE_DEVICE)
-    return number_by_number and all(t.dim() == 0 for t in strangers) and not (function._schema.is_mutable and first_is_strange)
+    return (
+        number_by_number
+        and all(t.dim() == 0 for t in strangers)
+        and not (function._schema.is_mutable and first_is_strange)
+    )
 
 
 def _device(t: Tensor, real: Any = torch._C.TensorBase.device) -> torch.device:
@@ -192,7 +197,9 @@ def placed() -> Iterator[Watch]:
     of_torch = {name: functools.partial(_made, getattr(torch, name)) for name in FACTORIES}
     of_torch |= {name: functools.partial(_of_values, getattr(torch, name)) for name in ("tensor", "as_tensor")}
     with patch.multiple(torch, **of_torch), patch.multiple(stored, _threads=Here), Watch() as watch:
-        before = {name: Tensor.__dict__[name] for name in of_tensors if name in Tensor.__dict__}  # the others are inherited
+        before = {
+            name: Tensor.__dict__[name] for name in of_tensors if name in Tensor.__dict__
+        }  # the others are inherited
         for name, new in of_tensors.items():
             setattr(Tensor, name, new)
         try:

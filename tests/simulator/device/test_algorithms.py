@@ -22,7 +22,12 @@ def models(name, inner, device, rounds=2, alike=False, **given):
     net = {"model": MODEL[name]} if name in MODEL else NET
     skewed = {"partition": "quantity_skew", "alpha": 5.0, "min_size": 2}
     world = digits(task, clients=90, net=net, **({"partition": "iid"} if alike else skewed))
-    algorithm = build(name, world.task, CohortOptions(invite=INVITE.get(name, 2)), **{**options, **{k: v for k, v in few.items() if k in options}})
+    algorithm = build(
+        name,
+        world.task,
+        CohortOptions(invite=INVITE.get(name, 2)),
+        **{**options, **{k: v for k, v in few.items() if k in options}},
+    )
     view, found = algorithm.views["global"].params, []
     for record in records(algorithm, world, rounds, inner=inner, device=str(device), held=Tried(), **given):
         assert not any(on_device(t) for t in T.leaves(record.state) if isinstance(t, torch.Tensor))

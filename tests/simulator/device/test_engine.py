@@ -101,7 +101,9 @@ def test_combinations():
     T.map(torch.testing.assert_close, there, combined("cpu"))
 
 
-@pytest.mark.parametrize("rule", [optim.adam(), optim.adaptive("yogi"), optim.adagrad(), optim.sgd(momentum=0.9, clip_norm=1.0)])
+@pytest.mark.parametrize(
+    "rule", [optim.adam(), optim.adaptive("yogi"), optim.adagrad(), optim.sgd(momentum=0.9, clip_norm=1.0)]
+)
 def test_optimisers(rule):
     def moved(device):
         z = {"x": {"w": torch.linspace(-1, 1, 4).to(device)}}

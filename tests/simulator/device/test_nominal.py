@@ -35,10 +35,14 @@ DONE = {
     "a copy": lambda x: torch.empty_like(x).copy_(torch.ones(3)),
     "what is like it": lambda x: x + torch.zeros_like(x) + x.new_ones(3) + torch.full_like(x, 2.0),
     "what was made there": lambda x: x + torch.arange(3, device=x.device) + torch.tensor([1, 2, 3], device=x.device),
-    "what was brought": lambda x: x + torch.ones(3).to(x) + torch.ones(3).to(x.device) + torch.ones(3).to(device=str(x.device)),
+    "what was brought": lambda x: (
+        x + torch.ones(3).to(x) + torch.ones(3).to(x.device) + torch.ones(3).to(device=str(x.device))
+    ),
     "one client's": lambda x: torch.func.vmap(lambda one: one + torch.zeros((), device=one.device))(x),
     "the gradient of a choice": lambda x: torch.func.grad(lambda v: v[v.argmax()].square() + v.max(0).values)(x),
-    "the gradient of places": lambda x: torch.func.vmap(torch.func.grad(lambda v: v[torch.tensor([0, 0])].sum()))(x[None]),
+    "the gradient of places": lambda x: torch.func.vmap(torch.func.grad(lambda v: v[torch.tensor([0, 0])].sum()))(
+        x[None]
+    ),
 }
 
 

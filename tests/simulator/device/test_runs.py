@@ -33,16 +33,32 @@ ROLES = {
 OWN = {"population.held_out": 0.25, "evaluation.per_client": True}
 RUNS = {
     "classification": {"evaluation.per_client": True, "evaluation.cosines": True},
-    "convolutions": {"task": {"model": "cnn_bn", "mixstyle": {"p": 0.7, "blocks": 2}}, **ROLES, "executor.inner": "factored"},
+    "convolutions": {
+        "task": {"model": "cnn_bn", "mixstyle": {"p": 0.7, "blocks": 2}},
+        **ROLES,
+        "executor.inner": "factored",
+    },
     "own models": {"algorithm.name": "fedrod", **OWN},
     "factored": {"executor.inner": "factored", "evaluation.cosines": True, "domains": {"kind": "label"}},
     "stochastic": {"task": {"name": "stochastic", "latent": 4}, "algorithm.name": "fedsr", **ROLES},
-    "robust": {"task": {"name": "robust", "ascent_steps": 2}, "algorithm.name": "cdma_ada", "evaluation.per_client": True},
+    "robust": {
+        "task": {"name": "robust", "ascent_steps": 2},
+        "algorithm.name": "cdma_ada",
+        "evaluation.per_client": True,
+    },
     "auc": {"task": {"name": "auc"}, "algorithm.name": "local_sgda", "executor.inner": "factored"},
     "domain_adaptation": {"task": {"name": "domain_adaptation"}, "algorithm.name": "fedmm", **ROLES},
     "two_heads": {"task": {"name": "two_heads"}, "algorithm": {"name": "mcd", "batch_size": 8}, **ROLES},
-    "gan": {"task": {"name": "gan", "width": 0.0625, "samples": 1000}, "algorithm.name": "cdma_one", "algorithm.gradient_chunk": 40},
-    "language_model": {"task": {"name": "language_model", "hidden": 4}, "population.partition": {"kind": "iid"}, "algorithm.batch_size": 2},
+    "gan": {
+        "task": {"name": "gan", "width": 0.0625, "samples": 1000},
+        "algorithm.name": "cdma_one",
+        "algorithm.gradient_chunk": 40,
+    },
+    "language_model": {
+        "task": {"name": "language_model", "hidden": 4},
+        "population.partition": {"kind": "iid"},
+        "algorithm.batch_size": 2,
+    },
     "a server's optimiser": {"algorithm.name": "fedopt", "selection.kind": "oort", "faults.non_finite": "drop_client"},
 }
 
