@@ -3,7 +3,8 @@
 One process, no Ray. Each cell of the table is a precision, a case, an inner executor and a cohort; clients beyond the case's own
 share their data. A cell that would exceed its time or the device's memory says so, and the rest goes on. ``ratio`` is to the
 rate of serial at the same precision: at the largest cohort it was measured at, since one client after the other costs the same
-however many there are.
+however many there are. ``--scale small`` goes through all of it with few clients that have little data, in seconds: what it says of
+speed means nothing, but what runs there runs at full scale.
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ import itertools
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import replace
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 import torch
 
 from benchmarks import command, world
-from benchmarks.cases import CASES
 from benchmarks.command import say
 from benchmarks.peers.workload import Case
 from benchmarks.world import How, World
@@ -31,9 +31,34 @@ from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.population import InMemoryPopulation
 
 NAMES = ("logistic", "mlp", "cnn", "cdma")
-COHORTS = (10, 100, 1000, 10_000)
 INNERS = ("serial", "batched", "factored")
 PRECISIONS = ("float32", "tf32", "bf16")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is done where nothing is said; clients, examples and batches are those of the case where None.
+
+    The small one keeps to float32, for a CPU may have no convolutions in bfloat16, and ends before blocks are captured.
+    """
+
+    cohorts: tuple[int, ...] = (10, 100, 1000, 10_000)
+    rounds: int = 10
+    warmup: int = 2
+    precisions: tuple[str, ...] = PRECISIONS
+    block_size: int | None = None
+    clients: int | None = None
+    samples: int | None = None
+    batch: int | None = None
+
+    def of(self, case: Case) -> Case:
+        """Return a case at this scale."""
+        wanted = {"clients": self.clients, "samples": self.samples, "batch": self.batch}
+        return replace(case, **{k: v for k, v in wanted.items() if v is not None})
+
+
+SMALL = Scale((2,), 1, 1, ("float32",), block_size=2, clients=2, samples=4, batch=2)
+SCALES = {"full": Scale(), "small": SMALL}
 
 
 def enlarged(population: InMemoryPopulation, clients: int) -> InMemoryPopulation:
@@ -44,11 +69,18 @@ def enlarged(population: InMemoryPopulation, clients: int) -> InMemoryPopulation
     return InMemoryPopulation(population.data, rows[owner].flatten(), offsets, population.domain[owner])
 
 
-def precision(name: str, device: str) -> AbstractContextManager[Any]:
-    """Allow TF32 or not, and return the context to run in."""
+@contextmanager
+def precision(name: str, device: str) -> Iterator[None]:
+    """Allow TF32 or not, or have products and convolutions in bfloat16, for as long as this lasts."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = name == "tf32"
-    return torch.autocast(device, torch.bfloat16, cache_enabled=False) if name == "bf16" else nullcontext()
+    try:
+        with torch.autocast(device, torch.bfloat16, cache_enabled=False) if name == "bf16" else nullcontext():
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def timed(ready: World, how: How, mode: str, args: argparse.Namespace) -> tuple[list[float], int]:
@@ -78,14 +110,14 @@ def _synchronise(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def cell(case: Case, inner: str, mode: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure one cell; "note" says why there is no time in it, or that blocks ran in halves."""
+def cell(base: Case, case: Case, inner: str, mode: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure one cell, a case with the data of another; "note" says why there is no time in it, or that blocks ran in halves."""
     about = _about(case, inner, mode)
     if args.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     note, seconds, halved = "", [], 0
     try:
-        ready = world.build(case, enlarged(world.population(CASES[case.name]), case.clients))
+        ready = world.build(case, enlarged(world.population(base), case.clients))
         how = How(inner, args.block_size or world.rule(ready, args.device).block_size)
         about["block_size"] = how.block_size
         seconds, halved = timed(ready, how, mode, args)
@@ -118,18 +150,19 @@ def out_of_memory(error: BaseException | None) -> bool:
 
 def cells(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measure all cells, small cohorts first; one that would take longer than the budget, going by the one before, is left out."""
-    chosen = itertools.product(args.precision or PRECISIONS, command.cases(args.case, NAMES))
-    for mode, base in chosen:
+    chosen = itertools.product(args.precision, command.cases(args.case, NAMES))
+    for mode, named in chosen:
+        base = SCALES[args.scale].of(named)
         serial = None  # its rate
         for inner in args.inner or INNERS:
             found: dict[str, Any] = {}
             forecast_s = 0.0  # of one client
-            for size in args.cohort or COHORTS:
+            for size in args.cohort:
                 case = replace(base, cohort=size, clients=max(base.clients, size))
                 if forecast_s * size * (args.warmup + 1) > args.budget:
                     found = _about(case, inner, mode) | {"note": f"left out: about {forecast_s * size:.0f} s a round"}
                 else:
-                    found = cell(case, inner, mode, args)
+                    found = cell(base, case, inner, mode, args)
                     forecast_s = found.get("seconds_per_round", 0.0) / size
                 rate = found.get("client_updates_per_s")
                 serial = rate if inner == "serial" and rate else serial
@@ -165,9 +198,10 @@ def main(argv: list[str] | None = None) -> None:
     ask.add_argument(
         "--cohort", action="append", type=command.count, help="one, or several by repeating; default: 10 to 10,000"
     )
+    ask.add_argument("--scale", choices=SCALES, default="full", help="small: to try the command out, in seconds")
     ask.add_argument("--block-size", type=command.count, help="clients a block; default: the product's own choice")
-    ask.add_argument("--rounds", type=command.count, default=10, help="timed rounds at most (default 10)")
-    ask.add_argument("--warmup", type=command.count, default=2, help="rounds before them (default 2)")
+    ask.add_argument("--rounds", type=command.count, help="timed rounds at most (default 10)")
+    ask.add_argument("--warmup", type=command.count, help="rounds before them (default 2)")
     ask.add_argument("--budget", type=command.seconds, default=60, help="seconds a cell may take (default 60)")
     ask.add_argument("--threads", type=command.count, default=1, help="torch threads (default 1)")
     ask.add_argument(
@@ -184,7 +218,10 @@ def main(argv: list[str] | None = None) -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         print(f"no CUDA device: torch {torch.__version__} sees none on this machine, so nothing was measured")
         sys.exit(0)
-    args.cohort = sorted(args.cohort or COHORTS)
+    scale = SCALES[args.scale]
+    args.cohort = sorted(args.cohort or scale.cohorts)
+    args.rounds, args.warmup = args.rounds or scale.rounds, args.warmup or scale.warmup
+    args.precision, args.block_size = args.precision or scale.precisions, args.block_size or scale.block_size
     found = []
     for result in cells(args):
         found.append(result)

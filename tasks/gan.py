@@ -139,8 +139,9 @@ class Gan:
 
     def _judged(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return probabilities and features (n, ...) of images."""
-        self.scorer.to(images.device)
-        found = [self.scorer(part) for part in images.split(ROWS)]
+        # Not moved: a net that tasks hold stays as it is, and moving it would put other buffers in the place of its own.
+        state = {name: v.to(images.device) for name, v in self.scorer.state_dict().items()}
+        found = [functional_call(self.scorer, state, (part,)) for part in images.split(ROWS)]
         probabilities, features = (torch.cat([f[i] for f in found]).cpu() for i in (0, 1))
         return probabilities, features
 

@@ -182,8 +182,8 @@ def sample(k: Key, n: int, size: int, *, replace: bool = False) -> Tensor:
         return permutation(k, n)[:size]
 
     def draw(start: int, m: int) -> Tensor:
-        u = _shift(_mix(k + torch.arange(start + 1, start + m + 1, dtype=torch.int64) * _GAMMA), 11).to(torch.float64)
-        return (u * (2.0**-53) * n).to(torch.int64)
+        index = torch.arange(start, start + m, dtype=torch.int64, device=k.device)
+        return (uniform_at(k, index) * n).to(torch.int64)
 
     if replace:
         return draw(0, size)
@@ -191,8 +191,8 @@ def sample(k: Key, n: int, size: int, *, replace: bool = False) -> Tensor:
     drawn = draw(0, 2 * size + 16)
     while True:
         _, inverse = torch.unique(drawn, return_inverse=True)
-        first = torch.full((int(inverse.max()) + 1,), len(drawn)).scatter_reduce_(
-            0, inverse, torch.arange(len(drawn)), "amin"
+        first = torch.full_like(inverse[: int(inverse.max()) + 1], len(drawn)).scatter_reduce_(
+            0, inverse, torch.arange(len(drawn), device=k.device), "amin"
         )
         if len(first) >= size:
             return drawn[first.sort().values[:size]]

@@ -161,14 +161,16 @@ def records(
     seed: int = 0,
     captures: Captures | None = None,
     held: Held | None = None,
+    device: str = "cpu",
     **given: Any,
 ) -> Iterator[RoundRecord]:
-    more = {"captures": captures or Captures(), "held": held or Held()}
+    more = {"captures": captures or Captures(), "held": held or Held(), "device": device}
     world = with_held_out(algorithm, world)
     setup = Setup.of(algorithm, world.task, world.population, inner, **more)
     executor = executor or LocalExecutor(1)
     executor.start(setup)
-    given = {"federation": Federation(policy=policy or WaitAll()), **given}
+    server = None if device == "cpu" else torch.device(device)
+    given = {"federation": Federation(policy=policy or WaitAll()), "device": server, **given}
     conditions = Conditions(seed=seed, block_size=block_size, **given)
     try:
         z = world.task.init(seed) if z is None else z

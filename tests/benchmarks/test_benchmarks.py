@@ -260,19 +260,21 @@ def test_without_a_cuda_device_one_line_says_so(monkeypatch, capsys):
     assert shown.count("\n") == 1
 
 
-def test_the_table_of_a_device_is_made_unattended(monkeypatch, capsys, tmp_path):
-    monkeypatch.setitem(cases.CASES, "logistic", replace(TINY, name="logistic"))
-    argv = (
-        "--device cpu --case logistic --cohort 2 --cohort 5 --rounds 1 --warmup 1 --precision float32 --precision tf32"
-    )
-    gpu.main([*argv.split(), "--json", str(tmp_path / "gpu.json")])
+def test_the_table_of_a_device_is_made_unattended(capsys, tmp_path):
+    precisions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    gpu.main(["--scale", "small", "--device", "cpu", "--json", str(tmp_path / "gpu.json")])
     found = json.loads((tmp_path / "gpu.json").read_text())["cells"]
-    assert [(c["precision"], c["inner"], c["cohort"]) for c in found] == [
-        (mode, inner, cohort) for mode in ("float32", "tf32") for inner in gpu.INNERS for cohort in (2, 5)
+    assert [(c["precision"], c["case"], c["inner"], c["cohort"]) for c in found] == [
+        (mode, name, inner, cohort)
+        for mode in gpu.SMALL.precisions
+        for name in gpu.NAMES
+        for inner in gpu.INNERS
+        for cohort in gpu.SMALL.cohorts
     ]
-    assert all(c["client_updates_per_s"] > 0 for c in found)
+    assert all(c["client_updates_per_s"] > 0 and c["note"] == "" for c in found)
     assert all(("ratio" in c) == (c["inner"] != "serial") for c in found)
     assert "times serial" in capsys.readouterr().out
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == precisions
 
 
 def test_further_clients_share_data():
