@@ -12,7 +12,16 @@ from fedfleet.simulator.errors import ClientError, FedfleetError
 from fedfleet.simulator.executors import near, slab
 from fedfleet.simulator.executors.actor import ClientActor
 from fedfleet.simulator.executors.cluster import dumps
+from fedfleet.simulator.executors.likeness import Place
 from fedfleet.simulator.work import Message
+
+
+def bare() -> ClientActor:
+    """An actor without Ray, which has nothing to run yet."""
+    made = object.__new__(ClientActor)
+    made._place = Place("here", {})
+    return made
+
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files")
 
@@ -40,9 +49,9 @@ def job(setup, shared, task):
 def served():
     """The driver's side of an actor that serves, in a thread."""
     mine = near.offered(2)
-    actor = object.__new__(ClientActor)
+    actor = bare()
     actor._setup = None
-    assert actor.ready(mine.offer)
+    assert actor.ready(mine.offer).near
     mine.taken()
     thread = threading.Thread(target=actor.serve)
     thread.start()
@@ -108,9 +117,9 @@ def test_two_calls_find_room_before_anyone_listens():
 
 
 def test_a_stop_ends_serving_and_a_call_after_it_waits_for_the_next():
-    mine, actor = near.offered(1), object.__new__(ClientActor)
+    mine, actor = near.offered(1), bare()
     actor._setup = None
-    assert actor.ready(mine.offer)
+    assert actor.ready(mine.offer).near
     mine.send(near.STOP)
     mine.send(mine.call(1, dumps((job, Message(), mine.free[0].address)), "client"))
     actor.serve()
@@ -120,15 +129,15 @@ def test_a_stop_ends_serving_and_a_call_after_it_waits_for_the_next():
 
 
 def test_an_actor_takes_no_other_line_than_the_drivers():
-    actor = object.__new__(ClientActor)
+    actor = bare()
     mine = near.offered(1)
     ((address, secret),) = mine.offer.slabs
-    assert actor.ready(mine.offer)
-    assert not actor.ready(None)
-    assert not actor.ready(mine.offer._replace(slabs=((address, b"x" * slab.SECRET_BYTES),)))
-    assert not actor.ready(mine.offer._replace(slabs=(("/proc/self/fd/100000", secret),)))
-    assert not actor.ready(mine.offer._replace(asks=address))
-    assert not actor.ready(mine.offer._replace(answers="/proc/self/fd/100000"))
+    assert actor.ready(mine.offer).near
+    assert not actor.ready(None).near
+    assert not actor.ready(mine.offer._replace(slabs=((address, b"x" * slab.SECRET_BYTES),))).near
+    assert not actor.ready(mine.offer._replace(slabs=(("/proc/self/fd/100000", secret),))).near
+    assert not actor.ready(mine.offer._replace(asks=address)).near
+    assert not actor.ready(mine.offer._replace(answers="/proc/self/fd/100000")).near
     mine.close()
 
 
