@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedfleet.algorithms.local import zero
 from fedfleet.simulator.author import (
     At,
     Batch,
@@ -42,7 +43,7 @@ def weighted_gradient(plan: BatchPlan, *, losses: bool) -> LocalWork:
     """
 
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Path:
-        return _Path(T.zeros_like(shared["z"]), _zero(shared, key))
+        return _Path(T.zeros_like(shared["z"]), zero(shared, key))
 
     def step(ops: Ops, shared: Mapping[str, Any], path: _Path, batch: Batch, at: At, key: Key) -> _Path:
         here = shared["z"] if at.k == 0 else T.axpy(-shared["local_lr"], path.total, shared["z"])
@@ -59,15 +60,11 @@ def weighted_gradient(plan: BatchPlan, *, losses: bool) -> LocalWork:
     return LocalWork(begin=begin, stages=(Stage(step=step, batches=plan),), finish=finish)
 
 
-def _zero(shared: Mapping[str, Any], key: Key) -> Tensor:
-    return torch.zeros((), dtype=T.leaves(shared["z"])[0].dtype, device=key.device)
-
-
 def loss_at_z(size: int | None) -> LocalWork:
     """Return the loss at ``shared["z"]`` on one batch of so many examples, or on all."""
 
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Tree:
-        return _zero(shared, key)
+        return zero(shared, key)
 
     def step(ops: Ops, shared: Mapping[str, Any], carry: Tree, batch: Batch, at: At, key: Key) -> Tree:
         return ops.value("train", shared["z"], batch, key)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedfleet.algorithms.keeping import Cut, cut
+from fedfleet.algorithms.keeping import Cut, cut, matrix
 from fedfleet.algorithms.local import Local
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.penalised import Known, Look, PenaltyOptions, penalised
@@ -81,8 +81,7 @@ def of_all(found: Reduced, invited: Cohort, problem: Problem) -> Known:
 
 def _moments(head: Cut) -> LocalWork:
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Raw:
-        weight = next(leaf for leaf in head.stays(shared["z"])["x"].values() if leaf.dim() == 2)
-        first = torch.zeros_like(weight[0])
+        first = torch.zeros_like(matrix(head.stays(shared["z"]))[0])
         return _Raw(first, torch.zeros_like(first).expand(len(first), len(first)))
 
     def step(ops: Ops, shared: Mapping[str, Any], raw: _Raw, batch: Batch, at: At, key: Key) -> _Raw:

@@ -26,7 +26,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedfleet.algorithms.keeping import State, cut
+from fedfleet.algorithms.keeping import averaged, cut
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
 from fedfleet.algorithms.prototypes import EVERYTHING, Moments, target
 from fedfleet.simulator.author import (
@@ -38,15 +38,11 @@ from fedfleet.simulator.author import (
     Mean,
     Message,
     Ops,
-    Personal,
     Phase,
-    Problem,
-    Round,
     Stage,
     T,
     Task,
     Tree,
-    View,
 )
 
 LEAST = 1e-12  # weight of a client whose gradients all vanish
@@ -124,23 +120,5 @@ def fedas(options: FedAsOptions, task: Task, cohort: CohortOptions) -> Algorithm
     work = LocalWork(begin=begin, stages=stages, finish=finish, divisible=False)
     phase = Phase(name="train", work=work, reduce={"z": Mean()}, weight="information", own=fresh, model="z")
 
-    def message(state: State, t: int) -> Message:
-        config = {"lr": options.rates(t, task.parts), "align_lr": options.align_lr}
-        return Message({"z": state.z}, config, {"initial": state.initial})
-
-    def init(z: Tree, key: Key, problem: Problem) -> State:
-        return State(at.travels(z), at.stays(z))
-
-    def round(state: State, rnd: Round) -> tuple[State, dict[str, float]]:
-        found = rnd.map_reduce(phase, shared=message(state, rnd.index), cohort=rnd.invite(cohort.invite))
-        return state._replace(z=found["z"]), {}
-
-    return Algorithm(
-        init,
-        round,
-        (phase,),
-        {"global": View(lambda state: at.whole(state.z, state.initial))},
-        minimises=True,
-        buffers=True,
-        personal=Personal(message, LocalWork(begin=begin, stages=turned, finish=mine), fresh),
-    )
+    own_model = LocalWork(begin=begin, stages=turned, finish=mine)
+    return averaged(options, task, cohort, at, phase, own_model, {"align_lr": options.align_lr})

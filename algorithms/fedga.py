@@ -19,19 +19,20 @@ the code that FedOMG is compared with it is not. A client that one of the two ex
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedfleet.algorithms.local import Local, gradient
+from fedfleet.algorithms.local import Local, gradient, zero
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
+from fedfleet.algorithms.prototypes import EVERYTHING
 from fedfleet.simulator.author import (
     Algorithm,
     At,
     Batch,
-    BatchPlan,
     Cohort,
     Key,
     LocalWork,
@@ -49,7 +50,6 @@ from fedfleet.simulator.author import (
     View,
 )
 
-CHUNK = 512  # examples measured together
 LEAST = 1e-12  # share of a client in a mean: that of clients whose shares are all 0 exists
 
 
@@ -100,8 +100,8 @@ def fedga(options: FedGaOptions, task: Task, cohort: CohortOptions) -> Algorithm
     rule = options.client_optimizer.build()
 
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Measured:
-        zero = torch.zeros((), dtype=T.leaves(shared["z"])[0].dtype, device=key.device)
-        return _Measured(Local(shared["z"], rule.init(shared["z"]), own), zero, zero)
+        nothing = zero(shared, key)
+        return _Measured(Local(shared["z"], rule.init(shared["z"]), own), nothing, nothing)
 
     def step(ops: Ops, shared: Mapping[str, Any], at_work: _Measured, batch: Batch, at: At, key: Key) -> _Measured:
         local = at_work.local
@@ -119,7 +119,7 @@ def fedga(options: FedGaOptions, task: Task, cohort: CohortOptions) -> Algorithm
     def tell(shared: Mapping[str, Any], own: Tree, inbox: Tree, at_work: _Measured) -> tuple[Message, Tree]:
         return Message({}, {"measured": at_work.mean()}), own
 
-    apart = Stage(step=measure, batches=BatchPlan(size=CHUNK, epochs=1, shuffle=False, held_out=True))
+    apart = Stage(step=measure, batches=replace(EVERYTHING, held_out=True))
     training = LocalWork(begin=begin, stages=(Stage(step=step, batches=options.plan()), apart), finish=send)
     train = Phase(name="train", work=training, reduce={"z": Mean()}, weight="share", model="z", dated=True)
     measuring = LocalWork(begin=begin, stages=(apart,), finish=tell, divisible=False)

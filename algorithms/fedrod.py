@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedfleet.algorithms.fedavg import AveragingOptions
-from fedfleet.algorithms.keeping import cut, initial
+from fedfleet.algorithms.keeping import cut, initial, matrix
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.author import (
     Algorithm,
@@ -71,8 +71,7 @@ def fedrod(options: AveragingOptions, task: Task, cohort: CohortOptions) -> Algo
 
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Rod:
         z, head = shared["z"], {"p": own["x"]}
-        weight = next(leaf for leaf in own["x"].values() if leaf.dim() == 2)
-        return Rod(z, head, (rule.init(z), rule.init(head)), torch.zeros_like(weight[:, 0]))
+        return Rod(z, head, (rule.init(z), rule.init(head)), torch.zeros_like(matrix(own)[:, 0]))
 
     def count(ops: Ops, shared: Mapping[str, Any], rod: Rod, batch: Batch, at: At, key: Key) -> Rod:
         of = (batch.y[:, None] == torch.arange(len(rod.labels), device=batch.y.device)).to(rod.labels.dtype)

@@ -19,12 +19,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedfleet.algorithms.fedavg import AveragingOptions, FedAvgOptions, averaging
-from fedfleet.algorithms.local import Local, local_training
+from fedfleet.algorithms.local import Local, local_training, zero
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.author import (
     BUFFERS,
@@ -99,7 +98,7 @@ def counted(work: LocalWork) -> LocalWork:
 
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Counted:
         local = work.begin(shared, own, inbox, key)
-        return _Counted(local, torch.zeros((), dtype=T.leaves(shared["z"])[0].dtype, device=key.device))
+        return _Counted(local, zero(shared, key))
 
     def step(ops: Ops, shared: Mapping[str, Any], at_work: _Counted, batch: Batch, at: At, key: Key) -> _Counted:
         return _Counted(stage.step(ops, shared, at_work.local, batch, at, key), at_work.steps + 1)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from torch import Tensor
+
 from fedfleet.algorithms.fedavg import AveragingOptions
 from fedfleet.algorithms.local import Local
-from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.options import CohortOptions, LocalOptions
 from fedfleet.simulator.author import (
     BUFFERS,
     Algorithm,
@@ -98,6 +100,11 @@ def cut(task: Task, what: Kept, algorithm: str) -> Cut:
     return Cut(found, order, buffers=what == "norm")
 
 
+def matrix(head: Tree) -> Tensor:
+    """Return the weight (classes, width) of a head, which tells how many classes there are, and how wide features are."""
+    return next(leaf for leaf in head["x"].values() if leaf.dim() == 2)
+
+
 class State(NamedTuple):
     """What travels of the model, and the initial values of what does not."""
 
@@ -163,8 +170,35 @@ def keeping(
     work = LocalWork(begin=begin, stages=stages, finish=finish)
     train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, own=fresh, model="z")
 
+    own_model = LocalWork(begin=begin, stages=tuning, finish=whole)
+    return averaged(options, task, cohort, at, train, own_model)
+
+
+def averaged(
+    options: LocalOptions,
+    task: Task,
+    cohort: CohortOptions,
+    at: Cut,
+    train: Phase,
+    own_model: LocalWork,
+    config: Mapping[str, float] | None = None,
+) -> Algorithm:
+    """Build an algorithm whose server averages what travels.
+
+    Args:
+        options: clients' rates.
+        task: the task.
+        cohort: who is invited.
+        at: where the model is cut.
+        train: the one exchange of a round, of the slot "z".
+        own_model: how a client's own model comes about.
+        config: what clients are told besides.
+
+    """
+
     def message(state: State, t: int) -> Message:
-        return Message({"z": state.z}, {"lr": options.rates(t, task.parts)}, {"initial": state.initial})
+        told = {"lr": options.rates(t, task.parts), **(config or {})}
+        return Message({"z": state.z}, told, {"initial": state.initial})
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
         return State(at.travels(z), at.stays(z))
@@ -180,5 +214,5 @@ def keeping(
         {"global": View(lambda state: at.whole(state.z, state.initial))},
         minimises=True,
         buffers=True,
-        personal=Personal(message, LocalWork(begin=begin, stages=tuning, finish=whole), fresh),
+        personal=Personal(message, own_model, train.own),
     )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from fedfleet.simulator.author import (
     BUFFERS,
     At,
@@ -64,6 +67,11 @@ def local_training(
 def carried(z: Tree, mean: Tree) -> Tree:
     """Return the model ``z`` with the buffers, if there are any, of the clients' mean, which no server step is about."""
     return {**z, BUFFERS: mean[BUFFERS]} if BUFFERS in mean else z
+
+
+def zero(shared: Mapping[str, Any], key: Key) -> Tensor:
+    """Return 0 in the type of the model that was sent, where the client is: what sums begin with."""
+    return torch.zeros((), dtype=T.leaves(shared["z"])[0].dtype, device=key.device)
 
 
 Evaluate = Callable[[Ops, Mapping[str, Any], Batch, Key], Tree]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedfleet.algorithms.keeping import Cut
+from fedfleet.algorithms.keeping import Cut, matrix
 from fedfleet.simulator.author import Batch, BatchPlan, Ops, Tree
 
 CHUNK = 512  # examples looked at together
@@ -25,7 +25,7 @@ class Moments(NamedTuple):
     @classmethod
     def none(cls, at: Cut, z: Tree) -> Moments:
         """Return those of no examples; the head's weight (classes, width) tells the shapes."""
-        weight = next(leaf for leaf in at.stays(z)["x"].values() if leaf.dim() == 2)
+        weight = matrix(at.stays(z))
         return cls(torch.zeros_like(weight), torch.zeros_like(weight[:, 0]), torch.zeros_like(weight[:, 0]))
 
     def plus(self, ops: Ops, z: Tree, batch: Batch) -> Moments:

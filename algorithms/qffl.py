@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedfleet.algorithms.local import zero
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
 from fedfleet.simulator.author import (
     Algorithm,
@@ -66,7 +66,7 @@ def qffl(options: QfflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     q = options.q
 
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Local:
-        return _Local(torch.zeros((), dtype=T.leaves(shared["z"])[0].dtype, device=key.device), shared["z"])
+        return _Local(zero(shared, key), shared["z"])
 
     def measure(ops: Ops, shared: Mapping[str, Any], local: _Local, batch: Batch, at: At, key: Key) -> _Local:
         share = batch.count() / at.num_examples

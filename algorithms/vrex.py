@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedfleet.algorithms.agnostic import of_problem
-from fedfleet.algorithms.local import Local
+from fedfleet.algorithms.local import Local, zero
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.penalised import Known, Look, PenaltyOptions, penalised
 from fedfleet.algorithms.prototypes import EVERYTHING
@@ -69,7 +69,7 @@ def _all_losses() -> LocalWork:
     """Return the mean loss at ``shared["z"]`` over all of a client's examples."""
 
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Tensor:
-        return torch.zeros((), dtype=T.leaves(shared["z"])[0].dtype, device=key.device)
+        return zero(shared, key)
 
     def step(ops: Ops, shared: Mapping[str, Any], total: Tensor, batch: Batch, at: At, key: Key) -> Tensor:
         return (
