@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,6 +25,14 @@ class Ready(NamedTuple):
     place: Place
 
 
+class Done(NamedTuple):
+    """What came of a task: its result, or where client code is at ``fault`` what that is, and the seconds it took."""
+
+    result: Any
+    fault: str | None
+    seconds: float
+
+
 class ClientActor:
     """A Ray actor that runs blocks, as calls of Ray's or, on the driver's machine, as calls by a line."""
 
@@ -35,19 +44,19 @@ class ClientActor:
 
     def _take(self, setup: list[Any]) -> Place:
         """Take what a run needs; where this node lacks something for it, what is returned says so."""
-        node, has = ray.util.get_node_ip_address(), self._has()
+        node, mine, has = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), self._has()
         try:
             found: Setup = ray.get(setup[0])
         except R.RaySystemError as e:  # it cannot be read, as where a module is not there
-            return Place(node, has, _cause(e))
+            return Place(node, has, _cause(e), mine)
         try:
             has |= found.read_here()
         except Exception as e:
-            return Place(node, has, f"it cannot read the clients' data ({one_line(e)}): {MEND}")
+            return Place(node, has, f"it cannot read the clients' data ({one_line(e)}): {MEND}", mine)
         if found.device == "cuda":
             has["GPU"] = torch.cuda.get_device_name()
         self._setup = found.placed()
-        return Place(node, has)
+        return Place(node, has, id=mine)
 
     def _has(self) -> dict[str, str]:
         return dict(of_process())
@@ -65,12 +74,14 @@ class ClientActor:
             self._line = None
         return Ready(self._line is not None, self._place)
 
-    def run(self, job: Job, shared: Message, task: Any) -> tuple[Any, str | None]:
-        """Return ``(result, None)``, or ``(None, message)`` where client code is at fault."""
+    def run(self, job: Job, shared: Message, task: Any) -> Done:
+        """Return what came of a task."""
+        started = time.perf_counter()
         try:
-            return job(self._setup, shared, task), None
+            result, fault = job(self._setup, shared, task), None
         except ClientError as e:
-            return None, e.told()
+            result, fault = None, e.told()
+        return Done(result, fault, time.perf_counter() - started)
 
     def serve(self) -> None:
         """Run what comes by the line until the driver stops it."""
@@ -83,14 +94,14 @@ class ClientActor:
             except Exception as e:
                 line.answer(order, None, e)
 
-    def _run_near(self, line: Line, asked: bytes) -> tuple[Any, str | None]:
+    def _run_near(self, line: Line, asked: bytes) -> Done:
         """Run with what lies in two slabs: the message in one that is all workers', the task, and then the result, in another."""
         of_all, task, address = loads(asked)
         job, shared, at = loads(of_all)
         shared = replace(shared, send=line.slab(at).unpack(shared.send))
         mine = line.slab(address)
-        result, fault = self.run(job, shared, mine.unpack(task))
-        return mine.pack(result), fault
+        done = self.run(job, shared, mine.unpack(task))
+        return done._replace(result=mine.pack(done.result))
 
 
 def _cause(error: Exception) -> str:

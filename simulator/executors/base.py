@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.work import Message
 
 Job = Callable[[Setup, Message, Any], Any]
 """A module-level function ``(setup, shared, task) -> result`` that runs on a worker."""
+
+
+class Host(NamedTuple):
+    """A machine with workers: its address, how many are up, and the tasks they have done so far, with the seconds these took."""
+
+    address: str
+    workers: int = 1
+    tasks: int = 0
+    busy_s: float = 0.0
 
 
 class Executor(Protocol):
@@ -23,6 +32,11 @@ class Executor(Protocol):
     @property
     def put_s(self) -> float:
         """The seconds spent so far on making messages ready for the workers, once for all of them."""
+        ...
+
+    @property
+    def hosts(self) -> list[Host]:
+        """Where the work has been done since the start, by address."""
         ...
 
     def start(self, setup: Setup) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from fedfleet.simulator.block.block import BlockTask
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.pool import Slot
 from fedfleet.simulator.executors.slab import Slab
@@ -20,7 +21,7 @@ class Batch:
 
     Job and shared message are ``near`` as bytes that go with every call, the tensors in a slab, for workers of this machine;
     ``far`` is the message as Ray takes it, for others. Each is made when it is first needed. ``lost`` counts by task how often
-    an actor died of it, or its result did not come.
+    an actor died of it, or its result did not come. ``kind`` is the phase of its blocks, None for other tasks.
     """
 
     def __init__(self, job: Job, shared: Message, tasks: Iterable[Any], background: bool, timeout_s: float | None):
@@ -30,6 +31,8 @@ class Batch:
         self.tried_near = False
         self.far: Any = None
         self.waiting = deque(enumerate(tasks))
+        first = self.waiting[0][1] if self.waiting else None
+        self.kind = first.phase if isinstance(first, BlockTask) else None
         self.size, self.front = len(self.waiting), 0
         self.done: dict[int, Any] = {}
         self.lost: Counter[int] = Counter()

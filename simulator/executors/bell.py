@@ -21,9 +21,10 @@ class Bell:
 
     def when(self, reference: Any, call: Callable[[Future[Any]], None]) -> None:
         """Have ``call`` called with what comes of a reference of Ray's, a result or an error."""
-        reference.future().add_done_callback(lambda future: self._ring(partial(call, future)))
+        reference.future().add_done_callback(lambda future: self.ring(partial(call, future)))
 
-    def _ring(self, call: Callable[[], None]) -> None:
+    def ring(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called; from any thread."""
         self._calls.put(call)
         with self._closing:
             if not self._rings.closed:

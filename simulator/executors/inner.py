@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedfleet.simulator.block.block import Setup
-from fedfleet.simulator.executors.base import Executor, Job
+from fedfleet.simulator.executors.base import Executor, Host, Job
 from fedfleet.simulator.work import Message
 
 
@@ -38,6 +38,11 @@ class InnerExecutor:
     def put_s(self) -> float:
         """The executor's."""
         return self._executor.put_s
+
+    @property
+    def hosts(self) -> list[Host]:
+        """The executor's."""
+        return self._executor.hosts
 
     def start(self, setup: Setup) -> None:
         """Do nothing."""

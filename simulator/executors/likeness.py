@@ -31,11 +31,14 @@ SHORT = 12  # digits of a digest
 
 
 class Place(NamedTuple):
-    """What a worker tells of itself: its node's address, what it has by name, and why it cannot run anything, if so."""
+    """What a worker tells of itself: its node's address, what it has by name, why it cannot run anything, if so, and its node's id
+    in Ray.
+    """
 
     node: str
     has: Mapping[str, str]
     fault: str | None = None
+    id: str = ""
 
 
 def packages() -> dict[str, str | None]:

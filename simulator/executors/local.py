@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from fedfleet.simulator.arithmetic import lanes
 from fedfleet.simulator.block.block import Setup
-from fedfleet.simulator.executors.base import Job
+from fedfleet.simulator.executors.base import Host, Job
 from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.signals import put_off
 from fedfleet.simulator.work import Message
@@ -28,6 +29,7 @@ class LocalExecutor:
         self.threads = threads
         self.events: list[dict[str, Any]] = []  # nothing ever happens to this process
         self.put_s = 0.0  # and nothing has to be sent
+        self.hosts = [Host("this process")]
         self._setup: Setup | None = None
         self._threads_before = torch.get_num_threads()
 
@@ -49,7 +51,11 @@ class LocalExecutor:
         """Run the tasks one after another."""
         assert self._setup is not None, "start the executor first"
         for task in tasks:
-            yield _whole(job, self._setup, shared, task)
+            started = time.perf_counter()
+            found = _whole(job, self._setup, shared, task)
+            here = self.hosts[0]
+            self.hosts = [here._replace(tasks=here.tasks + 1, busy_s=here.busy_s + time.perf_counter() - started)]
+            yield found
 
     def close(self) -> None:
         """Restore the threads."""

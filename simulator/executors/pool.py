@@ -1,12 +1,16 @@
-"""A pool of Ray actors: one that dies is replaced, and a place where they keep dying is given up."""
+"""A pool of Ray actors: one that dies is replaced, and a place where they keep dying is given up.
+
+On a cluster it grows as nodes join, and gives no more blocks to actors of a node that is about to go while there are others.
+"""
 
 from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
@@ -15,10 +19,13 @@ from fedfleet.simulator.block.block import BlockTask
 from fedfleet.simulator.block.chunk import Chunk
 from fedfleet.simulator.errors import FedfleetError, one_line
 from fedfleet.simulator.executors.actor import Ready
+from fedfleet.simulator.executors.base import Host
 from fedfleet.simulator.executors.bell import Bell
 from fedfleet.simulator.executors.cluster import R, ray
 from fedfleet.simulator.executors.likeness import Place
 from fedfleet.simulator.executors.near import STOP, Near, offered
+from fedfleet.simulator.executors.nodes import Nodes
+from fedfleet.simulator.executors.pace import Worker, choose, forgotten, paced
 
 
 class Frozen(Exception):
@@ -36,7 +43,11 @@ LOST = (*DIED, *NO_ROOM, R.ObjectLostError)
 
 TRIES = 3  # deaths in a row in one place, and runs of one block, until it is given up
 IN_FLIGHT = 2  # blocks an actor has at hand, so that it never waits for the driver
-PATIENCE_S = 300.0  # how long to wait for an actor where there is none at all
+PATIENCE_S, CLUSTER_PATIENCE_S = (
+    300.0,
+    1200.0,
+)  # how long to wait for an actor where there is none at all; a node may take minutes
+GRACE_S = 30.0  # how long to wait for another one, on a cluster whose nodes have other things to do
 MEND = "if memory ran out, lower executor.actors or executor.block_size"
 NAMED = 10  # clients of a block in a message, at most
 
@@ -52,6 +63,8 @@ class Slot:
         load: blocks at hand.
         deaths: in a row, with no block finished in between.
         since: when the first of the blocks at hand was begun, as far as the driver knows; by the monotonic clock.
+        place: what the actor told of its node; None before it came up.
+        paces: seconds a client takes it, by phase; ``used`` are the phases in which it had a block lately.
         near: what it shares with the driver; None on another machine, or where it cannot.
 
     """
@@ -63,6 +76,9 @@ class Slot:
     deaths: int = 0
     since: float = 0.0
     near: Near | None = None
+    place: Place | None = None
+    paces: dict[str, float] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
 
     @property
     def up(self) -> bool:
@@ -86,7 +102,8 @@ class Pool:
     """The actors of ``create()``, which returns at once. What happens to them goes to ``events``.
 
     ``fault`` says why an actor with what it has is not to be taken, None where it is. ``raylet`` is ready to be read once nothing
-    of Ray works any more, as in ``cluster``.
+    of Ray works any more, as in ``cluster``. ``nodes`` are those of a cluster; of an ``elastic`` pool ``size`` is what they have
+    room for, and it grows with them: one that is not gets the actors that found no room as nodes join.
     """
 
     def __init__(
@@ -96,13 +113,23 @@ class Pool:
         events: list[dict[str, Any]],
         fault: Callable[[Place], str | None] = lambda place: None,
         raylet: int | None = None,
+        nodes: Nodes | None = None,
+        elastic: bool = False,
     ):
         self._create, self._events, self._fault, self._raylet = create, events, fault, raylet
+        self._nodes, self._elastic = nodes, elastic
+        self._patience_s = PATIENCE_S if nodes is None else CLUSTER_PATIENCE_S
+        self._done: dict[str, Host] = {}
         self._under_way = False
-        self.slots = [Slot(i) for i in range(size)]
+        self.slots: list[Slot] = []
         self.bell = Bell()
         self._none_up_since = time.monotonic()
-        for slot in self.slots:
+        self._grow(size)
+
+    def _grow(self, count: int) -> None:
+        new = [Slot(len(self.slots) + i) for i in range(count)]
+        self.slots += new
+        for slot in new:
             self._fill(slot)
 
     def _fill(self, slot: Slot) -> None:
@@ -137,13 +164,49 @@ class Pool:
 
         Raises Unlike where one is not like the driver. One that comes later, for one that died, is given up as if it had died too.
         """
-        until = time.monotonic() + PATIENCE_S
-        while self.starting and (left := until - time.monotonic()) > 0:
-            if self._wait([], left):
-                self.bell.answer()
-        if not any(s.up for s in self.slots):
+        until = time.monotonic() + self._patience_s
+        while not self._enough and (left := until - time.monotonic()) > 0:
+            if not self._wait([], left):
+                break
+            up = self._up
+            self.bell.answer()
+            if self._nodes is not None and self._up > up:
+                until = time.monotonic() + GRACE_S
+        if not self._up:
             raise self._none_came()
         self._under_way = True
+
+    @property
+    def _up(self) -> int:
+        return sum(s.up for s in self.slots)
+
+    @property
+    def _enough(self) -> bool:
+        """Whether no more actors are to be waited for: others have room only once nodes have joined."""
+        room = len(self.slots) if self._nodes is None else self._nodes.total
+        return not self.starting or 0 < room <= self._up
+
+    def heed(self, nodes: Nodes) -> None:
+        """Take note of how the cluster has changed."""
+        before, self._nodes = self._nodes, nodes
+        joined = nodes.room.keys() - (before.room.keys() if before is not None else ())
+        there = sum(s.actor is not None for s in self.slots)
+        if self._elastic:
+            self._grow(max(0, min(sum(nodes.room[node] for node in joined), nodes.total - there)))
+        for node in sorted(joined):
+            self._events.append({"event": "node_joined", "node": nodes.address[node], "room": nodes.room[node]})
+        for node in sorted(nodes.leaving - (before.leaving if before is not None else frozenset())):
+            self._events.append({"event": "node_leaves", "node": nodes.address[node]})
+        for slot in self.slots:
+            self.rest(slot)
+
+    def rest(self, slot: Slot) -> None:
+        """Let an actor go that has nothing at hand and whose node leaves, where others are up: a new one comes up elsewhere."""
+        if slot.up and not slot.load and self._leaves(slot) and any(s.up and not self._leaves(s) for s in self.slots):
+            self.replace(slot)
+
+    def _leaves(self, slot: Slot) -> bool:
+        return self._nodes is not None and slot.place is not None and slot.place.id in self._nodes.leaving
 
     def heard(self, timeout_s: float | None) -> Bell | Slot | None:
         """Wait for what rings, or an actor that answers by its line; return it, None where there was nothing in time.
@@ -179,19 +242,44 @@ class Pool:
                 raise Unlike(fault)
             self.died(slot, Unlike(fault), 0, None)
             return
-        slot.starting = False
+        slot.starting, slot.place = False, ready.place
         if slot.near is not None and ready.near:
             slot.near.taken()
         else:
             slot.hang_up()
 
-    def idlest(self) -> Slot | None:
-        """Return a slot with room for a block, the one that has the fewest; None where all are busy."""
-        found, least = None, IN_FLIGHT
-        for slot in self.slots:  # a plain loop, since every block passes here
-            if slot.load < least and slot.actor is not None and not slot.starting:
-                found, least = slot, slot.load
-        return found
+    def idlest(self, kind: str | None = None, waiting: int = 1) -> Slot | None:
+        """Return the slot that is to have the next of so many blocks, of a phase; None where those with room are to wait."""
+        up = [s for s in self.slots if s.up]
+        if self._nodes is not None and self._nodes.leaving:
+            up = [s for s in up if not self._leaves(s)] or up
+        found = choose([Worker(s.load, None if kind is None else s.paces.get(kind)) for s in up], IN_FLIGHT, waiting)
+        return None if found is None else up[found]
+
+    def took(self, slot: Slot, task: Any, seconds: float) -> None:
+        """Take note of how long a task took on an actor, which now has one less at hand."""
+        slot.deaths = 0
+        assert slot.place is not None
+        at = self._done.get(slot.place.node, Host(slot.place.node, 0))
+        self._done[at.address] = at._replace(tasks=at.tasks + 1, busy_s=at.busy_s + seconds)
+        if isinstance(task, BlockTask):
+            slot.paces[task.phase] = paced(slot.paces.get(task.phase), seconds, len(task.clients))
+            slot.used.add(task.phase)
+        self.rest(slot)
+
+    @property
+    def hosts(self) -> list[Host]:
+        """Who has done what, by the address of the node."""
+        up = Counter(s.place.node for s in self.slots if s.up and s.place is not None)
+        return [self._done.get(a, Host(a))._replace(workers=up[a]) for a in sorted({*self._done, *up})]
+
+    def begin(self, kind: str) -> None:
+        """Take note that blocks of a phase are about to come."""
+        known = [s.paces[kind] for s in self.slots if kind in s.paces]
+        for slot in self.slots:
+            if kind in slot.paces and kind not in slot.used:
+                slot.paces[kind] = forgotten(slot.paces[kind], min(known))
+            slot.used.discard(kind)
 
     def died(self, slot: Slot, error: Exception, blocks: int, task: Any) -> None:
         """Replace an actor that died with so many ``blocks`` at hand, ``task`` the first of them; or give the place up.
@@ -224,6 +312,7 @@ class Pool:
         ray.kill(slot.actor)  # one that only does not answer may come back
         slot.hang_up()
         slot.actor, slot.starting, slot.load = None, False, 0
+        slot.paces.clear()
 
     @property
     def starting(self) -> bool:
@@ -235,13 +324,13 @@ class Pool:
         """The seconds left for an actor to come up where none is; None where one is."""
         if any(s.up for s in self.slots):
             return None
-        return max(0.0, self._none_up_since + PATIENCE_S - time.monotonic())
+        return max(0.0, self._none_up_since + self._patience_s - time.monotonic())
 
     def _none_came(self) -> FedfleetError:
         free = ray.available_resources()
         have = ", ".join(f"{free.get(kind, 0.0):g} {kind}s" for kind in ("CPU", "GPU"))
         return FedfleetError(
-            f"executor: no Ray actor could start within {PATIENCE_S:g} s (free: {have}): lower executor.cpus_per_actor or "
+            f"executor: no Ray actor could start within {self._patience_s:g} s (free: {have}): lower executor.cpus_per_actor or "
             f"executor.gpus_per_actor, or add nodes"
         )
 

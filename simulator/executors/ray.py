@@ -5,30 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
 
 import torch
 
-from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
 from fedfleet.simulator.executors.actor import ClientActor
-from fedfleet.simulator.executors.base import Job
+from fedfleet.simulator.executors.base import Host, Job
 from fedfleet.simulator.executors.batch import Batch, Run
-from fedfleet.simulator.executors.cluster import DIRECT_BYTES, dumps, ray, raylet, share_tensors, start_ray
+from fedfleet.simulator.executors.cluster import ray, raylet, share_tensors, start_ray
 from fedfleet.simulator.executors.likeness import Likeness, of_process
+from fedfleet.simulator.executors.messages import Messages
+from fedfleet.simulator.executors.nodes import Need, Watch, look
 from fedfleet.simulator.executors.pool import DIED, LOST, MEND, NO_ROOM, TRIES, Frozen, Pool, Slot, describe, why
-from fedfleet.simulator.executors.slab import SLAB_BYTES, Slab, own
 from fedfleet.simulator.executors.store import full, put
 from fedfleet.simulator.signals import put_off
 from fedfleet.simulator.work import Message
 
-# To other machines, shared trees of so many bytes, or of so many for all tasks together, travel with each task: faster than a put.
-INLINE_BYTES, TOGETHER_BYTES = 1 << 16, DIRECT_BYTES
-SLABS, ROOM_BYTES = 16, SLAB_BYTES // 2  # for messages to this machine: how many at a time, and how large one may be
 MOMENT_S = 0.05  # how long what is done may be on its way
 
 
@@ -52,11 +48,12 @@ class RayExecutor:
     """A pool of ``ClientActor``s. Results come back in task order, so the number of actors never changes a bit.
 
     A block whose actor dies, or whose result is lost with a node, runs again elsewhere; blocks are pure, so that changes no bit.
+    Without a number of actors there are as many as the nodes of a cluster have room for, more as others join.
     """
 
     def __init__(
         self,
-        actors: int,
+        actors: int | None,
         cpus_per_actor: float = 1.0,
         gpus_per_actor: float = 0.0,
         threads: int = 1,
@@ -66,16 +63,26 @@ class RayExecutor:
     ):
         self.actors, self.cpus, self.gpus, self.threads = actors, cpus_per_actor, gpus_per_actor, threads
         self.events: list[dict[str, Any]] = []
-        self.put_s = 0.0
         self._address, self._node_cpus, self._allow = address, cpus, allow_differences
         self._likeness = Likeness({}, self.events, allow=False)
         self._pool: Pool | None = None
+        self._watch: Watch | None = None
         self._setup: Any = None  # in the object store
         self._batches: list[Batch] = []
         self._running: dict[int, Run] = {}  # by the order of dispatch
-        self._slabs: list[Slab] = []
+        self._messages = Messages()
         self._order = count()
         self._started_ray = False
+
+    @property
+    def put_s(self) -> float:
+        """The seconds spent so far on making messages ready."""
+        return self._messages.put_s
+
+    @property
+    def hosts(self) -> list[Host]:
+        """The nodes that have worked."""
+        return [] if self._pool is None else self._pool.hosts
 
     def start(self, setup: Setup) -> None:
         """Put the setup once, and bring the actors up; those of an earlier run go on. Ray is started on loopback, or joined.
@@ -89,19 +96,32 @@ class RayExecutor:
         self._setup, self._batches = put(setup), []
         self._likeness = Likeness({**of_process(), **setup.read_here()}, self.events, allow=self._allow)
         if self._pool is None:
-            # Ray's own account of every task would grow with the rounds.
-            options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus, "enable_task_events": False}
-            remote = ray.remote(ClientActor).options(**options)  # pyright: ignore
-            self._pool = Pool(
-                self.actors,
-                lambda: remote.remote([self._setup], self.threads),
-                self.events,
-                lambda place: self._likeness.fault(place),
-                raylet() if self._started_ray else None,
-            )
+            self._pool = self._new_pool()
         else:
             self._pool.renew(lambda actor: actor.renew.remote([self._setup]))
         self._pool.start()
+
+    def _new_pool(self) -> Pool:
+        # Ray's own account of every task would grow with the rounds.
+        options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus, "enable_task_events": False}
+        need, nodes = Need(self.cpus, self.gpus), None
+        if self._address is not None:
+            options["scheduling_strategy"] = "SPREAD"
+            nodes = look(need)
+        assert nodes is not None or self.actors is not None
+        remote = ray.remote(ClientActor).options(**options)  # pyright: ignore
+        pool = Pool(
+            max(1, nodes.total) if self.actors is None and nodes is not None else self.actors or 1,
+            lambda: remote.remote([self._setup], self.threads),
+            self.events,
+            lambda place: self._likeness.fault(place),
+            raylet() if self._started_ray else None,
+            nodes,
+            self.actors is None,
+        )
+        if nodes is not None:
+            self._watch = Watch(need, nodes, lambda found: pool.bell.ring(partial(pool.heed, found)))
+        return pool
 
     def map(
         self,
@@ -118,6 +138,9 @@ class RayExecutor:
         every actor, or none is left.
         """
         batch = Batch(job, shared, tasks, background, timeout_s)
+        assert self._pool is not None, "start the executor first"
+        if batch.kind is not None:
+            self._pool.begin(batch.kind)
         self._batches = sorted([*self._batches, batch], key=lambda b: b.background)
         try:
             self._dispatch()
@@ -155,7 +178,7 @@ class RayExecutor:
         """Give every actor that has room its next task. Where one cannot be sent, whoever takes its result is told."""
         assert self._pool is not None, "start the executor first"
         for batch in self._batches:
-            while batch.ready and (slot := self._pool.idlest()) is not None:
+            while batch.ready and (slot := self._pool.idlest(batch.kind, len(batch.waiting))) is not None:
                 number, task = batch.waiting[0]
                 try:
                     self._send(batch, number, task, slot)
@@ -169,9 +192,9 @@ class RayExecutor:
         """
         assert self._pool is not None
         order, near, when = next(self._order), slot.near, self._pool.bell.when
-        message = self._near(batch) if near is not None and near.free else None
+        message = self._messages.near(batch, self._needed()) if near is not None and near.free else None
         call = near.call(order, message, task) if near is not None and message is not None else None
-        far = self._far(batch) if call is None else None
+        far = self._messages.far(batch) if call is None else None
         with put_off():
             mine = None
             if near is not None and call is not None:
@@ -193,40 +216,10 @@ class RayExecutor:
             slot.load += 1
             self._running[order] = Run(order, batch, number, task, slot, slot.actor, mine)
 
-    def _near(self, batch: Batch) -> bytes | None:
-        """Write the shared message for workers of this machine, if that is still to do; return what goes with each call.
-
-        None where it found no room.
-        """
-        if not batch.tried_near and T.num_bytes(dict(batch.shared.send)) <= ROOM_BYTES:
-            started = time.perf_counter()
-            batch.slab = self._unused()
-            if batch.slab is not None:
-                packed = replace(batch.shared, send=batch.slab.pack(batch.shared.send))
-                batch.near = dumps((batch.job, packed, batch.slab.address))
-            self.put_s += time.perf_counter() - started
-        batch.tried_near = True
-        return batch.near
-
-    def _unused(self) -> Slab | None:
-        """Return a slab that no batch needs any more; None where that would take too many."""
-        waiting = (b for b in self._batches if b.waiting)
-        used = {id(b.slab) for b in [*waiting, *(r.batch for r in self._running.values())]}
-        for slab in self._slabs:
-            if id(slab) not in used:
-                return slab
-        new = own(1) if len(self._slabs) < SLABS else []
-        self._slabs += new
-        return new[0] if new else None
-
-    def _far(self, batch: Batch) -> Any:
-        """Return the shared message as it goes to other machines: small ones along with each task, others put once."""
-        if batch.far is None:
-            size, started = T.num_bytes(dict(batch.shared.send)), time.perf_counter()
-            small = size <= INLINE_BYTES or size * batch.size <= TOGETHER_BYTES
-            batch.far = batch.shared if small else put(batch.shared)
-            self.put_s += time.perf_counter() - started
-        return batch.far
+    def _needed(self) -> Iterator[Batch]:
+        """Yield the batches whose message is yet to be read."""
+        yield from (b for b in self._batches if b.waiting)
+        yield from (run.batch for run in self._running.values())
 
     def _receive(self) -> None:
         """Wait for a task to end, or for an actor to come up or die."""
@@ -300,7 +293,7 @@ class RayExecutor:
             if run.slab is not None and run.slot.near is not None:
                 run.slot.near.free.append(run.slab)
         try:
-            result, fault = future.result()
+            result, fault, seconds = future.result()
             if run.slab is not None:
                 result = run.slab.unpack(result)
         except LOST as e:
@@ -310,7 +303,8 @@ class RayExecutor:
         else:
             run.batch.done[run.number] = result if fault is None else ClientError(fault)
             if current:
-                run.slot.deaths = 0
+                assert self._pool is not None
+                self._pool.took(run.slot, run.task, seconds)
 
     def _lost(self, run: Run, error: Exception, current: bool) -> None:
         """Let a task run again. Raises FedfleetError where it was lost too often, or no actor is left."""
@@ -381,9 +375,12 @@ class RayExecutor:
 
     def close(self) -> None:
         """Stop the actors, and Ray if this executor started it."""
+        if self._watch is not None:
+            self._watch.close()
         if self._pool is not None:
             self._pool.close()
-        self._pool, self._setup, self._batches, self._running, self._slabs = None, None, [], {}, []
+        self._watch = None
+        self._pool, self._setup, self._batches, self._running, self._messages = None, None, [], {}, Messages()
         if self._started_ray:
             ray.shutdown()
             self._started_ray = False

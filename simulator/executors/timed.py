@@ -12,7 +12,7 @@ from torch import Tensor
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import BlockTask, Setup
-from fedfleet.simulator.executors.base import Executor, Job
+from fedfleet.simulator.executors.base import Executor, Host, Job
 from fedfleet.simulator.work import Message
 
 
@@ -67,6 +67,18 @@ class TimedExecutor:
         """Forget what was measured. What is under way counts from here on, when it comes back."""
         self.phases: dict[str, Tally] = {}
         self.evaluation = Tally()
+        self._before = self._executor.hosts
+
+    @property
+    def hosts(self) -> list[Host]:
+        """The executor's, with what they have done since."""
+        before = {h.address: h for h in self._before}
+        none = Host("")
+        return [
+            h._replace(tasks=h.tasks - b.tasks, busy_s=h.busy_s - b.busy_s)
+            for h in self._executor.hosts
+            for b in [before.get(h.address, none)]
+        ]
 
     @property
     def events(self) -> list[dict[str, Any]]:

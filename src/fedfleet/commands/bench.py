@@ -16,7 +16,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.runner import describe
 from fedfleet.simulator.driver.evaluation import Measurement
@@ -155,7 +154,7 @@ def _account(x: Experiment, loop: _Loop, executor: TimedExecutor, wall_s: float)
         "evaluate": loop.evaluate_s,
         "other": wall_s - loop.rounds_s - loop.evaluate_s,
     }
-    workers = EXECUTORS[e.kind].workers(x.config)
+    workers = sum(h.workers for h in executor.hosts)
     phases, evaluation = {k: t.compute_s / n for k, t in executor.phases.items()}, executor.evaluation.compute_s / n
     idle = workers * wall_s / n - evaluation - sum(phases.values())
     return {
@@ -174,6 +173,14 @@ def _account(x: Experiment, loop: _Loop, executor: TimedExecutor, wall_s: float)
         "driver_seconds_per_round": {k: v / n for k, v in driver.items()},
         "workers_seconds_per_round": {"phases": phases, "evaluation": evaluation, "idle": idle},
         "idle_share": idle * n / (workers * wall_s),
+        "nodes": {
+            h.address: {
+                "workers": h.workers,
+                "tasks_per_round": h.tasks / n,
+                "busy_share": h.busy_s / max(1e-9, h.workers * wall_s),
+            }
+            for h in executor.hosts
+        },
         "phases": {
             k: {
                 "blocks_per_round": t.tasks / n,
@@ -215,6 +222,11 @@ def show(found: dict[str, Any], console: Console) -> None:
     console.print(table)
     idle = "the driver's own work" if local else "no block at hand, or Ray is receiving a block or sending a result"
     console.print(f"phase: its blocks from start to end, on the workers' clocks; idle: {idle}", soft_wrap=True)
+    if len(found["nodes"]) > 1:
+        table = _table("By node", "address", "workers", "tasks a round", "share of the time at work")
+        for address, at in found["nodes"].items():
+            table.add_row(address, f"{at['workers']}", f"{at['tasks_per_round']:,.4g}", f"{at['busy_share']:.1%}")
+        console.print(table)
     if not found["evaluations"]:
         console.print(
             f"no evaluation ended within these rounds (evaluation.every={found['evaluation_every']}): raise --rounds or "

@@ -12,7 +12,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -142,13 +142,12 @@ def device(config: Config) -> str:
     return "cuda" if config.executor.gpus_per_actor > 0 else "cpu"
 
 
-def actors(config: Config) -> int:
-    """Return the number of Ray actors."""
+def actors(config: Config) -> int | Literal["auto"]:
+    """Return the number of Ray actors; "auto" on a cluster, which has as many as there is room for, and more as nodes join."""
     e = config.executor
-    if e.actors != "auto":
+    if e.actors != "auto" or e.address is not None:
         return e.actors
-    room = math.inf if e.address is not None else _gpu_room(e.gpus_per_actor)
-    return max(1, int(min(cpus() / e.cpus_per_actor, room)))
+    return max(1, int(min(cpus() / e.cpus_per_actor, _gpu_room(e.gpus_per_actor))))
 
 
 def resolved(config: Config, inner: str, block_size: int) -> Config:

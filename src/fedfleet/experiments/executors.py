@@ -12,18 +12,18 @@ from fedfleet.simulator.executors.local import LocalExecutor
 
 
 class Kind(NamedTuple):
-    """An executor: what a configuration asks of one, how one is made of that, how many workers it has, what it is in words."""
+    """An executor: what a configuration asks of one, how one is made of that, what it is in words."""
 
     asked: Callable[[Config], tuple[Any, ...]]
     build: Callable[..., Executor]
-    workers: Callable[[Config], int]
     describe: Callable[[Config], str]
 
 
 def _ray_asks(config: Config) -> tuple[Any, ...]:
     e = config.executor
     one = (e.cpus_per_actor, e.gpus_per_actor, e.threads_per_actor)
-    return resolve.actors(config), *one, e.address, resolve.cpus(), e.allow_differences
+    actors = resolve.actors(config)
+    return None if actors == "auto" else actors, *one, e.address, resolve.cpus(), e.allow_differences
 
 
 def _ray(*asked: Any) -> Executor:
@@ -34,15 +34,16 @@ def _ray(*asked: Any) -> Executor:
 
 def _ray_actors(config: Config) -> str:
     e = config.executor
-    return f"{resolve.actors(config)} Ray actors of {e.cpus_per_actor:g} CPUs and {e.gpus_per_actor:g} GPUs"
+    found = resolve.actors(config)
+    count = "as many Ray actors as the cluster has room for," if found == "auto" else f"{found} Ray actors"
+    return f"{count} of {e.cpus_per_actor:g} CPUs and {e.gpus_per_actor:g} GPUs"
 
 
 EXECUTORS: Mapping[str, Kind] = {
     "local": Kind(
         lambda config: (config.executor.threads_per_actor,),
         LocalExecutor,
-        lambda config: 1,
         lambda config: "this process",
     ),
-    "ray": Kind(_ray_asks, _ray, resolve.actors, _ray_actors),
+    "ray": Kind(_ray_asks, _ray, _ray_actors),
 }

@@ -17,8 +17,7 @@ from fedfleet.simulator.arithmetic.reduction import Mean, Store
 from fedfleet.simulator.arithmetic.spool import Filed, Spool
 from fedfleet.simulator.driver import answers
 from fedfleet.simulator.driver import round as driver
-from fedfleet.simulator.executors import ray as executor
-from fedfleet.simulator.executors import slab
+from fedfleet.simulator.executors import messages, slab
 from fedfleet.simulator.work import BatchPlan, LocalWork, Message, Phase
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
@@ -109,8 +108,8 @@ def test_any_number_of_actors_gives_equal_bytes_and_so_does_any_way_to_them(tmp_
     if way != "lines":  # as to other machines: a small model with the blocks,
         monkeypatch.setattr(slab, "own", lambda count: [])
     if way == "store":  # and a larger one through the object store
-        monkeypatch.setattr(executor, "INLINE_BYTES", 0)
-        monkeypatch.setattr(executor, "TOGETHER_BYTES", 0)
+        monkeypatch.setattr(messages, "INLINE_BYTES", 0)
+        monkeypatch.setattr(messages, "TOGETHER_BYTES", 0)
     check_equal(run(tmp_path / "ray", "two phases", **on), expected)
 
 

@@ -5,11 +5,8 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import ray
@@ -20,13 +17,12 @@ from fedfleet.simulator.block.block import BlockTask, Setup
 from fedfleet.simulator.block.chunk import Chunk
 from fedfleet.simulator.errors import ClientTimeout, FedfleetError
 from fedfleet.simulator.executors import pool
-from fedfleet.simulator.executors.actor import Ready
-from fedfleet.simulator.executors.likeness import Place
 from fedfleet.simulator.executors.local import LocalExecutor
-from fedfleet.simulator.executors.pool import Pool, describe, why
+from fedfleet.simulator.executors.pool import describe, why
 from fedfleet.simulator.executors.ray import RayExecutor
 from fedfleet.simulator.work import Message
 from tests.simulator.executors.killing import KILLED, die, once
+from tests.simulator.executors.places import Places
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
 
@@ -268,30 +264,6 @@ def test_actors_without_room_are_not_waited_for_for_ever(cluster, monkeypatch):
     ):
         executor.start(SETUP)
     executor.close()
-
-
-class Places:
-    """A pool on actors made up, to see what becomes of its slots."""
-
-    def __init__(self, size, monkeypatch):
-        monkeypatch.setattr(pool.ray, "kill", lambda actor: None)
-        self.events: list[dict[str, Any]] = []
-        self.made = 0
-        self.pool = Pool(size, self.create, self.events)
-        self.come()
-
-    def create(self):
-        self.made += 1
-        up = Future()
-        up.set_result(Ready(False, Place("here", {})))
-        return SimpleNamespace(ready=SimpleNamespace(remote=lambda offer: SimpleNamespace(future=lambda: up)))
-
-    def come(self):
-        while any(s.starting for s in self.pool.slots):
-            self.pool.bell.answer()
-
-    def kill(self, number):
-        self.pool.died(self.pool.slots[number], ray.exceptions.ActorDiedError(), 2, blocks(1)[0])
 
 
 def test_a_place_where_actors_keep_dying_is_given_up(monkeypatch):

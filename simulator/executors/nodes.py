@@ -1,0 +1,87 @@
+"""The nodes of a cluster while a run is on: how many actors each has room for, and which are about to go."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from fedfleet.simulator.executors.cluster import ray, ray_worker, start_ray
+
+LOOK_S = 5.0  # between two looks at the cluster
+SLACK = 1e-6  # 0.1 CPUs go ten times into one
+
+
+class Need(NamedTuple):
+    """What an actor takes of its node."""
+
+    cpus: float
+    gpus: float
+
+    def fits(self, resources: Mapping[str, float]) -> int:
+        """Return how many actors a node with these resources has room for."""
+        asked = (("CPU", self.cpus), ("GPU", self.gpus))
+        return min(int(resources.get(kind, 0.0) / amount + SLACK) for kind, amount in asked if amount > 0)
+
+
+class Nodes(NamedTuple):
+    """The nodes that are alive, by id: how many actors each would take were it empty, its address, and which are ``leaving``.
+
+    One that leaves has been told to drain, as before a spot instance is taken away: what it has at hand it may yet finish.
+    """
+
+    room: Mapping[str, int]
+    address: Mapping[str, str]
+    leaving: frozenset[str] = frozenset()
+
+    @property
+    def total(self) -> int:
+        """Return how many actors the nodes that stay have room for."""
+        return sum(n for node, n in self.room.items() if node not in self.leaving)
+
+
+def look(need: Need) -> Nodes:
+    """Ask the cluster that Ray has joined."""
+    alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    leaving: Any = ray_worker.global_worker.gcs_client.get_draining_nodes(timeout=LOOK_S)  # pyright: ignore[reportAttributeAccessIssue]
+    return Nodes(
+        {name: need.fits(node["Resources"]) for name, node in alive.items()},
+        {name: node["NodeManagerAddress"] for name, node in alive.items()},
+        frozenset(leaving) & frozenset(alive),
+    )
+
+
+def visit(address: str, need: Need) -> Nodes:
+    """Join a cluster for a look at it, and leave it again. Raises FedfleetError where there is none."""
+    joined = start_ray(address, None)
+    try:
+        return look(need)
+    finally:
+        if joined:
+            ray.shutdown()
+
+
+class Watch:
+    """A thread that looks at the cluster again and again, and calls ``tell`` with what it found where that has changed."""
+
+    def __init__(self, need: Need, seen: Nodes, tell: Callable[[Nodes], None]):
+        self._need, self._seen, self._tell = need, seen, tell
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fedfleet-nodes", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._end.wait(LOOK_S):
+            with suppress(
+                Exception
+            ):  # a head that does not answer now may do so later; what it means for actors, Ray tells
+                found = look(self._need)
+                if found != self._seen:
+                    self._seen = found
+                    self._tell(found)
+
+    def close(self) -> None:
+        """Look no more; to be called before Ray is left."""
+        self._end.set()
+        self._thread.join(2 * LOOK_S)

@@ -1,0 +1,206 @@
+"""A pool on a cluster: it grows with the nodes, and leaves those that leave."""
+
+import sys
+import threading
+import time
+
+import pytest
+import ray
+from ray.core.generated import autoscaler_pb2
+
+from fedfleet.simulator.block.block import Setup
+from fedfleet.simulator.executors import nodes as module
+from fedfleet.simulator.executors import pool
+from fedfleet.simulator.executors.cluster import ray_worker
+from fedfleet.simulator.executors.nodes import Need, Nodes, Watch
+from fedfleet.simulator.executors.ray import RayExecutor
+from fedfleet.simulator.work import Message
+from tests.simulator.executors.places import Places, block
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
+
+
+def there(room, leaving=()):
+    return Nodes(room, {node: f"10.0.0.{node}" for node in room}, frozenset(leaving))
+
+
+@pytest.mark.parametrize(
+    ("need", "resources", "room"),
+    [
+        (Need(1, 0), {"CPU": 4.0}, 4),
+        (Need(0.1, 0), {"CPU": 1.0}, 10),
+        (Need(3, 0), {"CPU": 8.0, "GPU": 1.0}, 2),
+        (Need(1, 0.25), {"CPU": 3.0, "GPU": 1.0}, 3),
+        (Need(1, 0.25), {"CPU": 16.0, "GPU": 1.0}, 4),
+        (Need(1, 1), {"CPU": 16.0}, 0),
+        (Need(1, 0), {}, 0),
+    ],
+)
+def test_a_node_has_room_for_what_its_resources_allow(need, resources, room):
+    assert need.fits(resources) == room
+
+
+def test_what_leaves_has_no_room():
+    assert there({"1": 4, "2": 3}, leaving="1").total == 3
+
+
+def test_a_pool_grows_with_its_cluster_and_says_so(monkeypatch):
+    places = Places(2, monkeypatch, there({"1": 2}), elastic=True, next="1")
+    places.pool.start()
+    places.next = "2"
+    places.pool.heed(there({"1": 2, "2": 3}))
+    places.come()
+    assert places.at == ["1", "1", "2", "2", "2"]
+    assert places.events == [{"event": "node_joined", "node": "10.0.0.2", "room": 3}]
+    places.pool.heed(there({"2": 3}))  # one that is gone takes its actors along, of which Ray tells
+    assert places.made == 5
+    places.pool.heed(there({"2": 3, "3": 9}))
+    assert places.made == 12  # the two that died with their node come up there too
+
+
+def test_a_pool_of_a_given_size_does_not_grow_but_fills_up(monkeypatch):
+    places = Places(0, monkeypatch, there({"1": 2}), next="1")
+    places.pool._grow(2)
+    places.next = None  # Ray has no room for the others
+    places.pool._grow(2)
+    places.pool.start()  # and does not wait for them
+    assert places.at == ["1", "1"]
+    places.pool.heed(there({"1": 2, "2": 8}))
+    assert places.made == 4
+    assert places.pool.starting
+    places.next = "2"
+    for slot in places.pool.slots[2:]:
+        slot.actor.up.set_result(places.create().up.result())
+    places.come()
+    assert places.at == ["1", "1", "2", "2"]
+
+
+def test_a_busy_cluster_is_waited_for_for_a_while(monkeypatch):
+    monkeypatch.setattr(pool, "GRACE_S", 0.2)
+    places = Places(1, monkeypatch, there({"1": 9}), next="1")
+    places.next = None  # others have taken what it has
+    places.pool._grow(2)
+    started = time.monotonic()
+    places.pool.start()
+    assert places.at == ["1"]
+    assert time.monotonic() - started >= 0.2
+
+
+def test_a_node_that_leaves_ends_what_it_has_and_gets_no_more(monkeypatch):
+    places = Places(1, monkeypatch, there({"1": 1, "2": 2}), next="1")
+    places.next = "2"
+    places.pool._grow(2)
+    places.pool.start()
+    first, second, third = places.pool.slots
+    first.load = 1
+    places.pool.heed(there({"1": 1, "2": 2}, leaving="1"))
+    assert places.events == [{"event": "node_leaves", "node": "10.0.0.1"}]
+    assert places.at == ["1", "2", "2"]
+    second.load = third.load = 1
+    assert places.pool.idlest() is second
+    first.load = 0
+    places.pool.took(first, block(), 1.0)
+    places.come()
+    assert places.at == ["2", "2", "2"]
+    assert [tuple(h) for h in places.pool.hosts] == [("1", 0, 1, 1.0), ("2", 3, 0, 0.0)]
+
+
+def test_where_all_leave_they_work_to_the_end(monkeypatch):
+    places = Places(2, monkeypatch, there({"1": 2}), next="1")
+    places.pool.start()
+    places.pool.heed(there({"1": 2}, leaving="1"))
+    assert places.made == 2
+    assert places.pool.idlest() is places.pool.slots[0]
+
+
+def test_paces_are_of_a_phase_and_of_an_actor(monkeypatch):
+    places = Places(2, monkeypatch)
+    fast, slow = places.pool.slots
+    for slot, seconds in ((fast, 1.0), (slow, 9.0)):
+        places.pool.took(slot, block("train", 3), seconds)
+    assert (fast.paces, slow.paces) == ({"train": 1 / 3}, {"train": 3.0})
+    fast.load = 2
+    assert places.pool.idlest("train", 2) is None
+    assert places.pool.idlest("train", 9) is slow
+    assert places.pool.idlest("look", 2) is slow
+    places.pool.begin("train")
+    assert slow.paces == {"train": 3.0}  # it had a block
+    places.pool.begin("train")
+    assert slow.paces["train"] == pytest.approx(3 - 0.03 * (3 - 1 / 3))
+    places.pool.replace(slow)
+    assert slow.paces == {}
+
+
+def test_the_watch_tells_of_changes_only_and_survives_a_head_that_does_not_answer(monkeypatch):
+    one, two = there({"1": 1}), there({"1": 1, "2": 1})
+    answers = [one, OSError(), one, two, two]
+    told, done = [], threading.Event()
+
+    def answer(need):
+        found = answers.pop(0)
+        if not answers:
+            done.set()
+            answers.append(found)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "look", answer)
+    watch = Watch(Need(1, 0), one, told.append)
+    assert done.wait(30)
+    watch.close()
+    assert told == [two]
+
+
+class Nobody:
+    """A population that a worker can hold."""
+
+    def to(self, device):
+        return self
+
+
+SETUP = Setup(population=Nobody(), phases={}, objectives={}, functions={}, evaluation={}, inner="serial")  # pyright: ignore[reportArgumentType]
+
+
+def where(setup, shared, task):
+    time.sleep(0.05)
+    return ray.get_runtime_context().get_node_id()
+
+
+def until(done, executor):
+    """Let the executor work until something is true of it; return the nodes of the last blocks."""
+    end = time.monotonic() + 60
+    found = []
+    while not done():
+        assert time.monotonic() < end, executor.events
+        found = list(executor.map(where, Message(), [block() for _ in range(8)]))
+    return found
+
+
+@pytest.mark.ray
+def test_a_node_that_joins_is_used_and_one_that_drains_is_left(cluster, monkeypatch):
+    monkeypatch.setattr(module, "LOOK_S", 0.2)
+    executor = RayExecutor(None, cpus_per_actor=0.01, gpus_per_actor=0.5, address="auto")
+    executor.start(SETUP)
+    node = None
+    try:
+        assert sum(h.workers for h in executor.hosts) == 2
+        node = cluster.add_node(num_cpus=1, num_gpus=1)
+        until(lambda: sum(h.workers for h in executor.hosts) == 4, executor)
+        assert [(e["event"], e["room"]) for e in executor.events] == [("node_joined", 2)]
+        assert node.node_id in list(executor.map(where, Message(), [block() for _ in range(8)]))
+        reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        deadline = int(1000 * (time.time() + 600))
+        assert ray_worker.global_worker.gcs_client.drain_node(node.node_id, reason, "it is needed elsewhere", deadline)[
+            0
+        ]  # pyright: ignore
+        until(lambda: sum(h.workers for h in executor.hosts) == 2, executor)
+        found = list(executor.map(where, Message(), [block() for _ in range(8)]))
+        assert len(found) == 8
+        assert node.node_id not in found
+        assert [e["event"] for e in executor.events] == ["node_joined", "node_leaves"]
+    finally:
+        executor.close()
+        if node is not None:
+            cluster.remove_node(node, allow_graceful=False)
