@@ -212,3 +212,17 @@ def test_of_equal_clients_the_one_with_the_least_variance_counts_most():
     torch.testing.assert_close(
         found, torch.tensor([[4.0, 2.0, 1.0]] * 3, dtype=torch.float64) / 7, rtol=1e-4, atol=1e-5
     )
+
+
+def test_where_every_weight_is_small_a_client_has_its_own_head():
+    found = mixtures(torch.zeros(3, 3, dtype=torch.float64), torch.ones(3, dtype=torch.float64), 0.5)
+    assert torch.equal(found, torch.eye(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("seed", [6, 8, 20, 36])
+def test_programmes_without_variance_are_solved(seed):
+    """Of clients of an example each: of features far apart in size the solver needs many passes."""
+    size = rng.uniform(rng.key(seed), (70, 1), torch.float64) ** 6
+    h = size * rng.normal(rng.key(seed + 10**6), (70, 20), torch.float64)
+    found = mixtures(h @ h.T, torch.zeros(70, dtype=torch.float64), 0.0)
+    torch.testing.assert_close(found @ h, h, rtol=0, atol=1e-6)
