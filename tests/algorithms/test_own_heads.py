@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import build, records
+from harness import World, build, digits, records
 from test_personalised import BODY, HEAD, LR, START, WHERE, B, Params, Y, down, features, fit, logits, rows_of, some
 from torch import Tensor
 
@@ -28,26 +29,28 @@ ONCE, TWO, THREE = (
     BatchPlan(size=B, steps=3),
 )
 ROUNDS, CLIENTS, CLASSES = 6, 8, 10
+SORTED = World(WHERE.task, replace(digits("classification", clients=8).population, data=WHERE.population.data))
+"""The same examples, of one or two classes a client: of some classes nobody may be heard."""
 
 
-def run(name: str, **options: Any) -> list[RoundRecord]:
+def run(name: str, where: World = WHERE, **options: Any) -> list[RoundRecord]:
     """3 of 5 are heard in the first exchange of a round, and 2 of the 3 in the second, if there is one."""
-    algorithm = build(name, WHERE.task, CohortOptions(invite=5), batch_size=B, lr=LR, **options)
-    z = T.map(torch.Tensor.double, WHERE.task.init(0))
-    return list(records(algorithm, WHERE, ROUNDS, z=z, policy=Siwer(low=0.55, high=0.6)))
+    algorithm = build(name, where.task, CohortOptions(invite=5), batch_size=B, lr=LR, **options)
+    z = T.map(torch.Tensor.double, where.task.init(0))
+    return list(records(algorithm, where, ROUNDS, z=z, policy=Siwer(low=0.55, high=0.6)))
 
 
 def heard(record: RoundRecord) -> list[list[int]]:
     return [p.clients[p.responses.fate == Fate.HEARD].tolist() for p in record.phases]
 
 
-def everything(c: int) -> Tensor:
-    local = WHERE.population.local_data(torch.tensor([c]))
+def everything(c: int, where: World = WHERE) -> Tensor:
+    local = where.population.local_data(torch.tensor([c]))
     return local.rows[0, : int(local.counts[0])]
 
 
-def means(p: Params, c: int) -> dict[int, Tensor]:
-    rows = everything(c)
+def means(p: Params, c: int, where: World = WHERE) -> dict[int, Tensor]:
+    rows = everything(c, where)
     return {k: features(p, rows[Y[rows] == k]).mean(0) for k in Y[rows].unique().tolist()}
 
 
@@ -74,10 +77,11 @@ def best(matrix: Tensor) -> Tensor:
     return min(found, key=lambda a: float(a @ matrix @ a))
 
 
-def test_fedpac_by_hand():
+@pytest.mark.parametrize("where", [WHERE, SORTED], ids=["skewed", "sorted"])
+def test_fedpac_by_hand(where):
     z, heads, common = some(START, BODY), {c: some(START, HEAD) for c in range(CLIENTS)}, {}
-    mixed = 0
-    for t, record in enumerate(run("fedpac", steps=3, head_steps=2, pull=0.7)):
+    mixed, missing = 0, 0
+    for t, record in enumerate(run("fedpac", where, steps=3, head_steps=2, pull=0.7)):
         first, second = heard(record)
         assert len(first) == 3
         assert len(second) == 2
@@ -85,15 +89,15 @@ def test_fedpac_by_hand():
         sent: list[Params] = []
         h, v, after = [], [], []
         for c in first:
-            p, rows = {**z, **heads[c]}, everything(c)
+            p, rows = {**z, **heads[c]}, everything(c, where)
             f = features(p, rows)
             shares = {k: float((Y[rows] == k).double().mean()) for k in range(CLASSES)}
-            mu = means(p, c)
+            mu = means(p, c, where)
             h.append(torch.stack([shares[k] * mu[k] if k in mu else torch.zeros_like(f[0]) for k in range(CLASSES)]))
             squared = sum(shares[k] * f[Y[rows] == k].square().sum(1).mean() for k in mu)
             v.append((squared - sum(shares[k] ** 2 * mu[k].square().sum() for k in mu)) / len(rows))
-            p = fit(p, rows_of(c, key, 1, TWO), HEAD)
-            for (batch,) in rows_of(c, key, 2, THREE):
+            p = fit(p, rows_of(c, key, 1, TWO, where), HEAD)
+            for (batch,) in rows_of(c, key, 2, THREE, where):
 
                 def near(q: Params, batch: Tensor = batch) -> Tensor:
                     apart = pulled(q, batch, common).mean() if common else 0.0
@@ -101,12 +105,13 @@ def test_fedpac_by_hand():
 
                 p = down(p, near, BODY)
             sent.append(p)
-            after.append(means(p, c))
-        weights = [len(everything(c)) for c in first]
+            after.append(means(p, c, where))
+        weights = [len(everything(c, where)) for c in first]
         z = {n: sum(w * p[n] for w, p in zip(weights, sent, strict=True)) / sum(weights) for n in BODY}
         for k in range(CLASSES):
             if having := [m[k] for m in after if k in m]:
                 common[k] = torch.stack(having).mean(0)
+            missing += not having and k in common
         heads |= {c: some(p, HEAD) for c, p in zip(first, sent, strict=True)}
         for c in second:
             i = first.index(c)
@@ -120,7 +125,30 @@ def test_fedpac_by_hand():
         for k, wanted in common.items():
             torch.testing.assert_close(record.state.prototypes[k], wanted, rtol=1e-9, atol=1e-11)
         assert record.state.known.tolist() == [float(k in common) for k in range(CLASSES)]
-    assert mixed > 3
+    assert mixed > 3 or where is SORTED
+    assert (missing > 0) == (where is SORTED)
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_fedpac_moves_a_part_at_a_time_whatever_the_optimiser_remembers(clip):
+    given = {"client_optimizer": {"momentum": 0.9, "weight_decay": 0.1, "clip_norm": clip}, "head_steps": 2}
+    one = run("fedpac", steps=3, **given)[0]
+    key, sent = rng.fold(rng.key(0), "client", 0, 0), []
+    for c in heard(one)[0]:
+        p = START
+        for stage, plan, names in ((1, TWO, HEAD), (2, THREE, BODY)):
+            v = {n: torch.zeros_like(p[n]) for n in names}
+            for (rows,) in rows_of(c, key, stage, plan):
+                at = {name: leaf.clone().requires_grad_() for name, leaf in p.items()}
+                g = torch.autograd.grad(F.cross_entropy(logits(at, rows), Y[rows]), [at[n] for n in names])
+                long = float(sum(d.square().sum() for d in g)) ** 0.5
+                scale = 1.0 if clip is None else min(1.0, clip / (long + 1e-6))
+                v = {n: 0.9 * v[n] + scale * d + 0.1 * p[n] for n, d in zip(names, g, strict=True)}
+                p = {**p, **{n: p[n] - LR * v[n] for n in names}}
+        sent.append((len(everything(c)), p))
+    for n in BODY:
+        mean = sum(w * p[n] for w, p in sent) / sum(w for w, _ in sent)
+        torch.testing.assert_close(one.state.z["x"][n], mean, rtol=1e-9, atol=1e-11)
 
 
 def test_what_fedpac_sends_is_counted():
