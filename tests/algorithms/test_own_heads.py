@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,13 +16,14 @@ from torch import Tensor
 
 from fedfleet.algorithms.fedpac import mixtures
 from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.prototypes import Moments
 from fedfleet.algorithms.simplex_qp import least_quadratic
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.simulate import RoundRecord
 from fedfleet.simulator.fleet.policies import Siwer
 from fedfleet.simulator.fleet.responses import Fate
-from fedfleet.simulator.work import BatchPlan
+from fedfleet.simulator.work import Batch, BatchPlan
 
 ONCE, TWO, THREE = (
     BatchPlan(size=B, epochs=1),
@@ -113,13 +115,16 @@ def test_fedpac_by_hand(where):
                 common[k] = torch.stack(having).mean(0)
             missing += not having and k in common
         heads |= {c: some(p, HEAD) for c, p in zip(first, sent, strict=True)}
-        for c in second:
-            i = first.index(c)
+        own = []
+        for i, c in enumerate(first):
             d = torch.stack([torch.stack([((h[i] - a) * (h[i] - b)).sum() for b in h]) for a in h])
             a = best(torch.diag(torch.stack(v)) + d)
             a = torch.where(a < 1e-3, 0.0, a)
-            mixed += int((a > 0).sum()) > 1
-            heads[c] = {n: sum(x * p[n] for x, p in zip(a / a.sum(), sent, strict=True)) for n in HEAD}
+            own.append(float(a[i] / a.sum()))
+            if c in second:
+                mixed += int((a > 0).sum()) > 1
+                heads[c] = {n: sum(x * p[n] for x, p in zip(a / a.sum(), sent, strict=True)) for n in HEAD}
+        assert record.metrics["own_head"] == pytest.approx(sum(own) / len(own), rel=1e-6)
         for n in BODY:
             torch.testing.assert_close(record.state.z["x"][n], z[n], rtol=1e-9, atol=1e-11)
         for k, wanted in common.items():
@@ -208,9 +213,40 @@ def test_one_client_of_fedas_trains_alone_once_it_is_aligned():
 
 
 def only(c: int) -> Any:
+    return one_client(everything(c))
+
+
+def one_client(rows: Tensor) -> Any:
     whole = WHERE.population
-    start, end = whole.offsets[c : c + 2].tolist()
-    return type(whole)(whole.data, whole.indices[start:end], torch.tensor([0, end - start]), torch.zeros(1).long())
+    return type(whole)(whole.data, rows, torch.tensor([0, len(rows)]), torch.zeros(1).long())
+
+
+def test_fedas_goes_on_where_no_client_has_anything_to_learn():
+    """A common model that is certain, and right, of all that clients have."""
+    z = T.map(torch.Tensor.double, WHERE.task.init(0))
+    z = {"x": {**z["x"], "3.bias": 1e6 * (torch.arange(CLASSES) == 0).double()}}
+    where = World(WHERE.task, one_client((Y == 0).nonzero()[:9, 0]))
+    (one,) = records(build("fedas", where.task, CohortOptions(invite=1), batch_size=B), where, 1, z=z)
+    for n in BODY:
+        torch.testing.assert_close(one.state.z["x"][n], z["x"][n], rtol=1e-12, atol=0)
+
+
+def test_moments_add_up_over_batches():
+    x, y = rng.normal(rng.key(5), (7, 3), torch.float64), torch.tensor([0, 2, 2, 0, 2, 1, 1])
+    seen = Moments(torch.zeros(4, 3).double(), torch.zeros(4).double(), torch.zeros(4).double())
+    ops: Any = SimpleNamespace(apply=lambda name, z, batch: batch.x)
+    for rows in (slice(0, 4), slice(4, 7)):
+        weight = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0])[rows]
+        seen = seen.plus(
+            ops, {}, Batch({"x": torch.where(weight[:, None] > 0, x[rows], torch.nan), "y": y[rows]}, weight)
+        )
+    assert seen.counts.tolist() == [2, 0, 3, 0]
+    assert seen.known.tolist() == [1, 0, 1, 0]
+    parts = {0: x[[0, 3]], 2: x[[1, 2, 4]]}
+    for k in range(4):
+        of = parts.get(k, torch.zeros(1, 3).double())
+        torch.testing.assert_close(seen.means()[k], of.mean(0))
+        torch.testing.assert_close(seen.squares[k], of.square().sum())
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
