@@ -89,8 +89,9 @@ def fedas(options: FedAsOptions, task: Task, cohort: CohortOptions) -> Algorithm
 
     def align(ops: Ops, shared: Mapping[str, Any], local: _As, batch: Batch, where: At, key: Key) -> _As:
         d = ops.grad("aligned", local.z, batch, key, ctx=target(local.old.means(), local.old.known))[0]
-        rate = shared["align_lr"] * local.own.asked
-        return local._replace(z=ops.step("train", local.z, rate, at.still(d, kept=True)))
+        turned = ops.step("train", local.z, shared["align_lr"], at.still(d, kept=True))
+        # Of a new client not even statistics move, as they would at a rate of 0.
+        return local._replace(z=T.where(local.own.asked > 0, turned, local.z))
 
     def train(ops: Ops, shared: Mapping[str, Any], local: _As, batch: Batch, where: At, key: Key) -> _As:
         d, after = rule.update(local.optimizer, ops.grad("train", local.z, batch, key)[0], local.z)
@@ -112,13 +113,13 @@ def fedas(options: FedAsOptions, task: Task, cohort: CohortOptions) -> Algorithm
         return _Kept(z, torch.zeros((), dtype=T.leaves(z)[0].dtype, device=T.leaves(z)[0].device))
 
     once = replace(options.plan(), steps=None, epochs=1)
-    turned = (
+    before = (
         Stage(step=look, batches=EVERYTHING),
         Stage(step=align, batches=replace(once, epochs=options.align_epochs)),
     )
-    stages = (*turned, Stage(step=train, batches=options.plan()), Stage(step=inform, batches=once))
+    stages = (*before, Stage(step=train, batches=options.plan()), Stage(step=inform, batches=once))
     work = LocalWork(begin=begin, stages=stages, finish=finish, divisible=False)
     phase = Phase(name="train", work=work, reduce={"z": Mean()}, weight="information", own=fresh, model="z")
 
-    own_model = LocalWork(begin=begin, stages=turned, finish=mine)
+    own_model = LocalWork(begin=begin, stages=before, finish=mine)
     return averaged(options, task, cohort, at, phase, own_model, {"align_lr": options.align_lr})

@@ -8,9 +8,9 @@ A round of a client:
     b    it fits its head to the body; then the body to its head, on CE + pull mean (f - c_y)^2, c_k the common mean feature
     c    it sends the body, its head, V, h, and the mean features of its classes under the new body
 
-The server averages bodies, and over those who have a class its mean features, each alike. To client i goes the head
-sum_j a_ij head_j, with a_i the least of a' (diag(V) + D^i) a on the simplex, D^i_ab = <h^i - h^a, h^i - h^b>, weights below
-``drop`` left out.
+The server averages bodies, and over those who have a class its mean features: each alike, as in the code of FedOMG's experiments,
+where the authors' own counts examples. To client i goes the head sum_j a_ij head_j, with a_i the least of
+a' (diag(V) + D^i) a on the simplex, D^i_ab = <h^i - h^a, h^i - h^b>, weights below ``drop`` left out.
 
     paper            here
     theta, phi_i     what travels; the head, a client's state
@@ -65,7 +65,7 @@ class FedPacOptions(FedRepOptions):
     pull: float = Field(default=1.0, ge=0)
     """Weight of how far features are from the common ones of their class, lambda."""
     drop: float = Field(default=1e-3, ge=0, lt=1)
-    """Weights of other clients' heads below it are 0; the rest is scaled to sum to 1."""
+    """Weights of heads below it, the client's own too, are 0; the rest is scaled to sum to 1. With no rest a client has its own."""
 
 
 class State(NamedTuple):
@@ -92,6 +92,7 @@ def mixtures(h: Tensor, v: Tensor, drop: float) -> Tensor:
     apart = (own[i] - h[i, :, None] - h[i, None, :] + h for i in range(len(v)))  # [i][a, b] = <h_i - h_a, h_i - h_b>
     weights = torch.stack([least_quadratic(d + variance) for d in apart])
     kept = torch.where(weights < drop, 0.0, weights)
+    kept = kept + torch.diag((kept.sum(1) == 0).to(kept))  # among very many alike, all may be small
     return kept / kept.sum(1, keepdim=True)
 
 

@@ -6,6 +6,9 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
+PASSES = 1000
+"""Of the active set, so many times n: where P is singular, SciPy's 3 n may not be enough, and it gives up."""
+
 
 def least_quadratic(p: Tensor) -> Tensor:
     """Return a (n,) for a positive semidefinite P (n, n) float64.
@@ -16,6 +19,6 @@ def least_quadratic(p: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(p / p.diagonal().mean().clamp(min=torch.finfo(p.dtype).tiny))
     root = vectors * values.clamp(min=0).sqrt()  # P = root root'
     system = torch.cat([root.T, torch.ones(1, len(p), dtype=p.dtype)])
-    found, _ = nnls(system.numpy(), [0.0] * len(p) + [1.0])
+    found, _ = nnls(system.numpy(), [0.0] * len(p) + [1.0], maxiter=PASSES * len(p))
     a = torch.from_numpy(found)
     return a / a.sum()

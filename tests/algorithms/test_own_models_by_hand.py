@@ -175,3 +175,14 @@ def test_own_models_are_tuned_at_the_rate_of_the_last_round(name):
     z = T.map(torch.Tensor.double, WHERE.task.init(0))
     _, found = measured(name, APART, "serial", 2, z, batch_size=B, lr=LR, lr_schedule=schedule)
     assert float((found.found["own_loss"] - found.found["loss"]).abs().max()) > 1e-2
+
+
+def test_fedas_leaves_a_new_client_the_statistics_that_it_is_sent():
+    """It turns towards no old body, and what layers keep count of does not move either."""
+    where, one = World(STATISTICS.task, HeldOut(STATISTICS.population, 0.25, 0)), {"steps": 2, "batch_size": 7}
+    records, found = measured("fedas", where, "batched", 1, where.task.init(0), **one)
+    new = [c for c in range(CLIENTS) if c not in heard(records[0])]
+    assert torch.equal(found.found["own_loss"][new], found.found["loss"][new])
+    longer, _ = measured("fedas", where, "batched", 1, where.task.init(0), align_epochs=4, **one)
+    first, other = (r[0].state.z["b"] for r in (records, longer))
+    assert all(torch.equal(leaf, other[name]) for name, leaf in first.items())
