@@ -185,7 +185,7 @@ def test_a_module_that_a_node_lacks_is_named(monkeypatch):
 
     place = taken(None, monkeypatch)
     monkeypatch.setattr(actor.ray, "get", lacking)
-    assert object.__new__(ClientActor)._take([None]) == Place(place.node, place.has, "ModuleNotFoundError: x")
+    assert object.__new__(ClientActor)._take([None]) == Place(place.node, place.has, "ModuleNotFoundError: x", place.id)
 
 
 @pytest.mark.parametrize("at", [0, 1 << 19, -1])

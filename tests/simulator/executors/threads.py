@@ -29,7 +29,7 @@ class Freezing(Line):
     freezes, thawed = threading.Event(), threading.Event()
 
     def answer(self, order: int, found: Any, error: Exception | None = None) -> None:
-        if found != (FREEZE, None) or self.freezes.is_set():
+        if found is None or found[:2] != (FREEZE, None) or self.freezes.is_set():
             super().answer(order, found, error)
             return
         self.freezes.set()
