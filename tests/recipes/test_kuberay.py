@@ -1,0 +1,160 @@
+"""The manifests for KubeRay have the fields it knows, agree with one another, and are sparing with rights."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import ray
+import yaml
+
+from fedfleet.config.schema import load
+from tests.recipes.files import ROOT, options_of_ray_start, with_block
+
+HERE = ROOT / "recipes" / "kuberay"
+SCHEMA = json.loads((Path(__file__).parent / "kuberay.json").read_text(encoding="utf-8"))
+MANIFESTS = ["raycluster.yaml", "rayjob.yaml"]
+
+
+def read(name: str, block: str | None = None) -> Any:
+    return with_block(HERE / name, block)
+
+
+def cluster(manifest: Any) -> Any:
+    return manifest["spec"] if manifest["kind"] == "RayCluster" else manifest["spec"]["rayClusterSpec"]
+
+
+def templates(manifest: Any) -> list[Any]:
+    found = cluster(manifest)
+    groups = [found["headGroupSpec"], *found["workerGroupSpecs"]]
+    own = manifest["spec"].get("submitterPodTemplate")
+    return [group["template"] for group in groups] + ([own] if own else [])
+
+
+@pytest.fixture(params=[(name, block) for name in MANIFESTS for block in (None, "gpu")], ids=str)
+def manifest(request: pytest.FixtureRequest) -> Any:
+    return read(*request.param)
+
+
+def test_the_fields_are_those_of_kuberay(manifest: Any):
+    jsonschema.validate(manifest, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda spec: spec.update(rayVersoin="2.60.0"), "rayVersoin"),
+        (lambda spec: spec["authOptions"].update(mode="secret"), "secret"),
+        (lambda spec: spec["headGroupSpec"]["rayStartParams"].update({"num-cpus": 0}), "is not of type 'string'"),
+        (lambda spec: spec["workerGroupSpecs"][0].pop("maxReplicas"), "maxReplicas"),
+    ],
+)
+def test_what_kuberay_does_not_know_is_refused(change: Any, said: str):
+    for name in MANIFESTS:
+        manifest = read(name)
+        change(cluster(manifest))
+        with pytest.raises(jsonschema.ValidationError, match=said):
+            jsonschema.validate(manifest, SCHEMA)
+
+
+@pytest.mark.parametrize("block", [None, "gpu"])
+def test_a_job_has_the_same_cluster(block: str | None):
+    assert cluster(read("raycluster.yaml", block)) == cluster(read("rayjob.yaml", block))
+
+
+def test_groups_grow_from_least_to_most_and_only_one_has_gpus():
+    groups = cluster(read("raycluster.yaml", "gpu"))["workerGroupSpecs"]
+    assert [group["groupName"] for group in groups] == ["cpu", "gpu"]
+    for group in groups:
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        assert ("nvidia.com/gpu" in limits) == (group["groupName"] == "gpu")
+
+
+def test_the_head_takes_no_blocks_and_options_of_ray_start_are_there(manifest: Any):
+    found = cluster(manifest)
+    assert found["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    for group in [found["headGroupSpec"], *found["workerGroupSpecs"]]:
+        assert {f"--{name}" for name in group["rayStartParams"]} <= options_of_ray_start()
+
+
+def test_the_version_of_ray_is_the_one_in_the_image_and_knows_tokens_and_the_probe(manifest: Any):
+    version = cluster(manifest)["rayVersion"]
+    assert f"ray=={version}\n" in (ROOT / "recipes" / "constraints.txt").read_text(encoding="utf-8")
+    assert tuple(map(int, version.split("."))) >= (2, 53, 0)
+    assert cluster(manifest)["authOptions"] == {"mode": "token"}
+
+
+def test_probes_ask_for_what_ray_answers_without_a_token(manifest: Any):
+    from ray._private.ray_constants import DEFAULT_DASHBOARD_AGENT_LISTEN_PORT
+
+    agent = Path(ray.__file__).with_name("dashboard") / "http_server_agent.py"  # it is only imported with ray[default]
+    free = agent.read_text(encoding="utf-8")
+    for template in templates(manifest)[: 1 + len(cluster(manifest)["workerGroupSpecs"])]:
+        container = template["spec"]["containers"][0]
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            asked = container[kind]["httpGet"]
+            assert asked["port"] == DEFAULT_DASHBOARD_AGENT_LISTEN_PORT
+            assert f'"{asked["path"]}"' in free
+
+
+def test_nobody_is_root_and_pods_have_bounds_and_the_label_of_the_policy(manifest: Any):
+    claim, policy = yaml.safe_load_all((HERE / "around.yaml").read_text(encoding="utf-8"))
+    label = policy["spec"]["podSelector"]["matchLabels"]
+    assert policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"] == label
+    for template in templates(manifest):
+        pod = template["spec"]
+        assert template["metadata"]["labels"] == label
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        for volume in pod.get("volumes", []):
+            assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+        for container in pod["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+            assert {"cpu", "memory"} <= container["resources"]["limits"].keys()
+    assert len({t["spec"]["containers"][0]["image"] for t in templates(manifest)}) == 1
+
+
+def test_the_entrypoint_is_a_run_that_can_be():
+    job = read("rayjob.yaml")
+    program, config, out, *overrides = shlex.split(job["spec"]["entrypoint"])
+    image = (HERE / "Dockerfile").read_text(encoding="utf-8")
+    assert f"recipes/{program} /usr/local/bin/{program}" in image
+    assert "COPY configs /opt/fedfleet/configs" in image
+    executor = load(ROOT / Path(config).relative_to("/opt/fedfleet"), overrides).executor
+    assert executor.address == "auto"
+    least = cluster(job)["workerGroupSpecs"][0]
+    cpus = int(least["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"])
+    assert executor.actors == least["minReplicas"] * cpus
+    assert Path(out).parent == Path(
+        cluster(job)["headGroupSpec"]["template"]["spec"]["containers"][0]["volumeMounts"][0]["mountPath"]
+    )
+
+
+def test_the_image_has_what_it_copies_and_is_not_root():
+    lines = (HERE / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    copied = [s for line in lines if line.startswith("COPY ") and "--from" not in line for s in line.split()[1:-1]]
+    assert set(copied) >= {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "src",
+        "simulator",
+        "algorithms",
+        "datasets",
+        "tasks",
+    }
+    assert all((ROOT / source).exists() for source in copied)
+    let_in = (HERE / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    assert {line[1:] for line in let_in if line.startswith("!")} == set(copied)
+    assert [line for line in lines if line.startswith("USER ")] == ["USER 1000:1000"]
+    assert all("--no-cache-dir" in line for line in lines if re.search(r"\bpip (install|wheel)\b", line))
+    assert any("--constraint" in line and '"ray[default]"' in line for line in lines)
+    assert not any(line.startswith("EXPOSE") for line in lines)
+    program = ROOT / "recipes" / "run_or_resume.sh"
+    assert program.stat().st_mode & 0o111
