@@ -53,7 +53,7 @@ def test_the_head_takes_no_blocks_and_workers_come_as_they_are_needed(provider: 
     assert head["resources"] == {"CPU": 0}
     assert head["max_workers"] == 0
     assert {name: (t["min_workers"], t["max_workers"]) for name, t in types.items()} == {
-        "cpu_worker": (1, 8),
+        "cpu_worker": (0, 8),
         "gpu_worker": (0, 4),
     }
     assert prepared["max_workers"] == sum(t["max_workers"] for t in types.values())
