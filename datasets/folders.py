@@ -87,8 +87,7 @@ def load(folder: Path, side: int = 224, *, name: str) -> Dataset:
     parts = [torch.tensor([path in listed for path in paths]) for listed in _split(root, of, found)]
     made_of = code([__name__]) | versions(["pillow"]) | {"side": str(side)}
     for path in paths:
-        at = path.stat()
-        made_of[str(path.relative_to(root))] = f"{at.st_size} {at.st_mtime_ns}"
+        made_of[str(path.relative_to(root))] = _marks(path, of.site)
     x = kept(f"{name}-{side}", made_of, lambda: _resized(paths, side, of.site))["x"]
     examples = Examples(x, y, len(classes), torch.arange(len(found)).repeat_interleave(counts))
     train, test = (examples.rows(part) for part in parts) if parts else (examples, examples)
@@ -108,6 +107,15 @@ def photographs(root: Path, domain: str, of: Folders) -> dict[str, list[Path]]:
     if empty := [label for label, paths in found.items() if not paths]:
         raise broken(folder / empty[0], f"holds no {' or '.join(SUFFIXES)}", of.site)
     return found
+
+
+def _marks(path: Path, site: str) -> str:
+    """Return what changes with a file. Raises DataError for a link to nothing."""
+    try:
+        at = path.stat()
+    except OSError as error:
+        raise broken(path, f"cannot be read ({error})", site) from error
+    return f"{at.st_size} {at.st_mtime_ns}"
 
 
 def _plain(name: str) -> str:
@@ -144,6 +152,8 @@ def _listed(path: Path, domain: str, images: Mapping[str, list[Path]]) -> Iterat
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({one_line(error)}); fetch it again") from error
+    if not lines:
+        raise DataError(f"{path}: names no image; fetch it again")
     for number, line in enumerate(lines, 1):
         if line.strip() not in known:
             raise DataError(

@@ -86,6 +86,8 @@ def test_what_was_resized_is_kept_until_a_photograph_changes(tmp_path: Path, mon
         ("name", "'Mug' is a class of dslr or of amazon, not of both"),
         ("empty", "mug: holds no .jpg or .jpeg or .png"),
         ("image", "frame_0000.jpg: is no image"),
+        ("link", "frame_0000.jpg: cannot be read ("),
+        ("loop", "frame_0000.jpg: cannot be read ("),
     ],
 )
 def test_a_damaged_office(tmp_path: Path, damage: str, says: str):
@@ -102,6 +104,8 @@ def test_a_damaged_office(tmp_path: Path, damage: str, says: str):
         image.unlink()
         if damage == "class":
             image.parent.rmdir()
+        elif damage in ("link", "loop"):
+            image.symlink_to("frame_0000.jpg" if damage == "loop" else "elsewhere.jpg")
     with pytest.raises(DataError) as e:
         load("office31", folder, Photographs(side=8))
     assert says in str(e.value)
@@ -183,6 +187,7 @@ def test_other_sets_have_no_lists(tmp_path: Path):
         ("sketch/mug/frame_0000.png 3", "line 1 is"),
         ("../../secret.png 3", "line 1 is"),
         ("", "line 1 is ''"),
+        (b"", "photo_train_kfold.txt: names no image; fetch it again"),
         (b"\xff", "photo_train_kfold.txt: cannot be read"),
     ],
 )
