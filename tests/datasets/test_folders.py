@@ -145,6 +145,14 @@ def test_names_of_domains_may_be_written_otherwise(tmp_path: Path):
     assert load("office_home", folder, Photographs(side=4)).domains == ("art", "clipart", "product", "real_world")
 
 
+@pytest.mark.parametrize(("name", "root"), [("pacs", "PACS"), ("vlcs", "VLCS"), ("office_home", "OfficeHome")])
+def test_names_of_data_sets_may_be_written_otherwise(tmp_path: Path, name: str, root: str):
+    folder = write(tmp_path / root, dict.fromkeys(PUBLISHED[name][0], 1))
+    assert len(load(name, folder, Photographs(side=4)).train) == 12
+    write(tmp_path / name, dict.fromkeys(PUBLISHED[name][0], 2))  # of two it is this one
+    assert len(load(name, folder, Photographs(side=4)).train) == 24
+
+
 def pacs_with_lists(tmp_path: Path) -> Path:
     """PACS with two images of each class, of which the second is for validation in the lists."""
     domains, _ = PUBLISHED["pacs"]
