@@ -15,7 +15,8 @@ Each lies in a folder of its name in the data directory, and in a domain's folde
     office31/amazon/images/back_pack/frame_0001.jpg
     office_home/Real World/Alarm_Clock/00001.jpg
 
-Capitals, spaces and underscores in the names of domains do not matter. Files are .jpg, .jpeg or .png; hidden ones do not count.
+Capitals, spaces and underscores in the names of data sets and domains do not matter: DomainBed writes `PACS` and `VLCS`. Files
+are .jpg, .jpeg or .png, in capitals or not; hidden ones do not count.
 
 Where no split is published, methods are tested on a domain that nobody has learnt from, or on the very images, without their
 labels, that they adapt to. So here, too, the test examples are the training examples. PACS has one, in lists beside the folders:
@@ -74,7 +75,7 @@ def load(folder: Path, side: int = 224, *, name: str) -> Dataset:
 
     Raises DataError.
     """
-    of, root = SETS[name], folder / name
+    of, root = SETS[name], _called(folder, name) or folder / name
     found = [photographs(root, domain, of) for domain in of.domains]
     classes = list(found[0])
     for domain, other in zip(of.domains, found, strict=True):
@@ -87,8 +88,7 @@ def load(folder: Path, side: int = 224, *, name: str) -> Dataset:
     parts = [torch.tensor([path in listed for path in paths]) for listed in _split(root, of, found)]
     made_of = code([__name__]) | versions(["pillow"]) | {"side": str(side)}
     for path in paths:
-        at = path.stat()
-        made_of[str(path.relative_to(root))] = f"{at.st_size} {at.st_mtime_ns}"
+        made_of[str(path.relative_to(root))] = _marks(path, of.site)
     x = kept(f"{name}-{side}", made_of, lambda: _resized(paths, side, of.site))["x"]
     examples = Examples(x, y, len(classes), torch.arange(len(found)).repeat_interleave(counts))
     train, test = (examples.rows(part) for part in parts) if parts else (examples, examples)
@@ -97,10 +97,9 @@ def load(folder: Path, side: int = 224, *, name: str) -> Dataset:
 
 def photographs(root: Path, domain: str, of: Folders) -> dict[str, list[Path]]:
     """Return the images of a domain by class, both in the order of their names. Raises DataError."""
-    there = sorted(root.iterdir()) if root.is_dir() else []
-    if not (named := [at for at in there if _plain(at.name) == _plain(domain) and at.is_dir()]):
+    if (at := _called(root, domain)) is None:
         raise absent(root / domain, of.site)
-    folder = named[0] / "images" if (named[0] / "images").is_dir() else named[0]
+    folder = at / "images" if (at / "images").is_dir() else at
     found = {at.name: _images(at) for at in sorted(folder.iterdir()) if at.is_dir() and not at.name.startswith(".")}
     if len(found) != of.classes:
         problem = f"has {len(found)} folders, expected one for each of {of.classes} classes"
@@ -108,6 +107,23 @@ def photographs(root: Path, domain: str, of: Folders) -> dict[str, list[Path]]:
     if empty := [label for label, paths in found.items() if not paths]:
         raise broken(folder / empty[0], f"holds no {' or '.join(SUFFIXES)}", of.site)
     return found
+
+
+def _called(folder: Path, name: str) -> Path | None:
+    """Return the folder of that name, however it is written; as it stands where there are several."""
+    if (folder / name).is_dir():
+        return folder / name
+    there = sorted(folder.iterdir()) if folder.is_dir() else []
+    return next((at for at in there if _plain(at.name) == _plain(name) and at.is_dir()), None)
+
+
+def _marks(path: Path, site: str) -> str:
+    """Return what changes with a file. Raises DataError for a link to nothing."""
+    try:
+        at = path.stat()
+    except OSError as error:
+        raise broken(path, f"cannot be read ({error})", site) from error
+    return f"{at.st_size} {at.st_mtime_ns}"
 
 
 def _plain(name: str) -> str:
@@ -144,6 +160,8 @@ def _listed(path: Path, domain: str, images: Mapping[str, list[Path]]) -> Iterat
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({one_line(error)}); fetch it again") from error
+    if not lines:
+        raise DataError(f"{path}: names no image; fetch it again")
     for number, line in enumerate(lines, 1):
         if line.strip() not in known:
             raise DataError(

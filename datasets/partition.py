@@ -183,6 +183,8 @@ def _clients_of_domains(
             raise ValueError(f"there are no {what}: name one domain or more in domains.target, and leave a source")
         if count < least:
             raise ValueError(f"{count} clients cannot cover {least} {what}: ask for at least {least} clients")
+        if count > (most := int(totals[mine].sum())):
+            raise ValueError(f"{count} clients cannot share {most} examples of {what}: ask for at most {most} clients")
         counts[mine] = _apportion(count, totals[mine])
     return counts
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,11 +28,13 @@ class Stored(NamedTuple):
     """Stacked uploads (leaves (C_b, ...)) and weights (C_b,), in the order of the blocks; S = sum of C_b clients.
 
     Leaves are tensors, or ``Filed`` ones: ``stacked`` has all in memory. ``device`` is where tiles are computed, None for the CPU.
+    ``beside`` is what a reduction that does more than to keep them has made of them.
     """
 
     blocks: tuple[Tree, ...]
     weights: tuple[Tensor, ...]
     device: torch.device | None = None
+    beside: Any = None
 
     @property
     def weight(self) -> Tensor:

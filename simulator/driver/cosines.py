@@ -33,25 +33,20 @@ class Watched(NamedTuple):
     cosine: Tensor
 
 
-class _Pair(NamedTuple):
-    reduced: Any
-    kept: Stored
-
-
 @dataclass(frozen=True)
-class _Beside:
-    """A reduction, and uploads kept beside it."""
+class _Keeping(Store):
+    """Keep every upload, and say besides what another reduction makes of them."""
 
     of: Reduction
 
-    def block(self, values: Tree, rows: Rows) -> _Pair:
-        return _Pair(self.of.block(values, rows), Store().block(values, rows))
+    def block(self, values: Tree, rows: Rows) -> Stored:
+        return super().block(values, rows)._replace(beside=self.of.block(values, rows))
 
-    def merge(self, a: _Pair, b: _Pair) -> _Pair:
-        return _Pair(self.of.merge(a.reduced, b.reduced), Store().merge(a.kept, b.kept))
+    def merge(self, a: Stored, b: Stored) -> Stored:
+        return super().merge(a, b)._replace(beside=self.of.merge(a.beside, b.beside))
 
-    def final(self, partial: _Pair) -> _Pair:
-        return _Pair(self.of.final(partial.reduced), partial.kept)
+    def final(self, partial: Stored) -> Stored:
+        return partial._replace(beside=self.of.final(partial.beside))
 
 
 class _Exchange(NamedTuple):
@@ -131,7 +126,8 @@ def cosines(kept: Stored, origin: Tree, models: tuple[Tree, Tree], of: Tensor) -
     else:
         sent = dict(T.named_leaves(origin))
         start, moved = {n: sent[n] for n in names}, {n: (sent[n] + (after[n] - before[n]))[None] for n in names}
-    gram = Stored((*uploads.blocks, moved), (*uploads.weights, torch.zeros(1, dtype=torch.float64))).gram(start)
+    none = torch.zeros(1, dtype=torch.float64)
+    gram = uploads._replace(blocks=(*uploads.blocks, moved), weights=(*uploads.weights, none)).gram(start)
     groups, mine = of.unique(return_inverse=True)
     weight = torch.zeros(len(groups), len(of), dtype=torch.float64)
     weight[mine, torch.arange(len(of))] = kept.weight.double()
@@ -141,7 +137,9 @@ def cosines(kept: Stored, origin: Tree, models: tuple[Tree, Tree], of: Tensor) -
 
 def _keeping(phase: Phase) -> Phase:
     slot = phase.model or phase.difference
-    return phase if slot is None else replace(phase, reduce={**phase.reduce, slot: _Beside(phase.reduce[slot])})
+    if slot is None or isinstance(phase.reduce[slot], Store):
+        return phase
+    return replace(phase, reduce={**phase.reduce, slot: _Keeping(phase.reduce[slot])})
 
 
 class _Watching:
@@ -157,13 +155,16 @@ class _Watching:
     def map_reduce(
         self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
     ) -> Reduced:
-        found = self._round.map_reduce(self._phases[phase.name], shared=shared, cohort=cohort, inbox=inbox, steps=steps)
+        phase = self._phases[phase.name]
+        found = self._round.map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox, steps=steps)
         slot = phase.model or phase.difference
         if slot is None:
             return found
-        pair: _Pair = found[slot]
-        self.exchange = _Exchange(found.received, pair.kept, shared.send[slot] if phase.model else None)
-        return found._replace(values={**found.values, slot: pair.reduced})
+        kept: Stored = found[slot]
+        self.exchange = _Exchange(found.received, kept, shared.send[slot] if phase.model else None)
+        if not isinstance(phase.reduce[slot], _Keeping):
+            return found
+        return found._replace(values={**found.values, slot: kept.beside})
 
 
 def _summary(found: Tensor) -> dict[str, float]:

@@ -12,8 +12,11 @@ from fedfleet.algorithms.local import local_training
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.algorithm import Algorithm, View
 from fedfleet.simulator.arithmetic import spool
+from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Store
+from fedfleet.simulator.arithmetic.spool import Filed
 from fedfleet.simulator.block.faults import Faults
+from fedfleet.simulator.driver import cosines
 from fedfleet.simulator.driver import round as driver
 from fedfleet.simulator.errors import ClientError
 from fedfleet.simulator.fleet.availability import Bernoulli
@@ -54,6 +57,37 @@ def test_where_uploads_lie_changes_no_bit(case, monkeypatch):
     phases = [p for r in filed for p in r.phases]
     assert {p.attempt for p in phases} == {0} or case == "void rounds"
     assert sum(p.counts["merged_stale"] for p in phases) > 0 or case != "late answers"
+
+
+WATCHED = {
+    "fedavg": build("fedavg", WHERE.task, CohortOptions(invite=7), steps=3, batch_size=7),
+    "scaffold": build("scaffold", WHERE.task, CohortOptions(invite=7), steps=3, batch_size=7),
+    "omg": OMG,
+}
+
+
+@pytest.mark.parametrize("case", ["all heard", "factored"])
+@pytest.mark.parametrize("name", WATCHED)
+def test_uploads_kept_for_their_cosines_lie_in_the_file_once(name, case, monkeypatch):
+    plain, seen, written = WATCHED[name], cosines.watched(WATCHED[name], 1), []
+    keep = driver.Spool._written
+    monkeypatch.setattr(driver.Spool, "_written", lambda *given: written.append(keep(*given)) or written[-1])
+    gram, found = cosines.cosines, []
+    monkeypatch.setattr(cosines, "cosines", lambda *given: found.append(given[0]) or gram(*given))
+    filed = list(records(seen, WHERE, 3, filed_bytes=0, **CASES[case]))
+    assert all(isinstance(leaf, Filed) for kept in found for b in kept.blocks for leaf in T.leaves(b))
+    blocks = sum(len(kept.blocks) for kept in found)
+    # Each block is written once, and what is sent beside, such as controls, is not.
+    assert len(written) == blocks >= 3 * 2
+    memory = list(records(seen, WHERE, 3, filed_bytes=sys.maxsize, **CASES[case]))
+    assert len(written) == blocks
+    unwatched = play(plain, WHERE, 3, **CASES[case])
+    for a, b, c in zip(filed, memory, unwatched, strict=True):
+        ends = [seen.views["global"].params(r.state) for r in (a, b)]
+        assert torch.equal(flat(ends[0]), flat(ends[1]))
+        assert torch.equal(flat(ends[0]), flat(c))
+        assert a.metrics == b.metrics
+        assert "cosine_worst" in a.metrics
 
 
 def test_how_clients_are_cut_into_blocks_changes_no_bit():

@@ -89,6 +89,15 @@ def test_colours_go_along_with_labels_as_often_as_published():
             assert float(share) == pytest.approx(wanted, abs=0.02)
 
 
+def test_draws_of_one_domain_say_nothing_of_another():
+    alike = Examples(torch.ones(30_000, 1, 2, 2, dtype=torch.uint8), torch.zeros(30_000, dtype=torch.int64), 10)
+    data = environments.coloured(Dataset("made", alike, alike.rows(torch.arange(0))))
+    flipped = [y == 0 for y in data.train.y.split(10_000)]
+    apart = [x[:, 0, 0, 0] == y for x, y in zip(data.train.x.split(10_000), data.train.y.split(10_000), strict=True)]
+    for draws, share in ((flipped, (0.25, 0.25)), (apart, (0.1, 0.2))):
+        assert float((draws[0] & draws[1]).double().mean()) == pytest.approx(share[0] * share[1], abs=0.01)
+
+
 def test_a_coloured_image_is_the_image():
     data = environments.coloured(MADE)
     number = number_of(data.train.x.amax(1, keepdim=True))

@@ -86,6 +86,8 @@ def test_what_was_resized_is_kept_until_a_photograph_changes(tmp_path: Path, mon
         ("name", "'Mug' is a class of dslr or of amazon, not of both"),
         ("empty", "mug: holds no .jpg or .jpeg or .png"),
         ("image", "frame_0000.jpg: is no image"),
+        ("link", "frame_0000.jpg: cannot be read ("),
+        ("loop", "frame_0000.jpg: cannot be read ("),
     ],
 )
 def test_a_damaged_office(tmp_path: Path, damage: str, says: str):
@@ -102,6 +104,8 @@ def test_a_damaged_office(tmp_path: Path, damage: str, says: str):
         image.unlink()
         if damage == "class":
             image.parent.rmdir()
+        elif damage in ("link", "loop"):
+            image.symlink_to("frame_0000.jpg" if damage == "loop" else "elsewhere.jpg")
     with pytest.raises(DataError) as e:
         load("office31", folder, Photographs(side=8))
     assert says in str(e.value)
@@ -139,6 +143,14 @@ def test_four_domains(tmp_path: Path, name: str, suffix: str):
 def test_names_of_domains_may_be_written_otherwise(tmp_path: Path):
     folder = write(tmp_path / "office_home", {"art": 1, "CLIPART": 1, "Product": 1, "Real_World": 1})
     assert load("office_home", folder, Photographs(side=4)).domains == ("art", "clipart", "product", "real_world")
+
+
+@pytest.mark.parametrize(("name", "root"), [("pacs", "PACS"), ("vlcs", "VLCS"), ("office_home", "OfficeHome")])
+def test_names_of_data_sets_may_be_written_otherwise(tmp_path: Path, name: str, root: str):
+    folder = write(tmp_path / root, dict.fromkeys(PUBLISHED[name][0], 1))
+    assert len(load(name, folder, Photographs(side=4)).train) == 12
+    write(tmp_path / name, dict.fromkeys(PUBLISHED[name][0], 2))  # of two it is this one
+    assert len(load(name, folder, Photographs(side=4)).train) == 24
 
 
 def pacs_with_lists(tmp_path: Path) -> Path:
@@ -183,6 +195,7 @@ def test_other_sets_have_no_lists(tmp_path: Path):
         ("sketch/mug/frame_0000.png 3", "line 1 is"),
         ("../../secret.png 3", "line 1 is"),
         ("", "line 1 is ''"),
+        (b"", "photo_train_kfold.txt: names no image; fetch it again"),
         (b"\xff", "photo_train_kfold.txt: cannot be read"),
     ],
 )

@@ -326,9 +326,11 @@ def test_a_target_may_be_whole_while_sources_are_cut():
     ("clients", "targets", "count", "line"),
     [
         (3, [1], 2, "1 clients cannot cover 2 sources: ask for at least 2"),
-        (5, [0, 1], 1, "1 clients cannot cover 2 target domains"),
+        (4, [0, 1], 1, "1 clients cannot cover 2 target domains"),
         (5, [7], 1, "there are no target domains: name one domain or more in domains.target"),
         (5, [0, 1, 2], 4, "there are no sources"),
+        (8, [1], 1, "7 clients cannot share 6 examples of sources: ask for at most 6"),
+        (7, [1], 4, "4 clients cannot share 3 examples of target domains"),
     ],
 )
 def test_target_clients_that_cannot_be_are_refused(clients, targets, count, line):

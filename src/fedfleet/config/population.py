@@ -156,9 +156,10 @@ def _clients(config: Config, data: Data) -> Population:
         return data.population
     p, examples = config.population, data.train
     clients = 100 if p.clients is None else p.clients
+    chosen = targets(config, data)
     try:
         partition = C.options(config, "population.partition").split(
-            examples.y, examples.domain, clients, p.partition_seed, targets(config, data)
+            examples.y, examples.domain, clients, p.partition_seed, chosen
         )
     except DataError:
         raise

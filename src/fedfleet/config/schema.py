@@ -76,7 +76,7 @@ class Evaluation(Options):
     cosines: bool = False
     """Measure in every round how far what clients' models moved by points where the model goes: ``algorithm/cosine_worst``,
     ``_mean`` and ``_variance`` over clients, or over domains where there are several, and by domain in ``domains.parquet``. It
-    keeps all that clients send in memory; for algorithms that average models, or what they moved by."""
+    keeps all that clients send in a round, large ones in a file; for algorithms that average models, or what they moved by."""
     duality_gap: bool = False
     """Measure how far an agnostic model can be from the best, on all training examples; needs an algorithm over domains and a
     loss that is convex: task.model logistic."""

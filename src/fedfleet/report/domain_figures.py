@@ -54,7 +54,7 @@ def _column(groups: Groups, column: str) -> Picture | None:
     shown = dict(list(tables.items())[:LABELS])
     figure, panels = canvas.panels(len(shown), width=7.2 if len(shown) == 1 else 4.1, height=3.2, share_y=True)
     few = all(values.shape[1] <= FEW for _, values in shown.values())
-    span = [f(np.nanmin(v) if f is min else np.nanmax(v) for _, v in shown.values()) for f in (min, max)]
+    span = _span(np.concatenate([values.ravel() for _, values in shown.values()]))
     for panel, (label, (rounds, values)) in zip(panels, shown.items(), strict=True):
         if few:
             _lines(panel, rounds, values)
@@ -76,7 +76,7 @@ def _column(groups: Groups, column: str) -> Picture | None:
             ncols=min(count, 7),
         )
     told = "; ".join(
-        f"{label + ': ' if len(groups) > 1 else ''}{number(np.nanmin(values[-1]))} to {number(np.nanmax(values[-1]))}"
+        f"{label + ': ' if len(groups) > 1 else ''}{' to '.join(map(number, _span(values[-1])))}"
         for label, (_, values) in shown.items()
     )
     seeds = " Means over seeds." if any(len(groups[label]) > 1 for label in shown) else ""
@@ -101,14 +101,22 @@ def _mean(runs: Sequence[Run], column: str) -> tuple[np.ndarray, np.ndarray] | N
     return np.array(rounds) + 1, np.where(known.any(0), mean, np.nan)
 
 
+def _span(values: np.ndarray) -> tuple[float, float]:
+    """Return the least and the greatest of what is known, NaN where nothing is."""
+    known = values[np.isfinite(values)]
+    return (float(known.min()), float(known.max())) if len(known) else (np.nan, np.nan)
+
+
 def _lines(panel: Axes, rounds: np.ndarray, values: np.ndarray) -> None:
     for k, line in enumerate(values.T):
         color, dash = _look(k)
-        panel.plot(rounds, line, color=color, linestyle=dash, marker="o" if len(rounds) <= 15 else "", markersize=3)
+        # Between values that are not known there is no line to be seen.
+        mark = "o" if len(rounds) <= 15 or np.isnan(line).any() else ""
+        panel.plot(rounds, line, color=color, linestyle=dash, marker=mark, markersize=3)
 
 
 def _heat(
-    figure: Figure, panel: Axes, rounds: np.ndarray, values: np.ndarray, span: list[float], *, last: bool
+    figure: Figure, panel: Axes, rounds: np.ndarray, values: np.ndarray, span: tuple[float, float], *, last: bool
 ) -> None:
     order = np.argsort(values[-1], kind="stable")
     rows = np.array_split(values[:, order], min(ROWS, values.shape[1]), axis=1)

@@ -202,7 +202,7 @@ def test_a_run_can_stop_by_a_role(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"domains.target": 3}, "domains.target=3: unknown; choose of 1, 4, 8"),
+        ({"domains.target": 3}, "^domains.target=3: unknown; choose of 1, 4, 8"),
         ({"domains.target": "84"}, "did you mean '8'"),
         ({"domains.target": [1, 4, 8]}, "no domain is left as a source"),
         ({"domains.target": [8, 8]}, "give each domain once"),

@@ -73,6 +73,27 @@ def test_runs_that_measured_no_cosines_have_no_figure_of_them(tmp_path: Path) ->
     assert "cosines" not in figures(tmp_path / "out")
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_domains_of_which_nothing_is_known_in_the_end_and_points_between_gaps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run(tmp_path / "run")
+    heard = np.arange(60).reshape(20, 3) % 2 == 0  # never twice in a row
+    heard[-1] = False
+    each = pd.DataFrame({"round": np.arange(20).repeat(3), "domain": [0, 1, 2] * 20, "accuracy": 0.5})
+    each["cosine"] = np.where(heard.ravel(), 0.7, np.nan)
+    each.to_parquet(folder / "domains.parquet")
+    kept: dict[str, Figure] = {}
+    picture = canvas.picture
+    monkeypatch.setattr(
+        canvas, "picture", lambda figure, name, *given: kept.update({name: figure}) or picture(figure, name, *given)
+    )
+    html = Page(write_report([folder], tmp_path / "out"))
+    assert "cosine of each domain at every evaluation; at the last one from – to –." in html.text
+    marks = {name: {line.get_marker() for line in kept[name].axes[0].lines} for name in kept if "domains-" in name}
+    assert marks == {"domains-cosine": {"o"}, "domains-accuracy": {""}}
+
+
 def test_sections_keep_the_order_of_their_first_picture() -> None:
     made = [page.Picture(name=n, title="", caption="", png=b"", section=s) for n, s in ("aX", "bY", "cX")]
     assert {k: [p.name for p in v] for k, v in page.sections(made).items()} == {"X": ["a", "c"], "Y": ["b"]}

@@ -53,6 +53,14 @@ def test_what_is_kept_comes_back_in_its_type_and_shape():
         assert torch.equal(found, given)
 
 
+def test_a_file_may_take_and_give_less_at_a_time_than_was_asked(monkeypatch):
+    write, read = os.pwrite, os.preadv
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: write(file, data[:7], at))
+    monkeypatch.setattr(os, "preadv", lambda file, into, at: read(file, [into[0][:5]], at))
+    given = torch.arange(40.0)
+    assert torch.equal(Spool(0).keep(given).tensor(), given)
+
+
 def test_a_small_tree_stays_and_what_lies_in_the_file_is_not_written_again():
     size = T.num_bytes(VALUES)
     assert Spool(size + 1).keep(VALUES) is VALUES

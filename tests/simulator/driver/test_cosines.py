@@ -45,6 +45,9 @@ def test_cosines_of_clients_and_of_domains():
     torch.testing.assert_close(
         cosines.cosines(ends, before, (before, after), alone)[1], torch.tensor([0.8, 0, 1]).double()
     )
+    # Clients may be sent another model than the server's.
+    elsewhere = (T.map(lambda v: v + 7, before), T.map(lambda v: v + 7, after))
+    assert cosines.cosines(ends, before, elsewhere, alone)[1].tolist() == pytest.approx([0.8, 0.0, 1.0])
     assert not cosines.cosines(kept, None, (before, before), alone)[1].isfinite().any()
 
 
