@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -50,6 +50,25 @@ class Batch:
     def again(self, number: int, task: Any) -> None:
         """Let a task wait once more."""
         self.waiting = deque(sorted([*self.waiting, (number, task)], key=itemgetter(0)))
+
+
+class Results:
+    """The results of a batch in the order of its tasks, by ``take``. After a ClientTimeout it goes on with the next task.
+
+    Tasks of one that nobody holds any more are not begun (``forget``).
+    """
+
+    def __init__(self, batch: Batch, take: Callable[[Batch], Any], forget: Callable[[Batch], None]):
+        self._batch, self._take, self._forget = batch, take, forget
+
+    def __iter__(self) -> Results:
+        return self
+
+    def __next__(self) -> Any:
+        return self._take(self._batch)
+
+    def __del__(self) -> None:
+        self._forget(self._batch)
 
 
 class Run(NamedTuple):

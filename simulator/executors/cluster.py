@@ -26,6 +26,7 @@ import ray
 import ray.exceptions as R  # noqa: F401
 from ray._private import ray_constants
 from ray._private import worker as ray_worker
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode  # noqa: F401
 
 dumps, loads = ray.cloudpickle.dumps, ray.cloudpickle.loads  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fedfleet.simulator.executors.cluster import ray, ray_worker, start_ray
+from fedfleet.simulator.executors.sentry import Sentries
 
 LOOK_S = 5.0  # between two looks at the cluster
 SLACK = 1e-6  # 0.1 CPUs go ten times into one
@@ -26,14 +27,16 @@ class Need(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """The nodes that are alive, by id: how many actors each would take were it empty, its address, and which are ``leaving``.
+    """The nodes that are alive, by id: how many actors each would take were it empty, its address, and which leave or are silent.
 
-    One that leaves has been told to drain, as before a spot instance is taken away: what it has at hand it may yet finish.
+    One that leaves has been told to drain, as before a spot instance is taken away: what it has at hand it may yet finish. One that
+    is silent is alive for all that Ray knows, and has not answered for long.
     """
 
     room: Mapping[str, int]
     address: Mapping[str, str]
     leaving: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()
 
     @property
     def total(self) -> int:
@@ -63,20 +66,27 @@ def visit(address: str, need: Need) -> Nodes:
 
 
 class Watch:
-    """A thread that looks at the cluster again and again, and calls ``tell`` with what it found where that has changed."""
+    """A thread that looks at the cluster again and again, and calls ``tell`` with what it found where that has changed.
 
-    def __init__(self, need: Need, seen: Nodes, tell: Callable[[Nodes], None]):
-        self._need, self._seen, self._tell = need, seen, tell
+    With ``sentries`` it asks them too, on other nodes than this one.
+    """
+
+    def __init__(self, need: Need, seen: Nodes, tell: Callable[[Nodes], None], sentries: Sentries | None = None):
+        self._need, self._seen, self._tell, self._sentries = need, seen, tell, sentries
+        self._pause_s = LOOK_S if sentries is None else min(LOOK_S, sentries.silent_s / 4)
+        self._here = ray.get_runtime_context().get_node_id() if sentries is not None else ""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fedfleet-nodes", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._end.wait(LOOK_S):
+        while not self._end.wait(self._pause_s):
             with suppress(
                 Exception
             ):  # a head that does not answer now may do so later; what it means for actors, Ray tells
                 found = look(self._need)
+                if self._sentries is not None:
+                    found = found._replace(silent=self._sentries.silent(found.room.keys() - {self._here}))
                 if found != self._seen:
                     self._seen = found
                     self._tell(found)
@@ -85,3 +95,5 @@ class Watch:
         """Look no more; to be called before Ray is left."""
         self._end.set()
         self._thread.join(2 * LOOK_S)
+        if self._sentries is not None:
+            self._sentries.close()

@@ -15,33 +15,18 @@ from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
 from fedfleet.simulator.executors.actor import ClientActor
 from fedfleet.simulator.executors.base import Host, Job
-from fedfleet.simulator.executors.batch import Batch, Run
+from fedfleet.simulator.executors.batch import Batch, Results, Run
 from fedfleet.simulator.executors.cluster import ray, raylet, share_tensors, start_ray
 from fedfleet.simulator.executors.likeness import Likeness, of_process
 from fedfleet.simulator.executors.messages import Messages
-from fedfleet.simulator.executors.nodes import Need, Watch, look
+from fedfleet.simulator.executors.nodes import Need, Nodes, Watch, look
 from fedfleet.simulator.executors.pool import DIED, LOST, MEND, NO_ROOM, TRIES, Frozen, Pool, Slot, describe, why
+from fedfleet.simulator.executors.sentry import Sentries
 from fedfleet.simulator.executors.store import full, put
 from fedfleet.simulator.signals import put_off
 from fedfleet.simulator.work import Message
 
 MOMENT_S = 0.05  # how long what is done may be on its way
-
-
-class _Results:
-    """The results of a batch in the order of its tasks. After a ClientTimeout it goes on with the next task."""
-
-    def __init__(self, executor: RayExecutor, batch: Batch):
-        self._executor, self._batch = executor, batch
-
-    def __iter__(self) -> _Results:
-        return self
-
-    def __next__(self) -> Any:
-        return self._executor.take(self._batch)
-
-    def __del__(self) -> None:
-        self._executor.forget(self._batch)
 
 
 class RayExecutor:
@@ -60,10 +45,12 @@ class RayExecutor:
         address: str | None = None,
         cpus: int | None = None,
         allow_differences: bool = False,
+        silent_s: float | None = None,
     ):
         self.actors, self.cpus, self.gpus, self.threads = actors, cpus_per_actor, gpus_per_actor, threads
         self.events: list[dict[str, Any]] = []
         self._address, self._node_cpus, self._allow = address, cpus, allow_differences
+        self._silent_s = silent_s
         self._likeness = Likeness({}, self.events, allow=False)
         self._pool: Pool | None = None
         self._watch: Watch | None = None
@@ -120,8 +107,25 @@ class RayExecutor:
             self.actors is None,
         )
         if nodes is not None:
-            self._watch = Watch(need, nodes, lambda found: pool.bell.ring(partial(pool.heed, found)))
+            sentries = None if self._silent_s is None else Sentries(self._silent_s)
+            self._watch = Watch(need, nodes, lambda found: pool.bell.ring(partial(self._heed, found)), sentries)
         return pool
+
+    def _heed(self, nodes: Nodes) -> None:
+        """Take note of how the cluster has changed. What actors of a silent node have at hand runs again elsewhere."""
+        assert self._pool is not None
+        self._pool.heed(nodes)
+        for slot in self._pool.slots:
+            if slot.up and slot.place is not None and slot.place.id in nodes.silent:
+                mine = self._at_hand(slot.actor)
+                for run in mine:
+                    del self._running[run.order]
+                    run.batch.again(run.number, run.task)
+                self.events.append(
+                    {"event": "node_silent", "node": slot.place.node, "slot": slot.number, "blocks": len(mine)}
+                )
+                self._pool.replace(slot)
+        self._dispatch()
 
     def map(
         self,
@@ -147,7 +151,7 @@ class RayExecutor:
         except BaseException:
             self.forget(batch)
             raise
-        return _Results(self, batch)
+        return Results(batch, self.take, self.forget)
 
     def take(self, batch: Batch) -> Any:
         """Return the result of the next task of a batch. Raises StopIteration after the last one."""

@@ -38,6 +38,8 @@ class Executor(Options):
     """Address of a running Ray cluster; a private one is started on loopback if not given."""
     allow_differences: bool = False
     """Take nodes with other versions or another processor than the driver's; a run that had any says ``bit_exact: false``."""
+    node_silence_s: float | None = Field(default=None, ge=1)
+    """Seconds without an answer after which a node's blocks run elsewhere; not given, Ray's own check decides, after 65 s."""
 
 
 class FaultOptions(Options):

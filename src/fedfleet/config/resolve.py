@@ -82,6 +82,11 @@ def _check_executor(config: Config) -> None:
             "executor.allow_differences=True: with executor.kind=local there is no other machine: set executor.kind=ray, or leave "
             "it out"
         )
+    if e.node_silence_s is not None and e.address is None:
+        raise ConfigError(
+            f"executor.node_silence_s={e.node_silence_s:g}: without executor.address there is one node alone: give the "
+            f"address of a cluster, or leave it out"
+        )
     if e.gpus_per_actor > 1 and not e.gpus_per_actor.is_integer():
         raise ConfigError(f"executor.gpus_per_actor={e.gpus_per_actor:g}: above 1 it must be whole: round it")
     if e.address is not None:

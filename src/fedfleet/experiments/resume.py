@@ -23,7 +23,15 @@ WHERE = (
     *("max_seconds", "checkpoint"),
     *(
         f"executor.{key}"
-        for key in ("kind", "actors", "cpus_per_actor", "gpus_per_actor", "address", "allow_differences")
+        for key in (
+            "kind",
+            "actors",
+            "cpus_per_actor",
+            "gpus_per_actor",
+            "address",
+            "allow_differences",
+            "node_silence_s",
+        )
     ),
 )
 """Keys, or sections, that decide nothing of what comes out, but where it is computed and for how long."""

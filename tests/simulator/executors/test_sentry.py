@@ -1,0 +1,97 @@
+"""A node that does not answer is known before Ray gives it up, and what its actors had at hand runs elsewhere."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+import fedfleet
+from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.executors import sentry
+from fedfleet.simulator.executors.nodes import Nodes
+from fedfleet.simulator.executors.sentry import Sentries
+from fedfleet.simulator.work import Message
+from tests.simulator.executors.threads import threaded
+
+
+class World:
+    """Nodes whose sentries answer, or do not, or are dead; and a clock."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.made = 100.0, []
+        self.state = {}
+        monkeypatch.setattr(sentry, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(sentry.ray, "kill", self.made.remove)
+        self.sentries = Sentries(5.0, self.create, self.answered)
+
+    def create(self, node):
+        actor = SimpleNamespace(here=SimpleNamespace(remote=lambda: node))
+        self.made.append(actor)
+        return actor
+
+    def answered(self, node):
+        if self.state.get(node) == "dead":
+            raise ValueError("it died")
+        return self.state.get(node) == "up"
+
+    def after(self, seconds, *nodes, **state):
+        self.now += seconds
+        self.state |= state
+        return set(self.sentries.silent(nodes))
+
+
+def test_who_answered_once_and_not_for_long_is_silent(monkeypatch):
+    world = World(monkeypatch)
+    assert world.after(0, "a", "b", a="up", b="starting") == set()
+    assert world.after(1, "a", "b") == set()
+    assert world.after(50, "a", "b") == set()  # b has not come up, and a answers
+    assert world.after(5, "a", "b", a="frozen", b="up") == set()
+    assert world.after(0.1, "a", "b") == {"a"}
+    assert world.after(1, "a", "b", a="up") == set()  # it was thawed
+    assert len(world.made) == 2
+
+
+def test_one_that_died_has_a_successor_and_nodes_that_are_gone_are_forgotten(monkeypatch):
+    world = World(monkeypatch)
+    world.after(0, "a", a="up")
+    world.after(1, "a")
+    assert world.after(9, "a", a="dead") == set()
+    assert world.after(1, "a", a="starting") == set()
+    assert len(world.made) == 2
+    assert world.after(60, "a") == set()
+    assert world.after(1) == set()
+    assert world.after(1, "a", a="up") == set()
+    world.sentries.close()
+    assert len(world.made) == 2  # those of places that are no more are let go by themselves
+
+
+def work(setup, shared, task):
+    if task == "stuck" and not done.is_set():
+        begun.set()
+        assert done.wait(60)
+    return task
+
+
+begun, done = threading.Event(), threading.Event()
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_a_silent_node_had_at_hand_runs_elsewhere(monkeypatch, others):
+    begun.clear()
+    done.clear()
+    with threaded(1 + others, monkeypatch) as executor:
+        running = executor.map(work, Message(), ["stuck", 1, 2, 3])
+        assert begun.wait(30)
+        here = Nodes({"": 1 + others}, {"": "10.0.0.2"})
+        threading.Timer(0.2, done.set).start()  # the new actors find it so
+        executor._heed(here._replace(silent=frozenset({""})))
+        assert list(running) == ["stuck", 1, 2, 3]
+        assert {e["event"] for e in executor.events} == {"node_joined", "node_silent"}
+        told = [e for e in executor.events if e["event"] == "node_silent"]
+        assert sum(e["blocks"] for e in told) == min(4, 2 * (1 + others))
+        assert [e["slot"] for e in told] == list(range(1 + others))
+
+
+def test_without_a_cluster_it_is_refused():
+    with pytest.raises(ConfigError, match=r"^executor\.node_silence_s=5: without executor\.address there is one node"):
+        fedfleet.Experiment(fedfleet.load({"executor": {"node_silence_s": 5}}))
