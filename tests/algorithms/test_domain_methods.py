@@ -221,7 +221,7 @@ def test_fedga_by_hand(gap, centre):
             gaps = [g - sum(gaps) / len(gaps) for g in gaps]
         largest, before = max(map(abs, gaps)), sum(shares[c] for c in second)
         moved = [
-            min(1.0, max(0.0, shares[c] + g / (largest or 1.0) * 0.2 * (1 - t / 5) / len(second)))
+            min(1.0, max(0.0, shares[c] / before + g / (largest or 1.0) * 0.2 * (1 - t / 5) / len(second)))
             for c, g in zip(second, gaps, strict=True)
         ]
         if largest:
@@ -231,14 +231,21 @@ def test_fedga_by_hand(gap, centre):
         z = new
         same(record, z, lambda s: s.z)
         assert record.state.shares.tolist() == pytest.approx(shares, abs=1e-7)
-    assert max(shares) > 1.2 / CLIENTS
+    assert max(shares) > 1.05 / CLIENTS
+    assert min(shares) < 0.95 / CLIENTS
 
 
 def test_shares_keep_their_sum():
     shares = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
-    found = adjusted(shares, torch.tensor([2.0, -1.0, 0.0], dtype=torch.float64), 0.6)
-    raw = torch.tensor([0.1 + 0.2, 0.2 - 0.1, 0.3], dtype=torch.float64)
-    torch.testing.assert_close(found, raw * 0.6 / raw.sum())
+    gaps = torch.tensor([2.0, -1.0, 0.0], dtype=torch.float64)
+    raw = torch.tensor([1 / 6 + 0.2, 1 / 3 - 0.1, 1 / 2], dtype=torch.float64)
+    for had in (1.0, 0.6, 0.01):  # of a few among many clients, the shares move by no more
+        torch.testing.assert_close(adjusted(shares / 0.6 * had, gaps, 0.6), raw / raw.sum() * had)
+    cut = torch.tensor([0.01, 0.89, 0.1], dtype=torch.float64)
+    moved = torch.tensor([0.0, 1.0, 0.1], dtype=torch.float64)
+    torch.testing.assert_close(adjusted(cut, torch.tensor([-1.0, 1.0, 0.0]).double(), 0.9), moved / moved.sum())
+    idle = torch.zeros(2, dtype=torch.float64)
+    assert adjusted(idle, gaps[:2], 0.6) is idle
     equal = torch.full((3,), 0.5, dtype=torch.float64)
     torch.testing.assert_close(adjusted(shares[:1].repeat(3), equal, 0.6), shares[:1].repeat(3))
     assert adjusted(shares, torch.zeros(3, dtype=torch.float64), 0.6) is shares
