@@ -52,6 +52,7 @@ from fedfleet.simulator.author import (
 )
 
 LEAST = 1e-12  # share of a client in a mean: that of clients whose shares are all 0 exists
+ROUNDING = 1e-6  # gaps are divided by the largest: were it the error of single precision, they would be anything
 
 
 class FedGaOptions(LocalOptions):
@@ -88,9 +89,9 @@ class _Measured(NamedTuple):
 
 
 def adjusted(shares: Tensor, gaps: Tensor, step: float) -> Tensor:
-    """Return the new shares (U,) of clients with these gaps (U,), with the sum that they had; gaps of 0 change nothing."""
+    """Return the new shares (U,) of clients with these gaps (U,), with the sum that they had; gaps of rounding change nothing."""
     largest, had = gaps.abs().max(), shares.sum()
-    if float(largest) == 0.0 or float(had) == 0.0:
+    if float(largest) < ROUNDING or float(had) == 0.0:
         return shares
     moved = (shares / had + gaps / largest * step / len(gaps)).clamp(0, 1)
     total = moved.sum()

@@ -247,11 +247,11 @@ def test_fedga_by_hand(gap, centre, much, rounds):
         if centre:
             gaps = [g - sum(gaps) / len(gaps) for g in gaps]
         largest, before = max(map(abs, gaps)), sum(shares[c] for c in second)
-        moved = [
-            min(1.0, max(0.0, shares[c] / before + g / (largest or 1.0) * much * max(0, 1 - t / rounds) / len(second)))
-            for c, g in zip(second, gaps, strict=True)
-        ]
-        if largest:
+        if largest > 1e-6 and before:  # or they have nothing to share
+            pace = much * max(0, 1 - t / rounds) / len(second)
+            moved = [
+                min(1.0, max(0.0, shares[c] / before + g / largest * pace)) for c, g in zip(second, gaps, strict=True)
+            ]
             shares = [*shares]
             for c, s in zip(second, moved, strict=True):
                 shares[c] = s * before / sum(moved)
@@ -291,6 +291,7 @@ def test_shares_keep_their_sum():
     cut = torch.tensor([0.01, 0.89, 0.1], dtype=torch.float64)
     moved = torch.tensor([0.0, 1.0, 0.1], dtype=torch.float64)
     torch.testing.assert_close(adjusted(cut, torch.tensor([-1.0, 1.0, 0.0]).double(), 0.9), moved / moved.sum())
+    assert adjusted(shares, gaps * 1e-8, 0.6) is shares  # equal accuracies, of which one was rounded
     idle = torch.zeros(2, dtype=torch.float64)
     assert adjusted(idle, gaps[:2], 0.6) is idle
     equal = torch.full((3,), 0.5, dtype=torch.float64)
