@@ -5,7 +5,7 @@ exchanges, with the same clients:
 
     1    local training; each client measures its model on examples that it has not learnt from, F_u(theta_u)
     2    it measures the new mean on them, F_u(theta_g); the gap is G_u = F_u(theta_g) - F_u(theta_u), and
-         a_u <- a_u + (G_u / max |G|) s_r / U, cut to [0, 1], U clients in number, and all scaled to what they had in sum before
+         a_u <- a_u + (G_u / max |G|) s_r / U, cut to [0, 1] and divided by their sum
 
     paper, its code      here
     a_u                  state.shares, 1/N each in the beginning
@@ -13,7 +13,8 @@ exchanges, with the same clients:
     F_u                  loss, or accuracy with the other sign
 
 What one measures on is ``population.held_out`` of its examples. In the paper the mean gap is subtracted first (centre: true); in
-the code that FedOMG is compared with it is not. A client that one of the two exchanges does not hear of keeps its share.
+the code that FedOMG is compared with it is not. Of more clients than are heard of in both exchanges, the U that are share anew
+what they had together, a_u being their parts of that, and the others keep theirs.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from fedfleet.simulator.author import (
 )
 
 LEAST = 1e-12  # share of a client in a mean: that of clients whose shares are all 0 exists
+ROUNDING = 1e-6  # gaps are divided by the largest: were it the error of single precision, they would be anything
 
 
 class FedGaOptions(LocalOptions):
@@ -58,7 +60,8 @@ class FedGaOptions(LocalOptions):
 
     client_optimizer: ClientOptimizer = ClientOptimizer()
     step: float = Field(default=0.2, ge=0, le=1)
-    """How far shares move in the first round, s_0; it falls linearly to 0 over ``rounds``. 0 is FedAvg with equal weights."""
+    """How far shares move in the first round, s_0, as a part of the mean one; it falls linearly to 0 over ``rounds``. 0 is FedAvg
+    with equal weights."""
     rounds: int = Field(default=100, ge=1)
     """Rounds over which the step falls: those of the run."""
     gap: Literal["loss", "accuracy"] = "loss"
@@ -86,13 +89,13 @@ class _Measured(NamedTuple):
 
 
 def adjusted(shares: Tensor, gaps: Tensor, step: float) -> Tensor:
-    """Return the new shares (U,) of clients with these gaps (U,), with the sum that they had; equal gaps of 0 change nothing."""
-    largest = gaps.abs().max()
-    if float(largest) == 0.0:
+    """Return the new shares (U,) of clients with these gaps (U,), with the sum that they had; gaps of rounding change nothing."""
+    largest, had = gaps.abs().max(), shares.sum()
+    if float(largest) < ROUNDING or float(had) == 0.0:
         return shares
-    moved = (shares + gaps / largest * step / len(gaps)).clamp(0, 1)
+    moved = (shares / had + gaps / largest * step / len(gaps)).clamp(0, 1)
     total = moved.sum()
-    return moved * (shares.sum() / total) if float(total) > 0 else shares
+    return moved * (had / total) if float(total) > 0 else shares
 
 
 def fedga(options: FedGaOptions, task: Task, cohort: CohortOptions) -> Algorithm:

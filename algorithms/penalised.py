@@ -2,7 +2,8 @@
 
 DomainBed has them in one place for data that are in one place: Gulrajani & Lopez-Paz, "In search of lost domain generalization",
 ICLR 2021, algorithms.py. Here each client takes its own part of the gradient, with what it has to know of other domains, taken at
-the model that is sent, fixed for its local steps: with one full step a round it is theirs.
+the model that is sent, fixed for its local steps: with one full step a round, and each domain one client, it is theirs. Several
+clients of a domain have their part each, and count as clients in the mean.
 """
 
 from __future__ import annotations

@@ -78,8 +78,8 @@ def divergence(mu: Tensor, sigma: Tensor, r_mu: Tensor, r_sigma: Tensor) -> Tens
 
     Deviations may have either sign.
     """
-    ratio, away = (sigma / r_sigma).square(), ((mu - r_mu) / r_sigma).square()
-    return ((ratio + away - ratio.log() - 1) / 2).sum(1)
+    ratio, away = sigma / r_sigma, (mu - r_mu) / r_sigma
+    return ((ratio.square() + away.square() - 1) / 2 - ratio.abs().log()).sum(1)  # small ones have no square
 
 
 class Stochastic:

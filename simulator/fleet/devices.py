@@ -59,8 +59,7 @@ class Alike:
     sigma: float = 0.5
 
     def times(self, key: Key, clients: Tensor, load: Load) -> Times:
-        """Return the times, spread evenly over the steps."""
+        """Return the times, spread evenly over the steps, if there are any."""
         normal = rng.normal(rng.fold(key, "seconds", clients), (), torch.float64)
         whole = self.median_s * torch.exp(self.sigma * normal)
-        steps = load.steps.clamp(min=1)
-        return Times(torch.zeros_like(whole), whole / steps)
+        return Times(torch.where(load.steps > 0, 0.0, whole), whole / load.steps.clamp(min=1))

@@ -13,10 +13,13 @@ from harness import World, build, records
 from test_personalised import BODY, HEAD, LR, START, WHERE, B, Params, Y, down, features, fit, logits, rows_of
 from torch import Tensor
 
+from fedfleet.algorithms.coral import of_all
 from fedfleet.algorithms.fedga import adjusted
 from fedfleet.algorithms.options import CohortOptions
+from fedfleet.simulator.algorithm import Cohort, Problem, Reduced
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.reduction import DomainMeans
 from fedfleet.simulator.driver.simulate import RoundRecord
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.policies import ResponsePolicy, Siwer, WaitAll
@@ -30,10 +33,18 @@ APART = replace(WHERE, population=WHERE.population.grouped(torch.arange(CLIENTS)
 """Each client a domain."""
 
 
+@pytest.fixture(autouse=True)
+def _looks_take_several_chunks(monkeypatch):
+    for name in ("fedga", "vrex", "coral"):
+        monkeypatch.setattr(f"fedfleet.algorithms.{name}.EVERYTHING", BatchPlan(size=50, epochs=1, shuffle=False))
+
+
 def run(
     name: str, where: World, invite: int, policy: ResponsePolicy, length: int = 4, **options: Any
 ) -> list[RoundRecord]:
     algorithm = build(name, where.task, CohortOptions(invite=invite), **{"lr": LR, **options})
+    assert algorithm.name in (None, name)
+    assert algorithm.buffers  # models are averaged, and what their layers count with them
     z = T.map(torch.Tensor.double, where.task.init(0))
     return list(records(algorithm, where, length, z=z, policy=policy))
 
@@ -151,8 +162,8 @@ def test_vrex_by_hand_with_clients_of_a_domain_and_some_unheard():
 
 
 def test_coral_by_hand_with_minibatches_and_clients_of_a_domain():
-    z, single = START, 0
-    for t, record in enumerate(run("coral", WHERE, 5, SOME, epochs=1, batch_size=B, penalty=2.0)):
+    z, single, width = START, 0, len(START[BODY[1]])
+    for t, record in enumerate(run("coral", WHERE, 5, SOME, epochs=1, batch_size=B, penalty=0.2)):
         first, second = heard(record)
         domains = [torch.cat([rows_at(WHERE, c) for c in first if c % 3 == d]) for d in sorted({c % 3 for c in first})]
         n = len(domains)
@@ -162,7 +173,7 @@ def test_coral_by_hand_with_minibatches_and_clients_of_a_domain():
         for c in second:
             p = z
             for (rows,) in walk(t, c, 1, plan=BatchPlan(size=B, epochs=1)):
-                single += len(rows) == 1
+                single += len(rows) == 1 and n > 1
 
                 def loss(
                     q: Params, rows: Tensor = rows, m: Tensor = m, covariance: Tensor = covariance, n: int = n
@@ -172,15 +183,29 @@ def test_coral_by_hand_with_minibatches_and_clients_of_a_domain():
                     if len(rows) == 1 or n == 1:
                         return ce
                     apart = (f.mean(0) - m).square().mean() + (torch.cov(f.T) - covariance).square().mean()
-                    return ce + 2.0 * 2 * n / (n - 1) * apart
+                    return ce + 0.2 * 2 * n / (n - 1) * apart
 
                 p = down(p, loss, EVERY)
+            assert float(features(p, rows).max()) > 0.1  # of a dead net nothing is asked
             ends.append(p)
         z = mean(ends, [1.0] * len(ends))
         same(record, z)
-        width = len(START[BODY[1]])
         assert record.phases[0].counts["floats_up"] == len(first) * (width + width**2)
     assert single
+
+
+def test_a_domain_of_one_example_has_no_covariance():
+    first, second = (
+        torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
+        torch.tensor([[[1.0, 2.0], [2.0, 4.0]], [[9.5, 12.0], [12.0, 16.5]]]),
+    )
+    domain, count = torch.tensor([0, 2]), torch.tensor([1.0, 4.0], dtype=torch.float64)
+    found = {name: DomainMeans(domain, v, count) for name, v in (("first", first), ("second", second))}
+    none = torch.zeros(0, dtype=torch.int64)
+    known = of_all(Reduced(found, none, {}, none), Cohort(none, none), Problem(3, 1.0))
+    assert known.send["mean"].tolist() == [2.0, 3.0]
+    torch.testing.assert_close(known.send["covariance"], torch.eye(2) * 0.5 * 4 / 3 / 2)
+    assert known.config == {"factor": 4.0}
 
 
 @pytest.mark.parametrize("name", ["irm", "vrex", "coral"])
@@ -200,15 +225,16 @@ def test_one_domain_alone_is_refused(name):
 
 @pytest.mark.parametrize("gap", ["loss", "accuracy"])
 @pytest.mark.parametrize("centre", [False, True])
-def test_fedga_by_hand(gap, centre):
+@pytest.mark.parametrize(("much", "rounds"), [(0.2, 9), (1.0, 5)])
+def test_fedga_by_hand(gap, centre, much, rounds):
     where = replace(WHERE, population=HeldOut(WHERE.population, 0.25, 0))
     z, shares = START, [1 / CLIENTS] * CLIENTS
-    given = {"steps": 3, "batch_size": B, "step": 0.2, "rounds": 5, "gap": gap, "centre": centre}
-    for t, record in enumerate(run("fedga", WHERE, 5, SOME, **given)):
+    given = {"steps": 3, "batch_size": B, "step": much, "rounds": rounds, "gap": gap, "centre": centre}
+    for t, record in enumerate(run("fedga", WHERE, 5, SOME, length=8, **given)):
         first, second = heard(record)
         assert len(second) < len(first)
         ends = {c: fit(z, walk(t, c, 0, where)) for c in first}
-        new = mean([*ends.values()], [shares[c] for c in first])
+        new = mean([*ends.values()], [max(shares[c], 1e-12) for c in first])
 
         def measured(p: Params, c: int) -> float:
             held = where.population.local_data(torch.tensor([c])).held
@@ -217,28 +243,57 @@ def test_fedga_by_hand(gap, centre):
             return float(F.cross_entropy(out, Y[rows]) if gap == "loss" else (out.argmax(1) == Y[rows]).double().mean())
 
         gaps = [(1 if gap == "loss" else -1) * (measured(new, c) - measured(ends[c], c)) for c in second]
+        assert record.metrics["gap_mean"] == pytest.approx(sum(gaps) / len(gaps), abs=1e-6)
         if centre:
             gaps = [g - sum(gaps) / len(gaps) for g in gaps]
         largest, before = max(map(abs, gaps)), sum(shares[c] for c in second)
-        moved = [
-            min(1.0, max(0.0, shares[c] + g / (largest or 1.0) * 0.2 * (1 - t / 5) / len(second)))
-            for c, g in zip(second, gaps, strict=True)
-        ]
-        if largest:
+        if largest > 1e-6 and before:  # or they have nothing to share
+            pace = much * max(0, 1 - t / rounds) / len(second)
+            moved = [
+                min(1.0, max(0.0, shares[c] / before + g / largest * pace)) for c, g in zip(second, gaps, strict=True)
+            ]
             shares = [*shares]
             for c, s in zip(second, moved, strict=True):
                 shares[c] = s * before / sum(moved)
         z = new
         same(record, z, lambda s: s.z)
         assert record.state.shares.tolist() == pytest.approx(shares, abs=1e-7)
-    assert max(shares) > 1.2 / CLIENTS
+        shares = record.state.shares.tolist()  # what is measured is single
+    assert max(shares) > 1.05 / CLIENTS
+    assert min(shares) < 0.95 / CLIENTS
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("irm", lambda d, h, w: (d, d)),
+        ("vrex", lambda d, h, w: (d + 1, 2 * d + 1)),
+        ("coral", lambda d, h, w: (d + w + w**2, 2 * d + w + w**2)),
+        ("fedga", lambda d, h, w: (d, 2 * d + 1)),
+        ("fedsam", lambda d, h, w: (d, d)),
+        ("mofedsam", lambda d, h, w: (d + 1, 2 * d)),
+        ("fediir", lambda d, h, w: (d + h + 1, 2 * d + h)),
+    ],
+)
+def test_as_many_floats_travel_as_the_page_says(name, wanted):
+    sizes = (sum(START[n].numel() for n in names) for names in (EVERY, HEAD, BODY[1:]))
+    *_, record = run(name, WHERE, CLIENTS, WaitAll(), length=2, steps=1, batch_size=B)
+    found = [sum(phase.counts[way] for phase in record.phases) / CLIENTS for way in ("floats_up", "floats_down")]
+    assert found == list(wanted(*sizes))
 
 
 def test_shares_keep_their_sum():
     shares = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
-    found = adjusted(shares, torch.tensor([2.0, -1.0, 0.0], dtype=torch.float64), 0.6)
-    raw = torch.tensor([0.1 + 0.2, 0.2 - 0.1, 0.3], dtype=torch.float64)
-    torch.testing.assert_close(found, raw * 0.6 / raw.sum())
+    gaps = torch.tensor([2.0, -1.0, 0.0], dtype=torch.float64)
+    raw = torch.tensor([1 / 6 + 0.2, 1 / 3 - 0.1, 1 / 2], dtype=torch.float64)
+    for had in (1.0, 0.6, 0.01):  # of a few among many clients, the shares move by no more
+        torch.testing.assert_close(adjusted(shares / 0.6 * had, gaps, 0.6), raw / raw.sum() * had)
+    cut = torch.tensor([0.01, 0.89, 0.1], dtype=torch.float64)
+    moved = torch.tensor([0.0, 1.0, 0.1], dtype=torch.float64)
+    torch.testing.assert_close(adjusted(cut, torch.tensor([-1.0, 1.0, 0.0]).double(), 0.9), moved / moved.sum())
+    assert adjusted(shares, gaps * 1e-8, 0.6) is shares  # equal accuracies, of which one was rounded
+    idle = torch.zeros(2, dtype=torch.float64)
+    assert adjusted(idle, gaps[:2], 0.6) is idle
     equal = torch.full((3,), 0.5, dtype=torch.float64)
     torch.testing.assert_close(adjusted(shares[:1].repeat(3), equal, 0.6), shares[:1].repeat(3))
     assert adjusted(shares, torch.zeros(3, dtype=torch.float64), 0.6) is shares

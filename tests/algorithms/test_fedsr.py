@@ -58,10 +58,10 @@ def loss(p: Params, rows: Tensor, key: Tensor, l2r: float, cmi: float) -> Tensor
     return ce + l2r * z.square().sum(1).sqrt().mean() + cmi * apart.mean()
 
 
-def down(p: Params, of: Callable[[Params], Tensor]) -> Params:
+def down(p: Params, of: Callable[[Params], Tensor], lr: float = LR) -> Params:
     at = {name: leaf.clone().requires_grad_() for name, leaf in p.items()}
     found = torch.autograd.grad(of(at), [*at.values()], allow_unused=True, materialize_grads=True)
-    return {name: leaf - LR * g for (name, leaf), g in zip(p.items(), found, strict=True)}
+    return {name: leaf - lr * g for (name, leaf), g in zip(p.items(), found, strict=True)}
 
 
 def walk(t: int, client: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -77,6 +77,7 @@ def run(name: str = "fedsr", rounds: int = 4, z: Any = None, where: World = WHER
     options = {"epochs": 1, "batch_size": B, "lr": LR, "weight": "uniform", **options}
     start = T.map(Tensor.double, TASK.init(0)) if z is None else z
     algorithm = build(name, where.task, CohortOptions(invite=5), **options)
+    assert algorithm.buffers  # models are averaged, and what their layers count with them
     return list(records(algorithm, where, rounds, z=start, policy=First(3)))
 
 
@@ -98,13 +99,13 @@ def same(found: Params, wanted: Params) -> None:
 @pytest.mark.parametrize("weight", ["uniform", "num_examples"])
 def test_rounds_are_those_by_hand(weight):
     z, kept, again = START, dict.fromkeys(range(8), OWN), 0
-    for t, record in enumerate(run(l2r=0.3, cmi=0.2, weight=weight, rounds=6)):
+    for t, record in enumerate(run(l2r=0.3, cmi=0.2, weight=weight, rounds=6, lr_schedule={"kind": "power"})):
         ends = []
         for c in heard(record):
             again += kept[c] is not OWN
             p = {**z, **kept[c]}
             for rows, key in walk(t, c):
-                p = down(p, lambda q, r=rows, k=key: loss(q, r, k, 0.3, 0.2))
+                p = down(p, lambda q, r=rows, k=key: loss(q, r, k, 0.3, 0.2), LR * (t + 1) ** -0.5)
             kept[c] = {name: p[name] for name in OWN}
             ends.append(p)
         sizes = PLAIN.population.num_examples(torch.tensor(heard(record))).double().tolist()

@@ -1,5 +1,7 @@
 """Drawn features: what is predicted of them, and how the net begins."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -61,6 +63,15 @@ def test_the_divergence_is_torchs():
     wanted = kl_divergence(Normal(mu, sigma.abs()), Normal(r_mu, r_sigma.abs())).sum(1)
     torch.testing.assert_close(divergence(mu, sigma, r_mu, r_sigma), wanted)
     torch.testing.assert_close(divergence(mu, sigma, mu, sigma), torch.zeros(5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("deviation", [1e-20, -1e-30, 1e-37])
+def test_small_deviations_have_a_divergence_in_single_precision(deviation):
+    sigma = torch.full((2, 3), deviation, requires_grad=True)
+    found = divergence(torch.zeros(2, 3), sigma, torch.zeros(2, 3), torch.ones(2, 3))
+    torch.testing.assert_close(found, torch.full((2,), 3 * (-math.log(abs(deviation)) - 0.5)))
+    (slope,) = torch.autograd.grad(found.sum(), sigma)
+    torch.testing.assert_close(slope, -1 / sigma)
 
 
 def test_initialisation_is_a_function_of_the_seed_and_leaves_torch_alone():

@@ -114,6 +114,18 @@ def test_answer_times_have_the_median_and_spread_they_say():
     assert seconds_of(Alike(2.0, 0.0), rng.key(5), torch.arange(4)).tolist() == [2.0] * 4
 
 
+@pytest.mark.parametrize("steps", [0, 1, 7])
+def test_who_is_first_is_drawn_whatever_the_work(steps):
+    clients, first = torch.arange(3), []
+    for i in range(300):
+        key = rng.fold(rng.key(i), "phase")
+        federation, nobody_twice = Federation(policy=First(1)), torch.zeros_like(clients)
+        found = respond(federation, clients, nobody_twice, load(clients, steps), 0.0, key, key)
+        assert float(found.seconds.min()) > 0
+        first.append(int((found.fate == Fate.HEARD).nonzero()))
+    assert min(first.count(c) for c in range(3)) > 70
+
+
 @given(
     seed=st.integers(0, 10**6),
     invited=st.integers(1, 12),
