@@ -30,9 +30,9 @@ PAGES = sorted(
 PLACEHOLDERS = {
     "CONFIG": "configs/quickstart.yaml",
     "DIR": "runs/study",
-    "executor.address=auto": "executor.kind=local",
+    **dict.fromkeys(["executor.address=auto", "executor.address=10.0.0.1:6379"], "executor.kind=local"),
+    **dict.fromkeys(["executor.actors=64", "executor.actors=2"], "executor.actors=1"),
 }
-PLACEHOLDERS |= {"executor.actors=64": "executor.actors=1"}
 """What a command of the documentation leaves to its reader, or to another machine."""
 MADE = r"runs/|\.json$|/x\.(py|yaml)$"
 """Files that commands or readers write."""

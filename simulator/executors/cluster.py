@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
+import struct
 import threading
 import warnings
 from collections.abc import Iterator
@@ -31,6 +33,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnN
 dumps, loads = ray.cloudpickle.dumps, ray.cloudpickle.loads  # pyright: ignore[reportAttributeAccessIssue]
 
 LOOPBACK = "127.0.0.1"
+PEER = struct.Struct("3i")  # what Linux says of the other end: process, user, group
 DIRECT_BYTES = 4 << 20
 """What goes with a call, as above; under another limit results are the same, and come later."""
 
@@ -63,14 +66,24 @@ def start_ray(address: str | None, cpus: int | None) -> bool:
 
 
 def raylet() -> int | None:
-    """Return a descriptor that can be waited for: it is ready once the raylet that this process has started is dead.
+    """Return a descriptor that can be waited for: it is ready once the raylet of this machine, started or joined, is dead.
 
-    None where there is none, or where the system has no such descriptors.
+    Some seconds later Ray ends this process without a word. None where the system has no such descriptors.
     """
     with suppress(AttributeError, LookupError, OSError):
-        processes = ray_worker._global_node.all_processes  # pyright: ignore[reportAttributeAccessIssue]
-        return os.pidfd_open(processes[ray_constants.PROCESS_TYPE_RAYLET][0].process.pid)
+        node: Any = ray_worker._global_node
+        processes = node.all_processes.get(ray_constants.PROCESS_TYPE_RAYLET)
+        if processes:
+            return os.pidfd_open(processes[0].process.pid)
+        return os.pidfd_open(_listener(node.raylet_socket_name))
     return None
+
+
+def _listener(path: str) -> int:
+    """Return the number of the process that listens on a socket of this machine."""
+    with socket.socket(socket.AF_UNIX) as asked:
+        asked.connect(path)
+        return PEER.unpack(asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))[0]
 
 
 def _say_nothing(data: Any, ignore_prefix: bool) -> None:

@@ -1,4 +1,7 @@
-"""``python -m tests.chaos --minutes 5``: soak runs of one algorithm after the other until the time is over."""
+"""``python -m tests.chaos --minutes 5``: soak runs of one algorithm after the other until the time is over.
+
+``python -m tests.chaos --nodes 3 --faults 30``: on several nodes of this machine, until so many faults were put in.
+"""
 
 from __future__ import annotations
 
@@ -7,42 +10,47 @@ import random
 import sys
 import tempfile
 import time
-from collections import Counter
 from itertools import cycle
 from pathlib import Path
 
-from tests.chaos.soak import CASES, FAULTS, soak
+from tests.chaos import on_nodes
+from tests.chaos.soak import CASES, FAULTS, Report, say, soak, table
+from tests.cluster.nodes import missing
 
 
 def main() -> int:
     """Run the soak; the exit status is 1 where anything was lost."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0, help="begin no further run after so many minutes")
+    parser.add_argument("--nodes", type=int, help="nodes with an address of their own, the driver's among them")
+    parser.add_argument("--faults", type=int, default=30, help="with --nodes: how many to put in")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="ALGORITHM")
     parser.add_argument("--rounds", type=int, default=200, help="rounds of a run")
     parser.add_argument(
         "--every", type=float, nargs=2, default=(1.0, 3.0), metavar=("LEAST", "MOST"), help="seconds between faults"
     )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    draw, started, reports = random.Random(args.seed), time.monotonic(), []
+    if args.nodes is None:
+        return int(table(_alone(args), FAULTS) > 0)
+    if (why := missing()) is not None:
+        parser.error(why)
+    reports = on_nodes.soak_all(args.nodes, args.faults, args.seed, args.rounds, tuple(args.every), args.cases)
+    return int(table(reports, on_nodes.FAULTS) > 0)
+
+
+def _alone(args: argparse.Namespace) -> list[Report]:
+    """Soak runs of one process and its own Ray."""
+    draw, started, reports = random.Random(args.seed), time.monotonic(), list[Report]()
     faults = [*FAULTS, *FAULTS, *draw.sample([*FAULTS], 2)]
-    for case in cycle(CASES):
+    for case in cycle(args.cases):
         with tempfile.TemporaryDirectory() as folder:
             found = soak(case, Path(folder), draw, rounds=args.rounds, faults=faults, every_s=tuple(args.every))
         reports.append(found)
-        what = ", ".join(f"{n} x {fault}" for fault, n in sorted(found.faults.items()))
-        verdict = f"LOST: {', '.join(found.lost)}" if found.lost else "equal to the undisturbed run"
-        print(f"{case}: {found.rounds} rounds in {found.seconds:.0f} s; {what}; {verdict}", flush=True)
+        say(found)
         if time.monotonic() - started > 60 * args.minutes:
             break
-    total = sum((Counter(r.faults) for r in reports), Counter[str]())
-    lost = sum(len(r.lost) for r in reports)
-    print(f"\n{'fault':45} injected recovered")
-    for fault in FAULTS:
-        bad = sum(r.faults.get(fault, 0) for r in reports if r.lost)
-        print(f"{fault:45} {total[fault]:8} {total[fault] - bad:9}")
-    print(f"{sum(total.values())} faults in {len(reports)} runs, results lost: {lost}")
-    return int(lost > 0)
+    return reports
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +72,25 @@ class Report(NamedTuple):
     """Files whose contents are not those of the undisturbed run."""
 
 
+def say(found: Report) -> None:
+    """Print what was done to a run, and what came of it."""
+    what = ", ".join(f"{n} x {fault}" for fault, n in sorted(found.faults.items()))
+    verdict = f"LOST: {', '.join(found.lost)}" if found.lost else "equal to the undisturbed run"
+    print(f"{found.case}: {found.rounds} rounds in {found.seconds:.0f} s; {what}; {verdict}", flush=True)
+
+
+def table(reports: Sequence[Report], faults: Iterable[str]) -> int:
+    """Print of all runs how often each fault was put in and got over; return how many results were lost."""
+    total = sum((Counter(r.faults) for r in reports), Counter[str]())
+    lost = sum(len(r.lost) for r in reports)
+    print(f"\n{'fault':45} injected recovered")
+    for fault in faults:
+        bad = sum(r.faults.get(fault, 0) for r in reports if r.lost)
+        print(f"{fault:45} {total[fault]:8} {total[fault] - bad:9}")
+    print(f"{sum(total.values())} faults in {len(reports)} runs, results lost: {lost}")
+    return lost
+
+
 def soak(
     case: str, folder: Path, draw: random.Random, *, rounds: int, faults: Sequence[str], every_s: tuple[float, float]
 ) -> Report:
@@ -114,7 +133,7 @@ def soak(
             break
         if process.returncode not in ENDED:
             raise AssertionError(f"status {process.returncode}: {(folder / 'log.txt').read_text()[-2000:]}")
-    lost = [name for name in (*MODELS, *TABLES) if not _equal(peace.folder, out, name)]
+    lost = [name for name in (*MODELS, *TABLES) if not equal(peace.folder, out, name)]
     return Report(case, rounds, dict(done), time.monotonic() - started, lost)
 
 
@@ -199,7 +218,7 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _equal(a: Path, b: Path, name: str) -> bool:
+def equal(a: Path, b: Path, name: str) -> bool:
     if name in MODELS:
         one, other = (f / f"{name}.safetensors" for f in (a, b))
         return one.read_bytes() == other.read_bytes()

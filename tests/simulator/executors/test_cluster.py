@@ -1,12 +1,14 @@
-"""What Ray is given for a tensor, without Ray."""
+"""What Ray is given for a tensor, without Ray; and which process keeps the actors of a machine."""
 
+import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from fedfleet.simulator.executors.cluster import from_numpy, to_numpy
+from fedfleet.simulator.executors.cluster import from_numpy, raylet, to_numpy
 
 TENSORS = {
     "float": torch.tensor([[0.0, -0.0], [float("nan"), 1e-40]]),
@@ -36,3 +38,14 @@ def test_nothing_is_copied_on_the_way_out_and_in():
     for given in (torch.ones(3), torch.ones(3, dtype=torch.bfloat16, requires_grad=True)):
         values, dtype = to_numpy(given)
         assert from_numpy((values, dtype)).data_ptr() == given.data_ptr()
+
+
+@pytest.mark.ray
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this system has no descriptors of processes")
+def test_the_raylet_of_a_cluster_that_was_joined_is_watched(cluster):
+    watched = raylet()
+    assert watched is not None
+    lines = Path(f"/proc/self/fdinfo/{watched}").read_text().splitlines()
+    os.close(watched)
+    pid = next(line.split()[1] for line in lines if line.startswith("Pid:"))
+    assert "/raylet/raylet\0" in Path(f"/proc/{pid}/cmdline").read_text()
