@@ -116,9 +116,7 @@ def test_what_is_typed_by_hand_runs_on_both_nodes_to_the_bytes_of_one_process(tm
         out = tmp_path / "stateful"
         first.types(f"{AUTH} python {NOTING} {configs['stateful']} {out} {found.address} {notes}")
         check_equal(out, tmp_path / "local" / "stateful")
-        blocks_on = {path.name: path.stat().st_size for path in notes.iterdir()}
-        assert set(blocks_on) == {first.node.address, second.node.address}
-        assert min(blocks_on.values()) >= 3
+        assert {path.name for path in notes.iterdir()} == {first.node.address, second.node.address}
         first.types(AUTH + run)  # with as many actors as CPUs, of which each node has one, and all are waited for
         (out,) = first.checkout.glob("runs/*")
         check_equal(out, tmp_path / "local" / "quick")

@@ -168,14 +168,15 @@ def where(setup, shared, task):
     return ray.get_runtime_context().get_node_id()
 
 
+def workers(executor):
+    return sum(h.workers for h in executor.hosts)
+
+
 def until(done, executor):
-    """Let the executor work until something is true of it; return the nodes of the last blocks."""
+    """Let the executor work until something is true of the nodes of its blocks."""
     end = time.monotonic() + 60
-    found = []
-    while not done():
-        assert time.monotonic() < end, executor.events
-        found = list(executor.map(where, Message(), [block() for _ in range(8)]))
-    return found
+    while not done(list(executor.map(where, Message(), [block() for _ in range(8)]))):
+        assert time.monotonic() < end, (executor.events, executor.hosts)
 
 
 @pytest.mark.ray
@@ -185,17 +186,16 @@ def test_a_node_that_joins_is_used_and_one_that_drains_is_left(cluster, monkeypa
     executor.start(SETUP)
     node = None
     try:
-        assert sum(h.workers for h in executor.hosts) == 2
+        assert workers(executor) == 2
         node = cluster.add_node(num_cpus=1, num_gpus=1)
-        until(lambda: sum(h.workers for h in executor.hosts) == 4, executor)
+        until(lambda found: node.node_id in found and workers(executor) == 4, executor)
         assert [(e["event"], e["room"]) for e in executor.events] == [("node_joined", 2)]
-        assert node.node_id in list(executor.map(where, Message(), [block() for _ in range(8)]))
         reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
         deadline = int(1000 * (time.time() + 600))
         assert ray_worker.global_worker.gcs_client.drain_node(node.node_id, reason, "it is needed elsewhere", deadline)[
             0
         ]  # pyright: ignore
-        until(lambda: sum(h.workers for h in executor.hosts) == 2, executor)
+        until(lambda _: workers(executor) == 2, executor)
         found = list(executor.map(where, Message(), [block() for _ in range(8)]))
         assert len(found) == 8
         assert node.node_id not in found
