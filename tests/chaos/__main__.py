@@ -13,9 +13,9 @@ import time
 from itertools import cycle
 from pathlib import Path
 
+from benchmarks.cluster.nodes import missing
 from tests.chaos import on_nodes
 from tests.chaos.soak import CASES, FAULTS, Report, say, soak, table
-from tests.cluster.nodes import missing
 
 
 def main() -> int:

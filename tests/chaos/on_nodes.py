@@ -18,9 +18,9 @@ from typing import Any
 import yaml
 
 import fedfleet
+from benchmarks.cluster.nodes import Node, Nodes, nodes
 from fedfleet.config.schema import complete, with_overrides
 from tests.chaos.soak import BASE, CASES, MODELS, TABLES, Report, equal, events, say
-from tests.cluster.nodes import Node, Nodes, nodes
 
 CONFIG: dict[str, Any] = {**BASE, "executor": {"kind": "ray", "block_size": 3}}
 LONG_S = 20.0

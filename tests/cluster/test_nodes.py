@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.nodes import Node, missing, nodes, wait_for
+from benchmarks.cluster.nodes import Node, missing, nodes, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 WHY = missing()
@@ -18,7 +18,7 @@ SERVE = "import socket; s = socket.create_server(('0.0.0.0', 7)); print('up', fl
 ASK = "import socket, sys; print(socket.create_connection((sys.argv[1], 7), timeout=0.5).recv(4))"
 HOLD = """
 import sys
-from tests.cluster.nodes import nodes
+from benchmarks.cluster.nodes import nodes
 with nodes(2, ray=False) as found:
     for node in (found.head, *found.others):
         node.popen(["sleep", "1000"])

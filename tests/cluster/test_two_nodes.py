@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 import fedfleet
+from benchmarks.cluster.nodes import Node, missing, nodes
 from fedfleet.config.schema import complete, load
-from tests.cluster.nodes import Node, missing, nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 WHY = missing()

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedfleet.config import resolve
 from fedfleet.config.schema import Config
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.executors.local import LocalExecutor
 
+if TYPE_CHECKING:
+    from fedfleet.experiments.gauges import Gauges
+
 
 class Kind(NamedTuple):
-    """An executor: what a configuration asks of one, how one is made of that, what it is in words."""
+    """An executor: what a configuration asks of one, how one is made of that, what it is in words, where else a run shows."""
 
     asked: Callable[[Config], tuple[Any, ...]]
     build: Callable[..., Executor]
     describe: Callable[[Config], str]
+    gauges: Callable[[], Gauges | None]
 
 
 def _ray_asks(config: Config) -> tuple[Any, ...]:
@@ -32,6 +36,12 @@ def _ray(*asked: Any) -> Executor:
     return RayExecutor(*asked)
 
 
+def _ray_gauges() -> Gauges:
+    from fedfleet.experiments.gauges import Gauges
+
+    return Gauges()
+
+
 def _ray_actors(config: Config) -> str:
     e = config.executor
     found = resolve.actors(config)
@@ -44,6 +54,7 @@ EXECUTORS: Mapping[str, Kind] = {
         lambda config: (config.executor.threads_per_actor,),
         LocalExecutor,
         lambda config: "this process",
+        lambda: None,
     ),
-    "ray": Kind(_ray_asks, _ray, _ray_actors),
+    "ray": Kind(_ray_asks, _ray, _ray_actors, _ray_gauges),
 }

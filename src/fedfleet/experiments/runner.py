@@ -144,7 +144,7 @@ class Runner:
         return Run(self.folder.folder, summary)
 
     def _rounds(self, executor: Executor) -> str:
-        x = self.x
+        x, gauges = self.x, EXECUTORS[self.x.config.executor.kind].gauges()
         if self.initial is None:
             self.initial, _ = self._result(self._measure(executor, None), self.at.state, 0)
             self.folder.tables.metrics = tuple(self.initial)
@@ -156,6 +156,8 @@ class Runner:
             return "stopped"
         while self.at.index < x.config.rounds:
             record = play(x.algorithm, self.at, x.problem, self.conditions, executor)
+            if gauges is not None:
+                gauges.show(record, executor)
             self._watch(executor)
             self._settle()
             with put_off(), self.folder.writing():

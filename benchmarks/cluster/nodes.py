@@ -24,7 +24,8 @@ from typing import Any
 NET, PORT = "10.0.0", 6379
 OWN = "/dev/shm"  # mounted anew in each node: Ray's folder and its store
 LONG_S = 300.0  # for a command or a condition, on a machine with other work
-BRIEF = ["--num-cpus={cpus:g}", "--disable-usage-stats", "--object-store-memory=100000000"]
+STORE_BYTES = 100_000_000  # Ray's object store, a node
+BRIEF = ["--num-cpus={cpus:g}", "--disable-usage-stats", "--object-store-memory={store}"]
 APART = ["unshare", "--net", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]
 FIRST = (  # whose parent is gone is waited for by nobody, and so must be forgotten at once
     "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print('up', flush=True); sys.stdin.read()"
@@ -154,8 +155,9 @@ class Node:
 class Nodes:
     """Nodes on one network; ``head`` is the first, ``others`` those that came to it and were not removed."""
 
-    def __init__(self, stack: ExitStack, cpus: float, environment: Mapping[str, str]):
-        self._stack, self._cpus, self._environment, self._numbers = stack, cpus, environment, count(2)
+    def __init__(self, stack: ExitStack, cpus: float, store: int, environment: Mapping[str, str]):
+        self._stack, self._cpus, self._store = stack, cpus, store
+        self._environment, self._numbers = environment, count(2)
         self.head = Node(1, None, environment)
         stack.callback(self.head.close)
         self.others: list[Node] = []
@@ -184,18 +186,20 @@ class Nodes:
         self.others.remove(node)
 
     def _start(self, node: Node, *how: str) -> None:
-        node.run([_beside("ray"), "start", *how, *(word.format(cpus=self._cpus) for word in BRIEF)])
+        node.run([_beside("ray"), "start", *how, *(word.format(cpus=self._cpus, store=self._store) for word in BRIEF)])
 
 
 @contextmanager
-def nodes(size: int, *, cpus: float = 1.0, ray: bool = True, **environment: str) -> Iterator[Nodes]:
-    """Yield so many nodes; nothing is left of them. With ``ray``, one cluster of nodes of so many CPUs; else bare.
+def nodes(
+    size: int, *, cpus: float = 1.0, store: int = STORE_BYTES, ray: bool = True, **environment: str
+) -> Iterator[Nodes]:
+    """Yield so many nodes; nothing is left of them. With ``ray``, a cluster of nodes of so many CPUs and bytes of store each.
 
     ``environment`` is what variables their processes have besides this one's.
     """
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex()} if ray else {}
     with ExitStack() as stack:
-        found = Nodes(stack, cpus, {**token, **environment})
+        found = Nodes(stack, cpus, store, {**token, **environment})
         if ray:
             found.start()
         for _ in range(size - 1):
