@@ -1,6 +1,10 @@
-"""``python noting.py CONFIG OUT ADDRESS NOTES``: a run on a cluster; NOTES has a file a node, a byte a block that ran there."""
+"""``python noting.py CONFIG OUT ADDRESS NOTES``: a run on a cluster, slowly; NOTES has a file a node, a byte a block begun there.
+
+A node that says nothing for some seconds is taken for dead.
+"""
 
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,7 @@ class Noted:
     def __call__(self, setup, shared, task):
         with (self.folder / ray.util.get_node_ip_address()).open("ab") as file:
             file.write(b".")
+        time.sleep(0.4)
         return self.job(setup, shared, task)
 
 
@@ -37,7 +42,7 @@ class Noting(RayExecutor):
 if __name__ == "__main__":
     config, out, address, folder = sys.argv[1:]
     x = fedfleet.Experiment(load(config, {"executor.address": address, "executor.actors": 2}))
-    executor = Noting(2, address=address)
+    executor = Noting(2, address=address, silent_s=3.0)
     executor.folder = Path(folder)
     x.executor = lambda: executor
     x.run(Path(out))

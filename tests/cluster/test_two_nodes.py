@@ -1,11 +1,13 @@
-"""What docs/cluster.md says of two nodes by hand, executed on two nodes; then a run whose clients have states, on the same."""
+"""What docs/cluster.md says of two nodes by hand, executed on two nodes; a run whose clients have states while one is frozen."""
 
 import json
 import os
 import re
 import shutil
 import sys
+import time
 from pathlib import Path
+from threading import Thread
 from typing import NamedTuple
 
 import pandas as pd
@@ -13,7 +15,7 @@ import pytest
 import yaml
 
 import fedfleet
-from benchmarks.cluster.nodes import Node, missing, nodes
+from benchmarks.cluster.nodes import Node, missing, nodes, wait_for
 from fedfleet.config.schema import complete, load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +27,7 @@ STATEFUL = {
     "algorithm": {"name": "scaffold", "epochs": 1, "batch_size": 7},
     "task": {"name": "classification", "model": "mlp", "hidden": [200]},
     "cohort.invite": 12,
+    "rounds": 5,
 }
 SSH = '#!/bin/sh\ncd "$HOME/../$1" && shift && exec "$@"\n'
 AUTH = "export RAY_AUTH_MODE=token;"  # which the one who types has done already
@@ -101,6 +104,13 @@ def check_equal(found: Path, expected: Path) -> None:
     assert not (found / "events.jsonl").exists()
 
 
+def freeze_at_work(node: Node, notes: Path) -> None:
+    """Freeze a node once it has begun a block, and its sentry has answered."""
+    wait_for(lambda: notes.exists() and any("ray::Sentry" in command for command in node.processes().values()))
+    time.sleep(1.5)
+    node.freeze()
+
+
 def test_what_is_typed_by_hand_runs_on_both_nodes_to_the_bytes_of_one_process(tmp_path: Path):
     on_first, on_second, run = blocks()
     with nodes(2, ray=False) as found:
@@ -114,7 +124,14 @@ def test_what_is_typed_by_hand_runs_on_both_nodes_to_the_bytes_of_one_process(tm
         notes = tmp_path / "notes"
         notes.mkdir()
         out = tmp_path / "stateful"
+        freezer = Thread(target=freeze_at_work, args=(second.node, notes / second.node.address), daemon=True)
+        freezer.start()
         first.types(f"{AUTH} python {NOTING} {configs['stateful']} {out} {found.address} {notes}")
+        second.node.thaw()
+        freezer.join()
+        events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+        assert [(e["event"], e["node"]) for e in events] == [("node_silent", second.node.address)]
+        (out / "events.jsonl").unlink()
         check_equal(out, tmp_path / "local" / "stateful")
         assert {path.name for path in notes.iterdir()} == {first.node.address, second.node.address}
         first.types(AUTH + run)  # with as many actors as CPUs, of which each node has one, and all are waited for
