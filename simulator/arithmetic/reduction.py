@@ -1,11 +1,13 @@
 """How what clients send becomes one value: declared by the phase, summed in blocks by workers, merged by the driver.
 
 ``block`` turns the stacked uploads of one block into a partial result, ``merge`` adds two partials in block order, ``final``
-ends it. A worker never adds two blocks together, so the bits do not depend on the number of workers.
+ends it. In which order blocks are added depends on their numbers alone (``Merging``), not on who adds them: so the bits do not
+depend on the number of workers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -53,6 +55,35 @@ def merge(reduction: Reduction, a: Any, b: Any) -> Any:
     if a is None or b is None:
         return b if a is None else a
     return reduction.merge(a, b)
+
+
+class Merging:
+    """Adds what blocks 0, 1, 2, … send, a partial a slot, as a tree that their numbers alone give.
+
+    The 2^h blocks from a multiple of 2^h on are added to one another before any other is: so whoever has them all may do that, and
+    hand in the sum. In the end the trees that are left are added from the last one on, as if none came after them.
+    """
+
+    def __init__(self, reductions: Mapping[str, Reduction]):
+        self._reductions = reductions
+        self._trees: list[tuple[int, Mapping[str, Any]]] = []  # each of so many blocks, fewer than the one before
+
+    def add(self, partials: Mapping[str, Any], blocks: int = 1) -> None:
+        """Take the partials of the next so many blocks: a power of two that divides the blocks before them, or the last ones."""
+        while self._trees and self._trees[-1][0] == blocks and not blocks & (blocks - 1):
+            partials = self._merged(self._trees.pop()[1], partials)
+            blocks *= 2
+        self._trees.append((blocks, partials))
+
+    def result(self) -> dict[str, Any]:
+        """Return the merged partials, None where there are none."""
+        found: Mapping[str, Any] = dict.fromkeys(self._reductions)
+        for _, partials in reversed(self._trees):
+            found = self._merged(partials, found)
+        return dict(found)
+
+    def _merged(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+        return {slot: merge(r, a[slot], b[slot]) for slot, r in self._reductions.items()}
 
 
 def _weighted_sum(values: Tree, weight: Tensor) -> Tree:

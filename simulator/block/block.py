@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn
 
@@ -15,15 +15,14 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.combination import multiplied_out
 from fedfleet.simulator.arithmetic.factored import Notes
-from fedfleet.simulator.arithmetic.reduction import Rows, merge
-from fedfleet.simulator.arithmetic.rng import Key
-from fedfleet.simulator.arithmetic.spool import Spool
+from fedfleet.simulator.arithmetic.reduction import Rows
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.batches import walked
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.client import ClientInputs, ClientProgram, padded
-from fedfleet.simulator.block.faults import AtFault, Dropped, Faults, NotFinite, Watch, finite, not_finite
+from fedfleet.simulator.block.faults import AtFault, Dropped, NotFinite, Watch, finite, not_finite
 from fedfleet.simulator.block.purity import KEYS, Held, Impure, Purity
+from fedfleet.simulator.block.task import BlockResult, BlockTask, joined, without
 from fedfleet.simulator.block.uploads import put_down
 from fedfleet.simulator.errors import ClientError, one_line, traced
 from fedfleet.simulator.population import Population, gather
@@ -90,67 +89,8 @@ class Setup:
         return replace(self, population=self.population.to(torch.device(self.device)))
 
 
-class BlockTask(NamedTuple):
-    """The unit of dispatch: clients (C,) int64 with their copy numbers (C,), and what belongs to them alone.
-
-    ``limit`` (C,) int64 is the local steps after which each of them stops, if they may not finish; ``discount`` what they
-    weigh beside others, ``feedback`` whether each client's loss is wanted, ``faults`` what is done about clients at fault,
-    ``spool`` the file for uploads that are kept, None for none.
-    """
-
-    phase: str
-    clients: Tensor
-    copies: Tensor
-    key: Key
-    steps: int | None = None
-    limit: Tensor | None = None
-    own: Tree = None
-    inbox: Tree = None
-    discount: float = 1.0
-    feedback: bool = False
-    faults: Faults = Faults()
-    spool: Spool | None = None
-
-    def part(self, rows: Tensor | slice) -> BlockTask:
-        """Return the task of some of the clients, given by their positions."""
-        mine = (self.limit, self.own, self.inbox)
-        limit, own, inbox = (None if t is None else T.index(t, rows) for t in mine)
-        return self._replace(clients=self.clients[rows], copies=self.copies[rows], limit=limit, own=own, inbox=inbox)
-
-
-class BlockResult(NamedTuple):
-    """What comes back: partial sums, never a client's upload unless the reduction stores it.
-
-    Only the scalars in ``config``, (C,), and ``own``, stacked, are of each client. ``steps`` is the sum over the clients,
-    ``loss`` that of the mean loss of each of the ``measured`` clients that took a gradient, and ``floats_up`` and
-    ``bytes_up`` those of all together. ``losses`` (C,) float64 are each client's, NaN for
-    none, if asked for. ``splits`` counts how often the block was halved for want of memory.
-
-    The ``dropped`` clients, by row, are not among the C, and count for nothing. Where all were, partials are None and
-    ``config`` and ``own`` empty.
-    """
-
-    partials: dict[str, Any]
-    config: dict[str, Tensor]
-    own: Tree
-    steps: int
-    loss: float
-    measured: int
-    floats_up: int
-    bytes_up: int
-    losses: Tensor | None = None
-    splits: int = 0
-    dropped: tuple[Dropped, ...] = ()
-
-    def kept(self, task: BlockTask) -> Tensor:
-        """Return which of the task's clients count, a mask."""
-        kept = torch.ones(len(task.clients), dtype=torch.bool)
-        kept[[d.row for d in self.dropped]] = False
-        return kept
-
-
 def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
-    """Run one block on this worker, in halves where the device's memory does not hold it.
+    """Run the blocks of a task on this worker, one after the other, each in halves where the device's memory does not hold it.
 
     Raises ClientError, naming client, phase and step, where client code raises or sends a value that is not finite, unless
     such clients are to be dropped: then the others are run again, as a block of their own.
@@ -159,6 +99,9 @@ def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
         raise ClientError(
             f"phase {task.phase!r}: it is none of the algorithm's phases ({', '.join(setup.phases)}): add it"
         )
+    blocks = task.blocks
+    if len(blocks) > 1:
+        return joined(setup.phases[task.phase], [(each, run_block(setup, shared, each)) for each in blocks])
     try:
         return _without_dropped(setup, shared, task)
     except torch.OutOfMemoryError as e:
@@ -169,8 +112,9 @@ def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
             ) from e
     torch.cuda.empty_cache()  # the error and what it kept alive are gone by now
     middle = len(task.clients) // 2
-    first, second = (run_block(setup, shared, task.part(rows)) for rows in (slice(None, middle), slice(middle, None)))
-    return _joined(setup.phases[task.phase], first, second, middle)
+    halves = [task.part(rows) for rows in (slice(None, middle), slice(middle, None))]
+    found = joined(setup.phases[task.phase], [(half, run_block(setup, shared, half)) for half in halves])
+    return found._replace(splits=found.splits + 1)
 
 
 def _without_dropped(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
@@ -183,31 +127,6 @@ def _without_dropped(setup: Setup, shared: Message, task: BlockTask) -> BlockRes
         dropped += [d._replace(row=int(rows[d.row])) for d in found]
         rows = rows[~torch.isin(rows, torch.tensor([d.row for d in dropped]))]
     return without(phase, task, rows, dropped)
-
-
-def without(
-    phase: Phase, task: BlockTask, rows: Tensor, dropped: Sequence[Dropped], result: BlockResult | None = None
-) -> BlockResult:
-    """Return what a block sends without those dropped, from what the others, its ``rows``, send; None where nobody is left."""
-    if result is None:
-        losses = torch.zeros(0, dtype=torch.float64) if task.feedback else None
-        result = BlockResult(dict.fromkeys(phase.reduce), {}, None, 0, 0.0, 0, 0, 0, losses)
-    others = [d._replace(row=int(rows[d.row])) for d in result.dropped]
-    return result._replace(dropped=tuple(sorted([*dropped, *others])))
-
-
-def _joined(phase: Phase, a: BlockResult, b: BlockResult, size: int) -> BlockResult:
-    """Join the results of two parts of a block, the first of ``size`` clients."""
-    config, own = [r.config for r in (a, b) if r.config], [r.own for r in (a, b) if r.own is not None]
-    return BlockResult(
-        partials={slot: merge(r, a.partials[slot], b.partials[slot]) for slot, r in phase.reduce.items()},
-        config=T.concat(config) if config else {},
-        own=T.concat(own) if own else None,
-        **{k: getattr(a, k) + getattr(b, k) for k in ("steps", "loss", "measured", "floats_up", "bytes_up")},
-        losses=None if a.losses is None or b.losses is None else torch.cat([a.losses, b.losses]),
-        splits=a.splits + b.splits + 1,
-        dropped=a.dropped + tuple(d._replace(row=d.row + size) for d in b.dropped),
-    )
 
 
 class _Given(NamedTuple):
@@ -272,7 +191,7 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
         config=T.to(sent.config, "cpu"),
         own=T.to(sent.own, "cpu"),
         steps=sum(int(w.active.sum()) for w, s in zip(walks, phase.work.stages, strict=True) if s.batches.works),
-        loss=float(loss[found].sum()),
+        loss=(float(loss[found].sum()),),
         measured=int(found.sum()),
         floats_up=sent.floats_up,
         bytes_up=sent.bytes_up,

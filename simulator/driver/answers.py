@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.arithmetic.reduction import merge
+from fedfleet.simulator.arithmetic.reduction import Merging, merge
 from fedfleet.simulator.arithmetic.tree import Tree
-from fedfleet.simulator.block.block import BlockResult, BlockTask
 from fedfleet.simulator.block.faults import Dropped
+from fedfleet.simulator.block.task import BlockResult, BlockTask
 from fedfleet.simulator.block.uploads import put_down
 from fedfleet.simulator.driver.timeouts import Run, without_slow
 from fedfleet.simulator.errors import ClientTimeout
@@ -58,20 +58,22 @@ def merged(
     """Merge what groups send, block by block; ``again`` runs blocks of a group once more, where one takes too long."""
     found = Answers(dict.fromkeys(phase.reduce), {}, [], [], [])
     for group, running in zip(groups, started, strict=True):
-        masks = []
+        masks, merging = [], Merging(phase.reduce)
         for task in group.tasks:
             try:
                 result = next(running)
             except ClientTimeout:
                 result = without_slow(phase, task, again(group))
             partials = put_down(task.phase, task.spool, result.partials)  # what a worker of another machine could not
-            for slot, reduction in phase.reduce.items():
-                found.partials[slot] = merge(reduction, found.partials[slot], partials[slot])
+            merging.add(partials, len(task.sizes) or 1)
             masks.append(result.kept(task))
             if result.own is not None:
                 found.own.append((task.clients[masks[-1]], result.own))
             found.results.append(result._replace(partials={}, own=None))
         found.kept.append(torch.cat(masks))
+        mine = merging.result()
+        for slot, reduction in phase.reduce.items():
+            found.partials[slot] = merge(reduction, found.partials[slot], mine[slot])
     configs = [r.config for r in found.results if r.config]  # where all clients of a block were dropped, there is none
     found.config.update({k: torch.cat([c[k] for c in configs]) for k in (configs[0] if configs else ())})
     return found

@@ -13,8 +13,9 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.reduction import Store, merge
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
-from fedfleet.simulator.block.block import BlockTask, run_block
+from fedfleet.simulator.block.block import run_block
 from fedfleet.simulator.block.faults import Faults
+from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.driver.evaluation import CHUNK, TENTH, less_is_better
 from fedfleet.simulator.driver.state import ClientStore
 from fedfleet.simulator.executors.base import Executor

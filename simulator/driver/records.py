@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
-from fedfleet.simulator.block.block import BlockResult
+from fedfleet.simulator.block.task import BlockResult
 from fedfleet.simulator.errors import FedfleetError, one_line
 from fedfleet.simulator.fleet.responses import Fate, Responses
 from fedfleet.simulator.work import Message
@@ -78,7 +78,7 @@ class PhaseRecord:
             self.counts[name] += sum(getattr(r, name) for r in results)
         self.counts["client_steps"] += sum(r.steps for r in results)
         measured = sum(r.measured for r in results)
-        self.train_loss = sum(r.loss for r in results) / measured if measured else None
+        self.train_loss = sum(loss for r in results for loss in r.loss) / measured if measured else None
         for r in results:
             if r.splits:
                 self.events.append({"event": "out_of_memory", "splits": r.splits, "bit_exact": False})

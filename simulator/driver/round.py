@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,15 +12,18 @@ from torch import Tensor
 
 from fedfleet.simulator.algorithm import Buffered, Cohort, Problem, Reduced, Role
 from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Store
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.spool import FILED_BYTES, Spool
 from fedfleet.simulator.arithmetic.stored import Stored
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.batches import work
-from fedfleet.simulator.block.block import BlockTask, run_block
+from fedfleet.simulator.block.block import run_block
 from fedfleet.simulator.block.faults import Dropped, Faults
+from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.driver.answers import Answers, Group, listed, merged
+from fedfleet.simulator.driver.cutting import blocks_a_task, sizes_of_blocks
 from fedfleet.simulator.driver.memory import Memory
 from fedfleet.simulator.driver.records import PhaseRecord, message_size
 from fedfleet.simulator.driver.timeouts import Run, limit_s
@@ -328,10 +330,23 @@ class EngineRound:
                 feedback=self._conditions.selection.feedback,
                 faults=self._conditions.faults,
                 spool=spool,
+                sizes=sizes,
             )
-            for mine in map(asked.take, _blocks(torch.arange(len(asked.clients)), self._conditions.block_size))
+            for sizes, mine in self._cut(asked, bundled=not keeps)
         ]
         return Group(asked, order, tasks, discount)
+
+    def _cut(self, asked: Assignment, *, bundled: bool) -> Iterator[tuple[tuple[int, ...], Assignment]]:
+        """Yield the work of each task, with the sizes of its blocks; if ``bundled`` it may have several."""
+        c, before = self._conditions, 0
+        blocks, together = sizes_of_blocks(len(asked.clients), c.block_size), 1
+        if bundled and c.faults.client_timeout_s is None:  # which is of one block
+            workers = sum(h.workers for h in self._executor.hosts)
+            together = blocks_a_task(len(blocks), workers, T.num_bytes(dict(asked.shared.send)))
+        for i in range(0, len(blocks), together):
+            sizes = tuple(blocks[i : i + together])
+            yield sizes, asked.take(torch.arange(before, before + sum(sizes)))
+            before += sum(sizes)
 
     def _own(self, phase: Phase, shared: Message, clients: Tensor) -> Tree:
         fresh = phase.own
@@ -375,12 +390,6 @@ class EngineRound:
         mine = asked.take(seen)
         heard = Heard(self.index, mine.clients, loss[seen], mine.seconds, mine.num_examples)
         memory.selection = c.selection.observe(memory.selection, heard)
-
-
-def _blocks(clients: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Split into blocks of at most ``size``, as equal as can be. Several are even in number: two workers end together."""
-    count = math.ceil(len(clients) / size)
-    return clients.tensor_split(min(len(clients), count + count % 2) if count > 1 else 1)
 
 
 def _occurrences(clients: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from fedfleet.simulator.block.block import BlockResult, BlockTask, without
 from fedfleet.simulator.block.faults import Dropped
+from fedfleet.simulator.block.task import BlockResult, BlockTask, without
 from fedfleet.simulator.errors import ClientTimeout
 from fedfleet.simulator.work import Phase
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from fedfleet.simulator.block.block import BlockTask
+from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.pool import Slot
 from fedfleet.simulator.executors.slab import Slab

@@ -15,8 +15,8 @@ from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
 
-from fedfleet.simulator.block.block import BlockTask
 from fedfleet.simulator.block.chunk import Chunk
+from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.errors import FedfleetError, one_line
 from fedfleet.simulator.executors.actor import Ready
 from fedfleet.simulator.executors.base import Host

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
-from fedfleet.simulator.block.block import BlockTask, Setup
+from fedfleet.simulator.block.block import Setup
+from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.executors.base import Executor, Host, Job
 from fedfleet.simulator.work import Message
 

@@ -10,9 +10,10 @@ import torch
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.reduction import Store
 from fedfleet.simulator.arithmetic.tree import Tree
-from fedfleet.simulator.block.block import BlockResult, BlockTask, Setup, run_block
+from fedfleet.simulator.block.block import Setup, run_block
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.faults import Faults
+from fedfleet.simulator.block.task import BlockResult, BlockTask
 from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.simulator.work import BatchPlan, LocalWork, Message, Objective, Phase, Stage
 

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from fedfleet.simulator.arithmetic import rng, stored
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.arithmetic.reduction import ByDomainMean, DomainMeans, Mean, Rows, Store, Total, merge
+from fedfleet.simulator.arithmetic.reduction import ByDomainMean, DomainMeans, Mean, Merging, Rows, Store, Total, merge
 from fedfleet.simulator.arithmetic.stored import Stored
 
 pytestmark = pytest.mark.quick
@@ -85,6 +85,46 @@ def test_merging_is_associative_and_none_is_neutral(reduction, split):
     for part in reversed(parts):
         right = merge(reduction, part, right)
     close(reduction, reduction.final(left), reduction.final(right))
+
+
+def added(parts: list[Any]) -> Any:
+    """Add as the definition says: the largest tree there can be first, and what is left of it after that."""
+    first = 1 << (len(parts).bit_length() - 1)
+    if first == len(parts):
+        first //= 2
+    return parts[0] if len(parts) == 1 else merge(Mean(), added(parts[:first]), added(parts[first:]))
+
+
+@given(number=st.integers(1, 40), lost=st.sets(st.integers(0, 39)), height=st.integers(0, 5))
+def test_whoever_adds_blocks_the_bits_are_those_that_their_numbers_give(number, lost, height):
+    values, rows = uploads(number)
+    values = T.map(lambda x: x.float(), values)
+    each = blocks_of(values, rows, list(range(number)))
+    parts = [None if i in lost else Mean().block(*block) for i, block in enumerate(each)]
+    whole, alone = Merging({"z": Mean()}), Merging({"z": Mean()})
+    for at in range(0, number, 1 << height):
+        together = parts[at : at + (1 << height)]
+        of_a_task = Merging({"z": Mean()})
+        for part in together:
+            of_a_task.add({"z": part})
+            alone.add({"z": part})
+        whole.add(of_a_task.result(), len(together))
+    expected = added(parts)
+    for found in (whole.result()["z"], alone.result()["z"]):
+        if expected is None:
+            assert found is None
+        else:
+            assert all(torch.equal(x, y) for x, y in zip(T.leaves(found), T.leaves(expected), strict=True))
+
+
+def test_blocks_are_added_in_a_tree_whose_last_part_comes_first():
+    terms = [torch.tensor(x, dtype=torch.float64) for x in (1.0, 2.0**-53, 2.0**-53, 1.0, 2.0**-53, 2.0**-53, 2.0**-53)]
+    merging = Merging({"z": Total()})
+    for term in terms:
+        merging.add({"z": term})
+    pairs = (1.0 + 2.0**-53) + (2.0**-53 + 1.0)
+    assert float(merging.result()["z"]) == pairs + (2 * 2.0**-53 + 2.0**-53)
+    assert Merging({"z": Total()}).result() == {"z": None}
 
 
 def test_total_and_means_are_the_textbook_ones():

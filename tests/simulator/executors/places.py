@@ -8,7 +8,7 @@ import ray
 import torch
 
 from fedfleet.simulator.arithmetic import rng
-from fedfleet.simulator.block.block import BlockTask
+from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.executors import pool
 from fedfleet.simulator.executors.actor import Ready
 from fedfleet.simulator.executors.likeness import Place

@@ -13,7 +13,7 @@ import pytest
 import ray
 
 import fedfleet
-from fedfleet.simulator.block.block import BlockTask
+from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.executors.ray import RayExecutor
 from tests.simulator.executors.killing import KILLED, die, once
 

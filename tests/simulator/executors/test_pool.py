@@ -13,8 +13,9 @@ import ray
 import torch
 
 from fedfleet.simulator.arithmetic import rng
-from fedfleet.simulator.block.block import BlockTask, Setup
+from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.chunk import Chunk
+from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.errors import ClientTimeout, FedfleetError
 from fedfleet.simulator.executors import pool
 from fedfleet.simulator.executors.local import LocalExecutor

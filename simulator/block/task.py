@@ -1,0 +1,126 @@
+"""Blocks of clients: what is asked of a worker, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.reduction import Merging
+from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.arithmetic.spool import Spool
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.block.faults import Dropped, Faults
+from fedfleet.simulator.work import Phase
+
+
+class BlockTask(NamedTuple):
+    """The unit of dispatch: clients (C,) int64 with their copy numbers (C,), and what belongs to them alone.
+
+    They are one block, or several, one after the other, whose numbers of clients are ``sizes``.
+
+    ``limit`` (C,) int64 is the local steps after which each of them stops, if they may not finish; ``discount`` what they
+    weigh beside others, ``feedback`` whether each client's loss is wanted, ``faults`` what is done about clients at fault,
+    ``spool`` the file for uploads that are kept, None for none.
+    """
+
+    phase: str
+    clients: Tensor
+    copies: Tensor
+    key: Key
+    steps: int | None = None
+    limit: Tensor | None = None
+    own: Tree = None
+    inbox: Tree = None
+    discount: float = 1.0
+    feedback: bool = False
+    faults: Faults = Faults()
+    spool: Spool | None = None
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def blocks(self) -> list[BlockTask]:
+        """The blocks, each as a task."""
+        if len(self.sizes) < 2:
+            return [self]
+        ends = list(accumulate(self.sizes))
+        return [self.part(slice(end - size, end)) for size, end in zip(self.sizes, ends, strict=True)]
+
+    def part(self, rows: Tensor | slice) -> BlockTask:
+        """Return the task of some of the clients, given by their positions, as one block."""
+        mine = (self.limit, self.own, self.inbox)
+        limit, own, inbox = (None if t is None else T.index(t, rows) for t in mine)
+        return self._replace(
+            clients=self.clients[rows], copies=self.copies[rows], limit=limit, own=own, inbox=inbox, sizes=()
+        )
+
+
+class BlockResult(NamedTuple):
+    """What comes back: partial sums, never a client's upload unless the reduction stores it.
+
+    Only the scalars in ``config``, (C,), and ``own``, stacked, are of each client. ``steps`` is the sum over the clients,
+    ``loss`` a block that of the mean loss of each of the ``measured`` clients that took a gradient, and ``floats_up`` and
+    ``bytes_up`` those of all together. ``losses`` (C,) float64 are each client's, NaN for
+    none, if asked for. ``splits`` counts how often the block was halved for want of memory.
+
+    The ``dropped`` clients, by row, are not among the C, and count for nothing. Where all were, partials are None and
+    ``config`` and ``own`` empty.
+    """
+
+    partials: dict[str, Any]
+    config: dict[str, Tensor]
+    own: Tree
+    steps: int
+    loss: tuple[float, ...]
+    measured: int
+    floats_up: int
+    bytes_up: int
+    losses: Tensor | None = None
+    splits: int = 0
+    dropped: tuple[Dropped, ...] = ()
+
+    def kept(self, task: BlockTask) -> Tensor:
+        """Return which of the task's clients count, a mask."""
+        kept = torch.ones(len(task.clients), dtype=torch.bool)
+        kept[[d.row for d in self.dropped]] = False
+        return kept
+
+
+def without(
+    phase: Phase, task: BlockTask, rows: Tensor, dropped: Sequence[Dropped], result: BlockResult | None = None
+) -> BlockResult:
+    """Return what a block sends without those dropped, from what the others, its ``rows``, send; None where nobody is left."""
+    if result is None:
+        losses = torch.zeros(0, dtype=torch.float64) if task.feedback else None
+        result = BlockResult(dict.fromkeys(phase.reduce), {}, None, 0, (), 0, 0, 0, losses)
+    others = [d._replace(row=int(rows[d.row])) for d in result.dropped]
+    return result._replace(dropped=tuple(sorted([*dropped, *others])))
+
+
+def joined(phase: Phase, results: Sequence[tuple[BlockTask, BlockResult]]) -> BlockResult:
+    """Join the results of blocks that follow one another, whose tasks are parts of one."""
+    merging, dropped, before = Merging(phase.reduce), [], 0
+    for task, result in results:
+        merging.add(result.partials)
+        dropped += [d._replace(row=d.row + before) for d in result.dropped]
+        before += len(task.clients)
+    found = [result for _, result in results]
+    config, own = [r.config for r in found if r.config], [r.own for r in found if r.own is not None]
+    losses = [r.losses for r in found if r.losses is not None]
+    return BlockResult(
+        partials=merging.result(),
+        config=T.concat(config) if config else {},
+        own=T.concat(own) if own else None,
+        steps=sum(r.steps for r in found),
+        loss=sum((r.loss for r in found), ()),
+        measured=sum(r.measured for r in found),
+        floats_up=sum(r.floats_up for r in found),
+        bytes_up=sum(r.bytes_up for r in found),
+        losses=torch.cat(losses) if losses else None,
+        splits=sum(r.splits for r in found),
+        dropped=tuple(dropped),
+    )

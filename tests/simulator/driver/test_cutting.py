@@ -1,0 +1,111 @@
+"""Blocks, and how many of them are a task: that changes no bit of what a run leaves behind."""
+
+import pandas as pd
+import pytest
+
+import fedfleet
+from fedfleet.experiments import executors
+from fedfleet.simulator.driver import cutting
+from fedfleet.simulator.driver import round as driver
+from fedfleet.simulator.driver.cutting import blocks_a_task, sizes_of_blocks
+from fedfleet.simulator.executors.base import Host
+from fedfleet.simulator.executors.local import LocalExecutor
+
+CASES = {
+    "state": {"algorithm": {"name": "scaffold", "epochs": 1}},
+    "two phases": {
+        "task": {"name": "auc", "model": "logistic"},
+        "algorithm": {"name": "cdma_ada", "steps": 2, "alpha": 0.5},
+    },
+    "domains": {"algorithm": {"name": "vrex", "epochs": 1}, "domains": {"kind": "client"}},
+    "buffer": {"algorithm": {"name": "fedbuff", "steps": 2, "buffer": 9, "concurrency": 15}},
+    "inboxes": {"algorithm": {"name": "afl"}, "domains": {"kind": "client"}},
+    "stored": {"algorithm": {"name": "omg", "of": {"name": "fedavg", "epochs": 1}}},
+    "late": {
+        "algorithm": {"name": "fedavg", "epochs": 1},
+        "cohort": {"late": "keep", "stale_discount": 0.5, "deadline_s": 12.0},
+    },
+    "partial work": {
+        "algorithm": {"name": "fedavg", "epochs": 3},
+        "cohort": {"partial_work": True, "deadline_s": 12.0},
+    },
+    "selection": {"algorithm": {"name": "fedavg", "epochs": 1}, "selection": {"kind": "power_of_choice"}},
+}
+
+
+@pytest.mark.parametrize("clients", [0, 1, 2, 7, 12, 100])
+@pytest.mark.parametrize("most", [1, 3, 12])
+def test_blocks_are_as_equal_as_can_be_and_several_are_even_in_number(clients, most):
+    sizes = sizes_of_blocks(clients, most)
+    assert sum(sizes) == clients
+    assert max(sizes) <= most
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
+    if most < clients:
+        assert len(sizes) % 2 == 0 or len(sizes) == clients
+
+
+@pytest.mark.parametrize(
+    ("blocks", "workers", "size", "together"),
+    [
+        (1000, 1, 1 << 30, 1),  # nobody else to do it
+        (1000, 4, (1 << 20) - 1, 1),
+        (31, 4, 1 << 20, 1),
+        (32, 4, 1 << 20, 2),
+        (63, 4, 1 << 20, 2),
+        (64, 4, 1 << 20, 4),
+        (31250, 512, 1 << 20, 8),
+    ],
+)
+def test_every_worker_has_some_tasks(blocks, workers, size, together):
+    assert blocks_a_task(blocks, workers, size) == together
+    assert together == 1 or blocks / together >= cutting.TASKS * workers
+
+
+def run(out, name, together, monkeypatch):
+    seen = []
+
+    def counted(blocks, workers, size):
+        seen.append((blocks, workers, size))
+        return together
+
+    monkeypatch.setattr(driver, "blocks_a_task", counted)
+    config = {
+        "rounds": 4,
+        "population": {"clients": 40, "partition": {"kind": "dirichlet", "alpha": 0.3, "min_size": 5}},
+        "task": {"name": "classification", "model": "mlp", "hidden": [8]},
+        "devices": {"kind": "alike", "median_s": 10.0},
+        "executor": {"kind": "local", "block_size": 2, "inner": "batched"},
+        "faults": {"non_finite": "drop_client"},
+        **CASES[name],
+    }
+    if name != "buffer":
+        config["cohort"] = {"invite": 21, "respond": "siwer", **config.get("cohort", {})}
+    done = fedfleet.run(config, out=out)
+    tables = {t: done.table(t).drop(columns="seconds", errors="ignore") for t in ("rounds", "phases", "fates")}
+    return (out / "model.safetensors").read_bytes(), tables, seen
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_how_many_blocks_are_a_task_changes_no_bit(tmp_path, name, monkeypatch):
+    model, tables, seen = run(tmp_path / "1", name, 1, monkeypatch)
+    assert (max(blocks for blocks, _, _ in seen) > 4) == (name != "stored") if seen else name == "stored"
+    for together in (2, 8):
+        found, other, _ = run(tmp_path / str(together), name, together, monkeypatch)
+        assert found == model
+        for table, frame in tables.items():
+            pd.testing.assert_frame_equal(other[table], frame, check_exact=True)
+
+
+def test_what_tasks_are_cut_by_is_asked_of_the_executor_and_the_message(tmp_path, monkeypatch):
+    class Several(LocalExecutor):
+        def __init__(self, *given):
+            super().__init__(*given)
+            self.hosts = [Host("a", 5)]
+
+    monkeypatch.setitem(executors.EXECUTORS, "local", executors.EXECUTORS["local"]._replace(build=Several))
+    _, _, seen = run(tmp_path, "state", 1, monkeypatch)
+    floats = (64 + 1) * 8 + (8 + 1) * 10
+    assert {(workers, size) for _, workers, size in seen} == {
+        (5, 2 * 4 * floats)
+    }  # the model, and the server's control
