@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from fedfleet.simulator.block.task import BlockTask
+from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.pool import Slot
 from fedfleet.simulator.executors.slab import Slab
@@ -81,3 +82,12 @@ class Run(NamedTuple):
     slot: Slot
     actor: Any
     slab: Slab | None
+
+
+def failure(action: Callable[..., None], *given: Any) -> FedfleetError | None:
+    """Do something, and return the error that ends the run."""
+    try:
+        action(*given)
+    except FedfleetError as e:
+        return e
+    return None

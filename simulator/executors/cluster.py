@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import struct
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedfleet.simulator.errors import FedfleetError, one_line
+from fedfleet.simulator.signals import put_off
 
 # An actor without a GPU keeps CUDA_VISIBLE_DEVICES as it is. Actors of a cluster of our own run at the priority of the driver,
 # or whatever else the machine does would hold up every round; and to and from other machines, a model of a few MB goes with
@@ -50,19 +49,23 @@ def start_ray(address: str | None, cpus: int | None) -> bool:
     where: dict[str, Any] = {"address": address}
     if address is None:
         where = {"address": "local", "_node_ip_address": LOOPBACK, "num_cpus": cpus}
-    on_term = signal.getsignal(signal.SIGTERM)
     ray_worker.print_to_stdstream = _say_nothing
     try:
-        with _on_loopback() if address is None else nullcontext():
+        # An interruption in the middle would leave processes behind, or crash this one; and Ray's handlers end in an abort.
+        with put_off(), _on_loopback() if address is None else nullcontext():
             ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **where)
     except ConnectionError as e:
         raise FedfleetError(
             f"executor.address={address!r}: no Ray cluster answers there ({one_line(e)}): start one with "
             f"`ray start --head`, or leave the address out"
         ) from e
-    if callable(on_term) and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, on_term)  # Ray's own handlers end in an abort
     return True
+
+
+def stop_ray() -> None:
+    """Leave Ray, and stop what was started with it."""
+    with put_off():
+        ray.shutdown()
 
 
 def raylet() -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from fedfleet.simulator.executors.cluster import ray, ray_worker, start_ray
+from fedfleet.simulator.executors.cluster import ray, ray_worker, start_ray, stop_ray
 from fedfleet.simulator.executors.sentry import Sentries
 
 LOOK_S = 5.0  # between two looks at the cluster
@@ -62,7 +62,7 @@ def visit(address: str, need: Need) -> Nodes:
         return look(need)
     finally:
         if joined:
-            ray.shutdown()
+            stop_ray()
 
 
 class Watch:

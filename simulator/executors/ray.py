@@ -15,8 +15,8 @@ from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
 from fedfleet.simulator.executors.actor import ClientActor
 from fedfleet.simulator.executors.base import Host, Job
-from fedfleet.simulator.executors.batch import Batch, Results, Run
-from fedfleet.simulator.executors.cluster import ray, raylet, share_tensors, start_ray
+from fedfleet.simulator.executors.batch import Batch, Results, Run, failure
+from fedfleet.simulator.executors.cluster import ray, raylet, share_tensors, start_ray, stop_ray
 from fedfleet.simulator.executors.likeness import Likeness, of_process
 from fedfleet.simulator.executors.messages import Messages
 from fedfleet.simulator.executors.nodes import Need, Nodes, Watch, look
@@ -78,7 +78,8 @@ class RayExecutor:
         """
         torch.set_num_threads(1)
         if self._pool is None:
-            self._started_ray = start_ray(self._address, self._node_cpus)
+            with put_off():  # or whoever closes this would not know that there is a Ray to stop
+                self._started_ray = start_ray(self._address, self._node_cpus)
             share_tensors()
         self._setup, self._batches = put(setup), []
         self._likeness = Likeness({**of_process(), **setup.read_here()}, self.events, allow=self._allow)
@@ -255,7 +256,7 @@ class RayExecutor:
             return
         fatal = None
         for order, found in answers:
-            fatal = _failure(self._settle, order, found) or fatal
+            fatal = failure(self._settle, order, found) or fatal
         if fatal is not None:
             raise fatal
 
@@ -270,9 +271,9 @@ class RayExecutor:
                 run.batch.again(run.number, run.task)
             return
         error = future.exception()
-        fatal = _failure(self._hear, slot) if slot.near is not None else None  # what it answered before it ended
+        fatal = failure(self._hear, slot) if slot.near is not None else None  # what it answered before it ended
         for run in self._at_hand(actor) if error is not None else []:
-            fatal = _failure(self._settle, run.order, future) or fatal
+            fatal = failure(self._settle, run.order, future) or fatal
         if fatal is not None:
             raise fatal
         if error is not None and actor is slot.actor:
@@ -379,21 +380,13 @@ class RayExecutor:
 
     def close(self) -> None:
         """Stop the actors, and Ray if this executor started it."""
-        if self._watch is not None:
-            self._watch.close()
-        if self._pool is not None:
-            self._pool.close()
-        self._watch = None
-        self._pool, self._setup, self._batches, self._running, self._messages = None, None, [], {}, Messages()
-        if self._started_ray:
-            ray.shutdown()
-            self._started_ray = False
-
-
-def _failure(action: Callable[..., None], *given: Any) -> FedfleetError | None:
-    """Do something, and return the error that ends the run."""
-    try:
-        action(*given)
-    except FedfleetError as e:
-        return e
-    return None
+        with put_off():
+            if self._watch is not None:
+                self._watch.close()
+            if self._pool is not None:
+                self._pool.close()
+            self._watch = None
+            self._pool, self._setup, self._batches, self._running, self._messages = None, None, [], {}, Messages()
+            if self._started_ray:
+                stop_ray()
+                self._started_ray = False

@@ -271,7 +271,8 @@ def run_trial(config: Config, out: Path, data: Data, workers: Workers | None = N
 
 def _in_tasks(prepared: Prepared, waiting: Sequence[Trial], out: Path, jobs: int) -> Iterator[tuple[Trial, str | None]]:
     """Run trials as Ray tasks of one CPU each, at most ``jobs`` under way."""
-    from fedfleet.simulator.executors.ray import ray, share_tensors, start_ray  # importing Ray takes a second
+    # Importing Ray takes a second.
+    from fedfleet.simulator.executors.cluster import ray, share_tensors, start_ray, stop_ray
 
     started = start_ray(prepared.study.config.executor.address, jobs)
     under_way: dict[Any, Trial] = {}
@@ -301,12 +302,12 @@ def _in_tasks(prepared: Prepared, waiting: Sequence[Trial], out: Path, jobs: int
             _cancel(list(under_way))
         finally:
             if started:
-                ray.shutdown()
+                stop_ray()
 
 
 def _cancel(references: list[Any]) -> None:
     """Interrupt trials under way, which on a cluster of others would go on; end those that do not stop."""
-    from fedfleet.simulator.executors.ray import ray
+    from fedfleet.simulator.executors.cluster import ray
 
     for force in (False, True):
         for reference in references:
@@ -317,7 +318,7 @@ def _cancel(references: list[Any]) -> None:
 
 def _trial_task(config: Config, out: Path, data: list[Any]) -> str | None:
     """Run a trial in a worker process; the data are mapped, not copied."""
-    from fedfleet.simulator.executors.ray import ray, share_tensors
+    from fedfleet.simulator.executors.cluster import ray, share_tensors
 
     share_tensors()
     return run_trial(config, out, ray.get(data[0]))
