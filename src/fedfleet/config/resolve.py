@@ -118,7 +118,12 @@ def _check_address(address: str) -> None:
     """Refuse a cluster that does not answer; Ray itself would try for minutes."""
     if address == "auto":
         return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"executor.address={address!r}: Ray Client lets nothing but calls through, and rounds take more: run on a node of the "
+            f"cluster, as `ray job submit -- fedfleet run CONFIG executor.address=auto` does"
+        )
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, ValueError, OverflowError) as e:

@@ -110,6 +110,7 @@ def config(tmp_path) -> str:
         (["executor.gpus_per_actor=1000"], ["executor.gpus_per_actor=1000", "GPUs"]),
         (["executor.gpus_per_actor=1.5"], ["executor.gpus_per_actor=1.5", "whole"]),
         (["executor.address=127.0.0.1:1"], ["executor.address='127.0.0.1:1'", "ray start --head"]),
+        (["executor.address=ray://127.0.0.1:10001"], ["ray://127.0.0.1:10001", "ray job submit"]),
         (["executor.address=nonsense"], ["executor.address='nonsense'", "host:port"]),
         (["until=eval/auc=nan"], ["until='eval/auc=nan'", "a number"]),
     ],
