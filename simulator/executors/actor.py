@@ -12,7 +12,7 @@ from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.errors import ClientError, one_line
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.cluster import R, loads, ray, share_tensors
-from fedfleet.simulator.executors.likeness import MEND, Place, of_process
+from fedfleet.simulator.executors.likeness import MEND, Place, of_modules, of_process
 from fedfleet.simulator.executors.near import Line, Offer
 from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.work import Message
@@ -49,6 +49,7 @@ class ClientActor:
             found: Setup = ray.get(setup[0])
         except R.RaySystemError as e:  # it cannot be read, as where a module is not there
             return Place(node, has, _cause(e), mine)
+        has |= of_modules()  # by now those that the setup names are loaded
         try:
             has |= found.read_here()
         except Exception as e:

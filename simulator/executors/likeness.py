@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 import sys
+import sysconfig
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -28,6 +29,7 @@ DATA = "data"
 """What a worker has under this name is compared whatever else may differ: other data are another run."""
 MEND = "copy the driver's there, or give a path that all nodes share"
 SHORT = 12  # digits of a digest
+INSTALLED = {"site-packages", "dist-packages"}
 
 
 class Place(NamedTuple):
@@ -73,6 +75,21 @@ def source(folder: Path) -> str:
     return f"sha256 {found.hexdigest()[:SHORT]}"
 
 
+def of_modules() -> dict[str, str]:
+    """Return a digest of each module that is loaded and neither installed nor fedfleet's: code of authors, a copy on each node."""
+    installed = {Path(path).resolve() for path in sysconfig.get_paths().values()}
+    found = {}
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or not file.endswith(".py") or name.partition(".")[0] in ("fedfleet", "__main__"):
+            continue
+        path = Path(file).resolve()
+        if not (INSTALLED & {*path.parts} or installed & {*path.parents}):
+            with suppress(OSError):
+                found[f"module {name}"] = f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()[:SHORT]}"
+    return found
+
+
 def _processor() -> str:
     """Return the model of the processor, and which of its instructions torch takes: kernels, and the order of sums, go by both."""
     model = platform.processor() or platform.machine()
@@ -94,6 +111,8 @@ class Likeness:
 
     def fault(self, place: Place) -> str | None:
         """Return in one line why a worker is not taken; None where it is."""
+        if any(name not in self._wanted for name in place.has):
+            self._wanted = {**of_modules(), **self._wanted}
         differs = {k: v for k, v in place.has.items() if self._wanted.setdefault(k, v) != v}
         data = differs.pop(DATA, None)
         if differs and not self._allow:

@@ -1,5 +1,6 @@
 """Workers that are not like the driver, or read other data, are refused in a line that names their node, or go on record."""
 
+import importlib
 import json
 import sys
 from concurrent.futures import Future
@@ -22,7 +23,7 @@ from fedfleet.simulator.errors import ConfigError, FedfleetError
 from fedfleet.simulator.executors import actor, likeness, pool
 from fedfleet.simulator.executors import ray as executor
 from fedfleet.simulator.executors.actor import ClientActor, Ready
-from fedfleet.simulator.executors.likeness import DATA, Likeness, Place, of_process, source
+from fedfleet.simulator.executors.likeness import DATA, Likeness, Place, of_modules, of_process, source
 from fedfleet.simulator.executors.pool import Pool, Unlike
 from fedfleet.simulator.executors.ray import RayExecutor
 from fedfleet.simulator.held_out import HeldOut
@@ -81,6 +82,29 @@ def test_a_process_tells_what_bits_depend_on():
     assert found["Python"] == sys.version.split()[0]
     assert found["processor"].endswith(torch.backends.cpu.get_cpu_capability())
     assert {*likeness.PACKAGES, "source of fedfleet"} <= set(found)
+
+
+def test_modules_of_authors_are_told_by_what_they_hold_and_no_others(tmp_path, monkeypatch):
+    path = tmp_path / "a_net_of_mine.py"
+    path.write_text("WIDTH = 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("a_net_of_mine")
+    try:
+        found = of_modules()
+        name = "module a_net_of_mine"
+        assert found[name].startswith("sha256 ")
+        assert not [
+            k for k in found if k.split()[1].partition(".")[0] in ("fedfleet", "torch", "json", "ray", "__main__")
+        ]
+        path.write_text("WIDTH = 4\n")
+        assert {k for k, v in of_modules().items() if found.get(k) != v} == {name}
+        mine = Likeness(MINE, [], allow=False)
+        assert mine.fault(Place("a", {**MINE, **of_modules()})) is None
+        said = mine.fault(Place("b", {**MINE, **found}))
+        assert said is not None
+        assert f"node b is not like the driver's ({name}: {found[name]}, here {of_modules()[name]})" in said
+    finally:
+        del sys.modules["a_net_of_mine"]
 
 
 def test_a_digest_of_source_tells_files_their_names_and_what_they_hold(tmp_path):
@@ -185,7 +209,8 @@ def test_a_module_that_a_node_lacks_is_named(monkeypatch):
 
     place = taken(None, monkeypatch)
     monkeypatch.setattr(actor.ray, "get", lacking)
-    assert object.__new__(ClientActor)._take([None]) == Place(place.node, place.has, "ModuleNotFoundError: x", place.id)
+    has = {k: v for k, v in place.has.items() if not k.startswith("module ")}  # which is told once they are loaded
+    assert object.__new__(ClientActor)._take([None]) == Place(place.node, has, "ModuleNotFoundError: x", place.id)
 
 
 @pytest.mark.parametrize("at", [0, 1 << 19, -1])
