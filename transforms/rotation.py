@@ -12,6 +12,7 @@ against d/(2 (s-1)^2) without. The signs follow from a seed, which is sent.
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from fedfleet.transforms.vectors import SEED_BITS, Unbiased, Vector, by_vector
 
 class Rotation(Unbiased):
     """Each slot turned at random."""
+
+    moves: ClassVar[bool] = True
 
     def code(self, send: Slots, key: Key) -> Code:
         """Return the slots turned, each as a vector whose length is a power of two."""

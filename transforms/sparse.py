@@ -13,6 +13,7 @@ follow from a seed, which is sent.
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -25,6 +26,7 @@ from fedfleet.transforms.vectors import SEED_BITS, Options, Vector, by_vector, w
 class Sparse(Options):
     """Options of what sends a part of the coordinates of each slot."""
 
+    moves: ClassVar[bool] = True
     share: float | None = Field(default=None, gt=0, le=1)
     """Part of each slot's floats that is sent, rounded up; this or ``k``."""
     k: int | None = Field(default=None, ge=1)

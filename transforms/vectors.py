@@ -19,11 +19,13 @@ SEED_BITS = 64
 class Options(BaseModel):
     """What a transform may be told; it is the transform, too. Unknown keys are errors, values are checked.
 
-    ``last`` says that it leaves no floats that another transform could take.
+    ``last`` says that it leaves no floats that another transform could take, ``moves`` that those it leaves are of other
+    coordinates each time, so that nothing can be remembered of them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     last: ClassVar[bool] = False
+    moves: ClassVar[bool] = False
 
 
 class Unbiased(Options):

@@ -47,6 +47,12 @@ def filled_in(raw: dict[str, Any]) -> None:
         options = validated(TRANSFORMS[name].options, {k: v for k, v in said.items() if k != "name"}, f"{key}.")
         if found and TRANSFORMS[before := found[-1]["name"]].options.last:
             raise ConfigError(f"{key}.name={name!r}: {before} leaves no floats behind it: let it be the last")
+        moving = [t["name"] for t in found if TRANSFORMS[t["name"]].options.moves]
+        if moving and options.feedback:
+            raise ConfigError(
+                f"{key}.feedback=true: {moving[0]} leaves other coordinates each time, of which nothing can be remembered: give it "
+                f"to the first transform, whose memory is of all that comes after it"
+            )
         found.append({"name": name, **options.model_dump(mode="json")})
     if "up" in given:
         raw["transforms"] = {**given, "up": found}
