@@ -192,7 +192,11 @@ def test_a_model_is_sent_as_what_it_has_moved_and_its_buffers_as_they_are():
     at = {"x": {"w": torch.tensor([1.0, 2.0, 3.0])}, "b": {"mean": torch.tensor([4.0, 5.0]), "seen": torch.tensor(6)}}
     now = {"x": {"w": torch.tensor([1.5, 2.1, 2.0])}, "b": {"mean": torch.tensor([7.0, 7.5]), "seen": torch.tensor(8)}}
     found = through(made({"name": "top_k", "k": 1}), {"z": now}, {"z": at, "lr": 0.1}, None, rng.key(0))
-    assert found.send["z"]["x"]["w"].tolist() == [1.0, 2.0, 2.0]  # the last has moved the furthest, though it is not the largest
+    assert found.send["z"]["x"]["w"].tolist() == [
+        1.0,
+        2.0,
+        2.0,
+    ]  # the last has moved the furthest, though it is not the largest
     assert torch.equal(found.send["z"]["b"]["mean"], now["b"]["mean"])
     assert int(found.send["z"]["b"]["seen"]) == 8
     assert (found.numbers, found.bits) == (1 + 3, 32 + 2 + 2 * 32 + 64)
