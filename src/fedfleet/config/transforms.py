@@ -63,34 +63,41 @@ def built(up: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
     return tuple(TRANSFORMS[t["name"]].options(**{k: v for k, v in t.items() if k != "name"}) for t in up)
 
 
+def remembers(algorithm: Algorithm) -> bool:
+    """Say whether something that the algorithm itself has on clients' messages' way is to have feedback."""
+    return any(t.feedback for p in algorithm.phases for t in p.uplink)
+
+
+def _feedback(up: Sequence[dict[str, Any]], algorithm: Algorithm) -> str | None:
+    """Return what asks for feedback, as an error begins; None where nothing does."""
+    asked = [f"transforms.up[{i}].feedback=true" for i, t in enumerate(up) if t.get("feedback")]
+    return (["an uplink with feedback"] if remembers(algorithm) else asked or [None])[0]
+
+
 def check_asked(up: Sequence[dict[str, Any]], algorithm: Algorithm, name: str, late: str) -> None:
     """Refuse feedback where clients' states cannot be what it needs. Raises ConfigError."""
-    for i, t in enumerate(up):
-        if not t.get("feedback"):
-            continue
-        key = f"transforms.up[{i}].feedback=true"
-        if algorithm.asynchronous:
-            raise ConfigError(
-                f"{key}: {name} is asynchronous, and a client may have sent other answers since it began the one that is used, "
-                f"so that what it owes is another: leave it out"
-            )
-        if late == "keep":
-            raise ConfigError(
-                f"{key}: with cohort.late='keep' what a client owes has moved on when a late answer is used: leave one of them "
-                f"out"
-            )
-        states = [p.own is not None for p in algorithm.phases]
-        if any(states) and not all(states):
-            raise ConfigError(
-                f"{key}: clients of {name} keep a state in some phases and not in others: leave it out, or give each phase its own="
-            )
+    key = _feedback(up, algorithm)
+    if key is None:
+        return
+    if algorithm.asynchronous:
+        raise ConfigError(
+            f"{key}: {name} is asynchronous, and a client may have sent other answers since it began the one that is used, so "
+            f"that it owes something else by then: leave it out"
+        )
+    if late == "keep":
+        raise ConfigError(
+            f"{key}: with cohort.late='keep' what a client owes has moved on when a late answer is used: leave one of them out"
+        )
+    states = [p.own is not None for p in algorithm.phases]
+    if any(states) and not all(states):
+        raise ConfigError(f"{key}: clients of {name} keep a state in some phases and not in others: leave it out")
 
 
 def check_seen(up: Sequence[dict[str, Any]], algorithm: Algorithm, name: str, seen: Seen) -> None:
     """Refuse transforms that cannot do what they are asked to with what clients were seen to send. Raises ConfigError."""
     found = {phase: sizes(send) for phase, send in seen.sent.items()}
     unseen = [p.name for p in algorithm.phases if p.name not in found]
-    if not unseen and not any(found.values()):
+    if up and not unseen and not any(found.values()):
         raise ConfigError(
             f"transforms.up={show([t['name'] for t in up])}: clients of {name} send no floats but buffers, so there is nothing "
             f"to transform: leave it out"
@@ -102,16 +109,14 @@ def check_seen(up: Sequence[dict[str, Any]], algorithm: Algorithm, name: str, se
                 f"transforms.up[{i}].k={t['k']}: clients of {name} send {largest} floats at most in a slot: lower it, or give a "
                 f"share"
             )
-        if not t.get("feedback"):
-            continue
-        key = f"transforms.up[{i}].feedback=true"
-        if unseen:
-            raise ConfigError(
-                f"{key}: what clients of {name} send in phase {unseen[0]!r} was not seen in a trial of two rounds, and so what "
-                f"they will owe is of unknown size: leave it out"
-            )
-        if seen.repeated:
-            raise ConfigError(
-                f"{key}: {name} may ask a client twice in phase {min(seen.repeated)!r}, and what it owes can be added once: "
-                f"leave it out"
-            )
+    key = _feedback(up, algorithm)
+    if key and unseen:
+        raise ConfigError(
+            f"{key}: what clients of {name} send in phase {unseen[0]!r} was not seen in a trial of two rounds, and so what they "
+            f"will owe is of unknown size: leave it out"
+        )
+    if key and seen.repeated:
+        raise ConfigError(
+            f"{key}: {name} may ask a client twice in phase {min(seen.repeated)!r}, and what it owes can be added once: leave it "
+            f"out"
+        )

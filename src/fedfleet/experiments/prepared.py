@@ -141,7 +141,7 @@ class Prepared:
             )
         self.evaluation, self.final = evaluation_data(config, data, validation), final_data(config, data)
         self.config = config
-        if config.transforms.up:
+        if config.transforms.up or transforms.remembers(self.algorithm):
             self.algorithm = self._transformed(config)
         resolve.check_metrics(config, self.metric_names)
         self.config = resolve.resolved(config, self._inner(), self._block_size())
