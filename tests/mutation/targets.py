@@ -9,6 +9,7 @@ MINIMAX = [f"{A}minimax_baselines.py", f"{A}cdma.py"]
 PERSONAL = [f"{A}personalised.py", f"{A}own_models_by_hand.py"]
 ONLINE = [f"{F}online_models.py", f"{F}online_correlated.py", f"{F}online_trace.py", f"{F}availability.py"]
 RESPONSES = [f"{F}partial_work.py", f"{F}devices.py", f"{A}unreliable.py", f"{A}late.py", f"{A}events.py"]
+SENT = ["tests/transforms/test_transforms.py", "tests/transforms/test_algorithms.py"]
 BUFFER = [f"{F}buffer.py", f"{A}fedbuff.py", f"{A}events.py"]
 
 OPTIONS = f"{A}options.py"
