@@ -15,6 +15,7 @@ Levels are packed at a fixed width; Elias coding, which the QSGD paper adds, is 
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal
 
 import torch
@@ -38,6 +39,11 @@ class Qsgd(Unbiased):
     by: By = "slot"
     """Whether a whole slot has one norm, or each of its leaves."""
 
+    def error(self, d: int, *, turned: bool) -> float:
+        """Return the bound of Lemma 3.1, or d/(4 s^2), a quarter of a level's square for each number."""
+        s = self.levels
+        return min(d / s**2, math.sqrt(d) / s) if self.norm == "l2" else d / (4 * s**2)
+
     def code(self, send: Slots, key: Key) -> Code:
         """Return the levels."""
         return by_vector(send, key, self.by, self._vector)
@@ -56,6 +62,10 @@ class Ternary(Unbiased):
     by: By = "leaf"
     """Whether each leaf of a slot has a multiplier of its own, as in the paper, or a whole slot has one."""
 
+    def error(self, d: int, *, turned: bool) -> float:
+        """Return sqrt(d), which max|x| |x|_1 / |x|^2 may be."""
+        return math.sqrt(d)
+
     def code(self, send: Slots, key: Key) -> Code:
         """Return the signs that are left."""
         return by_vector(send, key, self.by, self._vector)
@@ -73,6 +83,11 @@ class Uniform(Unbiased):
     """Points, s: 16 are four bits a number."""
     by: By = "slot"
     """Whether a whole slot has one range, or each of its leaves."""
+
+    def error(self, d: int, *, turned: bool) -> float:
+        """Return the bound of Theorem 2, or of a vector that was turned that of Theorem 3."""
+        of_all = d / (2 * (self.levels - 1) ** 2)
+        return min(of_all, (2 * math.log(d) + 2) / (self.levels - 1) ** 2) if turned else of_all
 
     def code(self, send: Slots, key: Key) -> Code:
         """Return the points."""

@@ -25,13 +25,18 @@ class Rotation(Unbiased):
     """Each slot turned at random."""
 
     moves: ClassVar[bool] = True
+    turns: ClassVar[bool] = True
+
+    def left(self, d: int) -> int:
+        """Return the next power of two."""
+        return 1 << (d - 1).bit_length()
 
     def code(self, send: Slots, key: Key) -> Code:
         """Return the slots turned, each as a vector whose length is a power of two."""
         return by_vector(send, key, "slot", self._vector)
 
     def _vector(self, x: Tensor, key: Key) -> Vector:
-        n = 1 << (len(x) - 1).bit_length()
+        n = self.left(len(x))
         signs = 1 - 2 * (rng.bits(key, n) & 1).to(x.dtype)
         full = torch.cat([x, torch.zeros(n - len(x), dtype=x.dtype, device=x.device)])
         return Vector(hadamard(full * signs), lambda rest: (hadamard(rest) * signs)[: len(x)], bits=SEED_BITS)

@@ -44,6 +44,10 @@ class Sparse(Options):
         """Return how many of d floats are sent."""
         return min(d, self.k) if self.k is not None else math.ceil(round((self.share or 1.0) * d, 9))
 
+    def left(self, d: int) -> int:
+        """Return how many of d floats are sent."""
+        return self.kept(d)
+
 
 class TopK(Sparse):
     """The largest coordinates, by their absolute values."""
@@ -73,6 +77,15 @@ class RandomK(Sparse):
             )
         return self
 
+    @property
+    def scaled(self) -> bool:
+        """Whether what is sent is multiplied by d/k."""
+        return not self.feedback if self.unbiased is None else self.unbiased
+
+    def error(self, d: int, *, turned: bool) -> float:
+        """Return d/k - 1 where the mean is right."""
+        return d / self.kept(d) - 1 if self.scaled else 0.0
+
     def code(self, send: Slots, key: Key) -> Code:
         """Return the coordinates that are sent."""
         return by_vector(send, key, "slot", self._vector)
@@ -81,8 +94,7 @@ class RandomK(Sparse):
         d = len(x)
         k = self.kept(d)
         at = rng.bits(key, d).topk(k).indices  # no two of a stream's words are alike
-        scaled = not self.feedback if self.unbiased is None else self.unbiased
-        return Vector(x.gather(0, at) * (d / k if scaled else 1.0), lambda rest: _put(rest, at, d), bits=SEED_BITS)
+        return Vector(x.gather(0, at) * (d / k if self.scaled else 1.0), lambda rest: _put(rest, at, d), bits=SEED_BITS)
 
 
 def largest(size: Tensor, k: int) -> Tensor:

@@ -20,12 +20,24 @@ class Options(BaseModel):
     """What a transform may be told; it is the transform, too. Unknown keys are errors, values are checked.
 
     ``last`` says that it leaves no floats that another transform could take, ``moves`` that those it leaves are of other
-    coordinates each time, so that nothing can be remembered of them.
+    coordinates each time, so that nothing can be remembered of them, ``turns`` that it turns what it is given at random.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     last: ClassVar[bool] = False
     moves: ClassVar[bool] = False
+    turns: ClassVar[bool] = False
+
+    def left(self, d: int) -> int:
+        """Return how many floats it leaves of d."""
+        return d
+
+    def error(self, d: int, *, turned: bool) -> float:
+        """Return the most that |C(x) - x|^2 may be on average beside |x|^2, if its mean is x; 0 if it only takes away.
+
+        ``turned`` says that x, of d floats, has been turned at random.
+        """
+        return 0.0
 
 
 class Unbiased(Options):

@@ -109,6 +109,9 @@ def check_seen(up: Sequence[dict[str, Any]], algorithm: Algorithm, name: str, se
                 f"transforms.up[{i}].k={t['k']}: clients of {name} send {largest} floats at most in a slot: lower it, or give a "
                 f"share"
             )
+    for of in found.values():
+        for slot, d in of.items():
+            _check_shrinks(up, slot, d)
     key = _feedback(up, algorithm)
     if key and unseen:
         raise ConfigError(
@@ -120,3 +123,18 @@ def check_seen(up: Sequence[dict[str, Any]], algorithm: Algorithm, name: str, se
             f"{key}: {name} may ask a client twice in phase {min(seen.repeated)!r}, and what it owes can be added once: leave it "
             f"out"
         )
+
+
+def _check_shrinks(up: Sequence[dict[str, Any]], slot: str, d: int) -> None:
+    """Refuse what adds more error after a transform with feedback than arrives, for then what is owed grows without end."""
+    error, turned, owing = 0.0, False, False
+    for i, (t, transform) in enumerate(zip(up, built(up), strict=True)):
+        if owing:
+            error = (1 + error) * (1 + transform.error(d, turned=turned)) - 1
+        if error >= 1:
+            raise ConfigError(
+                f"transforms.up[{i}].name={t['name']!r}: of the {d} numbers that it is given of slot {slot!r} its error may be "
+                f"{error:.2g} times what they are, and with feedback before it what is owed would grow: raise its levels, or leave "
+                f"one of them out"
+            )
+        d, turned, owing = transform.left(d), turned or transform.turns, owing or transform.feedback

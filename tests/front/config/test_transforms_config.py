@@ -82,6 +82,13 @@ REFUSED = [
         {"transforms.up": [OWED], "algorithm": {"name": "drfa"}, "domains.kind": "label"},
         ["transforms.up[0].feedback=true", "drfa may ask a client twice"],
     ),
+    (
+        {"transforms.up": [OWED, {"name": "qsgd", "levels": 8}]},
+        ["transforms.up[1].name='qsgd'", "of the 65 numbers", "1 times"],
+    ),
+    ({"transforms.up": [OWED, "ternary"]}, ["transforms.up[1].name='ternary'", "8.1 times", "would grow"]),
+    ({"transforms.up": [OWED, {"name": "random_k", "share": 0.5}]}, ["transforms.up[1].name='random_k'", "would grow"]),
+    ({"transforms.up": [OWED, {"name": "uniform", "levels": 6}]}, ["transforms.up[1].name='uniform'", "1.3 times"]),
     ({"transforms.down": ["sign"]}, ["transforms.down=['sign']", "leave it out"]),
 ]
 
@@ -99,6 +106,18 @@ def test_without_feedback_an_asynchronous_server_and_late_answers_take_all(name)
     up = [{"name": name, "k": 650} if name.endswith("_k") else {"name": name}]
     for changes in ({"algorithm": {"name": "fedbuff", "buffer": 3, "concurrency": 5}}, {"cohort.late": "keep"}):
         assert Experiment(load(BASE, {"transforms.up": up, **changes})).algorithm.phases[0].uplink
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        [{"name": "qsgd", "levels": 9}],
+        ["rotation", {"name": "uniform", "levels": 6}],
+        [{"name": "random_k", "share": 0.6}],
+    ],
+)
+def test_what_adds_less_than_arrives_may_follow_feedback(after):
+    assert Experiment(load(BASE, {"transforms.up": [OWED, *after]}))
 
 
 def test_the_clock_and_the_plan_are_told_what_is_really_sent():

@@ -27,7 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "client state": {"algorithm": {"name": "scaffold", "steps": 2}, "cohort": {"min_responses": 4, "attempts": 50}},
     "owed": {
         "algorithm": {"name": "fedavg", "steps": 2},
-        "transforms": {"up": [{"name": "top_k", "share": 0.1, "feedback": True}, {"name": "qsgd", "levels": 3}]},
+        "transforms": {"up": [{"name": "top_k", "share": 0.1, "feedback": True}, {"name": "qsgd", "levels": 15}]},
     },
     "late answers": {
         "algorithm": {"name": "fedavg", "steps": 2},
