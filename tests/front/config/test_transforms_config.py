@@ -87,7 +87,7 @@ REFUSED = [
         ["transforms.up[1].name='qsgd'", "of the 65 numbers", "1 times"],
     ),
     ({"transforms.up": [OWED, "ternary"]}, ["transforms.up[1].name='ternary'", "8.1 times", "would grow"]),
-    ({"transforms.up": [OWED, {"name": "random_k", "share": 0.5}]}, ["transforms.up[1].name='random_k'", "would grow"]),
+    ({"transforms.up": [OWED, {"name": "random_k", "share": 0.4}]}, ["transforms.up[1].name='random_k'", "would grow"]),
     ({"transforms.up": [OWED, {"name": "uniform", "levels": 6}]}, ["transforms.up[1].name='uniform'", "1.3 times"]),
     ({"transforms.down": ["sign"]}, ["transforms.down=['sign']", "leave it out"]),
 ]
