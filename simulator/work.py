@@ -178,13 +178,37 @@ class LocalWork:
     divisible: bool = True
 
 
-Uplink = Callable[[Mapping[str, Tree], Key], Mapping[str, Tree]]
-"""A transform of one client's slots on their way up: ``(send, key) -> send`` (clip, quantise, sparsify, add noise).
+Slots = Mapping[str, Mapping[str, Tensor]]
+"""Slot -> path of a leaf -> floats, of one client."""
 
-It sees neither the model that was sent nor the client's state: to compress an update, let ``finish`` send the difference, and keep
-there what is not sent. What is counted is the size of what it returns, zeros too: to send fewer numbers, return values and indices,
-to a reduction that puts them back.
-"""
+
+class Code(NamedTuple):
+    """What a transform makes of slots.
+
+    Attributes:
+        rest: floats that the next transform is given; after the last they are sent as they are.
+        back: ``rest -> slots``: what the server makes of the rest, or of what later transforms have left of it.
+        numbers, bits: what is sent besides the rest: values at whatever width, and the bits of all. Of shapes alone.
+
+    """
+
+    rest: Slots
+    back: Callable[[Slots], Slots]
+    numbers: int = 0
+    bits: int = 0
+
+
+class Transform(Protocol):
+    """One step on the way up: clip, add noise, sparsify, quantise. Pure; draws from its key."""
+
+    @property
+    def feedback(self) -> bool:
+        """Whether the client adds next time what was lost from here on."""
+        ...
+
+    def code(self, send: Slots, key: Key) -> Code:
+        """Return what is made of one client's slots, or of the rest that the transform before has left."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +221,7 @@ class Phase:
         reduce: slot of the client's message -> reduction.
         weight: "uniform", "num_examples", or the name of a scalar in the client's message config.
         own: builds a client's state the first time it is needed, from ``shared``; None means clients are stateless.
-        uplink: transforms applied in order to what a client sends, before it is reduced.
+        uplink: transforms applied in order to what a client sends, before it is reduced; what is counted is what they say is sent.
         dated: what is sent is of use in its own round alone, so that late answers cannot be kept.
         model, difference: the slot whose mean over the clients is the next model, which they were sent under the same name, or
             how far it moves: where another rule may take the mean's place. None where there is no such.
@@ -209,7 +233,7 @@ class Phase:
     reduce: Mapping[str, Any]
     weight: str = "uniform"
     own: Callable[[Mapping[str, Any]], Tree] | None = None
-    uplink: tuple[Uplink, ...] = ()
+    uplink: tuple[Transform, ...] = ()
     dated: bool = False
     model: str | None = None
     difference: str | None = None

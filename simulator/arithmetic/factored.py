@@ -29,6 +29,7 @@ class Notes:
         examples: examples a client takes in a stage, where they are most.
         flop: phase -> floating-point operations for one of the examples that pass through its steps (padding is no example less).
         bytes_down, bytes_up: phase -> bytes of the messages to and from one client.
+        sent: phase -> what a client sends, before any transform: tensors without content.
 
     """
 
@@ -40,6 +41,7 @@ class Notes:
     flop: dict[str, float] = field(default_factory=dict)
     bytes_down: dict[str, float] = field(default_factory=dict)
     bytes_up: dict[str, float] = field(default_factory=dict)
+    sent: dict[str, Any] = field(default_factory=dict)
 
     def walked(self, steps: int, rows: int) -> None:
         """Note a stage of so many steps of so many examples."""
@@ -146,9 +148,10 @@ class Factored(Tensor):
         """Take ``value`` (C, ...), the content multiplied out, as the content from now on."""
         self.terms = {PerClient(value): 1.0}
 
-    def multiplied_out(self, reason: str) -> Tensor:
-        """Return an ordinary tensor of client code."""
-        self.ledger.notes.reasons.setdefault(self.path, set()).add(reason)
+    def multiplied_out(self, reason: str | None = None) -> Tensor:
+        """Return an ordinary tensor of client code; with no reason, once its work is done, the leaf still counts as factored."""
+        if reason is not None:
+            self.ledger.notes.reasons.setdefault(self.path, set()).add(reason)
         content = self.combination()
         with lanes.beneath():
             value = content.dense()

@@ -285,8 +285,8 @@ def _sent(
         config=out["config"],
         own=multiplied_out(out["own"]),
         loss=out["loss"],
-        floats_up=T.count(out["send"]),
-        bytes_up=T.num_bytes(out["send"]) + T.num_bytes(out["config"]),
+        floats_up=len(counts) * program.sent[0],
+        bytes_up=len(counts) * -(-program.sent[1] // 8) + T.num_bytes(out["config"]),
     )
 
 

@@ -15,6 +15,7 @@ from fedfleet.simulator.arithmetic.factored import Factored, Ledger
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.batches import Schedule, wider
 from fedfleet.simulator.block.gradient import EngineOps
+from fedfleet.simulator.block.uplink import Remembering, through
 from fedfleet.simulator.population import gather
 from fedfleet.simulator.work import At, Batch, Phase
 
@@ -48,8 +49,9 @@ def padded(inputs: ClientInputs, phase: Phase, *, first: bool) -> ClientInputs:
 class ClientProgram:
     """One client's phase, callable on the leaves of its slice of ``ClientInputs``, alone or under ``vmap``.
 
-    After a call, ``result`` makes ``{"send", "config", "own", "loss"}`` of what it returned, and ``where`` names the last step
-    it was in (for error messages). ``watch``, where given, is called with the values after each step of a client alone.
+    After a call, ``result`` makes ``{"send", "config", "own", "loss"}`` of what it returned, ``sent`` is the numbers and the bits
+    of what the client really sends, and ``where`` names the last step it was in (for error messages). ``watch``, where given, is
+    called with the values after each step of a client alone.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class ClientProgram:
         self.always = always  # per stage and step: whether all clients of the block take it, so that no mask is needed
         self.ledger: Ledger | None = None
         self.out: Tree = None
+        self.sent = 0, 0
         self.combinations: list[Combination] = []
         self.where = "begin"
         self.watch: Callable[[Tree], None] | None = None
@@ -73,6 +76,8 @@ class ClientProgram:
         """Run begin, every step of every stage, finish."""
         key, count, walks, batches, own, inbox = T.unflatten(self.inputs, tensors)
         work, shared = self.phase.work, self.shared
+        kept = own if isinstance(own, Remembering) else None
+        own = own if kept is None else kept.own
         if self.setup.inner == "factored" and lanes.level() is not None:  # a client alone has its weights as they are
             self.ledger = Ledger(len(self.inputs.num_examples), self.setup.notes)
             for data in self.inputs.batches:
@@ -99,11 +104,16 @@ class ClientProgram:
                     measured.append(step.active)
         self.where = "finish"
         message, own = work.finish(shared, own, inbox, carry)
-        send = message.send
-        for i, transform in enumerate(self.phase.uplink):
-            send = transform(send, rng.fold(key, "uplink", i))
+        name, notes = self.phase.name, self.setup.notes
+        if name not in notes.sent:
+            notes.sent[name] = T.map(lambda x: torch.empty(x.shape, dtype=x.dtype, device="meta"), dict(message.send))
+        memory = None if kept is None else kept.memory.get(name)
+        passed = through(self.phase.uplink, message.send, shared, memory, rng.fold(key, "uplink"))
+        self.sent = passed.numbers, passed.bits
+        if kept is not None:
+            own = Remembering(own, kept.memory if memory is None else {**kept.memory, name: passed.memory})
         config = {k: torch.as_tensor(v, dtype=torch.float64, device=count.device) for k, v in message.config.items()}
-        out = {"send": dict(send), "config": config, "own": own, "loss": _mean(losses, measured, count)}
+        out = {"send": passed.send, "config": config, "own": own, "loss": _mean(losses, measured, count)}
         self.out = out
         self.combinations = [x.combination() for x in T.leaves(out) if isinstance(x, Factored)]
         return tuple(x for x in T.leaves(out) if not isinstance(x, Factored))

@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from fedfleet.simulator.author import Algorithm, BatchPlan, LocalWork, Message, Phase, Stage, Total, View, rng
+from fedfleet.simulator.author import Algorithm, BatchPlan, Code, LocalWork, Message, Phase, Stage, Total, View, rng
 from tests.algorithms.agnostic import at, run, w, world
 from tests.algorithms.harness import records
 
@@ -24,12 +24,15 @@ def asking(*names: str) -> Algorithm:
     def finish(shared, own, inbox, carry):
         return Message({**carry, "uplink": torch.zeros((), dtype=torch.float64)}), own
 
-    def uplink(send, key):
-        return {**send, "uplink": noise(key)}
+    class Uplink:
+        feedback = False
+
+        def code(self, send, key):
+            return Code({**send, "uplink": {"": noise(key)}}, lambda rest: rest)
 
     work = LocalWork(begin=begin, stages=(Stage(step=step, batches=BatchPlan(size=1, steps=1)),), finish=finish)
     slots = {slot: Total() for slot in ("begin", "example", "step", "uplink")}
-    phases = {name: Phase(name=name, work=work, reduce=slots, uplink=(uplink,)) for name in names}
+    phases = {name: Phase(name=name, work=work, reduce=slots, uplink=(Uplink(),)) for name in names}
 
     def round(state, rnd):
         found = [rnd.map_reduce(phases[n], shared=Message({"z": at(0.0)}), cohort=rnd.invite(1)) for n in names]

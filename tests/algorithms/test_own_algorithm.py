@@ -9,6 +9,7 @@ from fedfleet.simulator.author import (
     Algorithm,
     BatchPlan,
     ByDomainMean,
+    Code,
     LocalWork,
     Mean,
     Message,
@@ -58,17 +59,25 @@ def test_a_robust_server_ignores_the_outlier(inner):
     assert w(krum[0]) in [pytest.approx(e) for e in ends[:-1]]
 
 
-def test_uplink_transforms_change_what_arrives_and_only_that():
-    def clip(send, key):
-        return {"z": T.map(lambda v: v.clamp(max=2.0), send["z"])}
+class Clip:
+    feedback = False
 
-    def noise(send, key):
-        return {"z": T.map(lambda v: v + rng.uniform(key, (), torch.float64) * 1e-3, send["z"])}
+    def code(self, send, key):
+        return Code(T.map(lambda v: v.clamp(max=1.0), send), lambda rest: rest)
 
-    clipped = Phase(name="train", work=local_training(STEP), reduce={"z": Mean()}, uplink=(clip,))
-    ends = [min(2.0, STARTS_AT - 0.5 * (STARTS_AT - m)) for m in PULLS]
+
+class Noise:
+    feedback = False
+
+    def code(self, send, key):
+        return Code(T.map(lambda v: v + rng.uniform(key, (), torch.float64) * 1e-3, send), lambda rest: rest)
+
+
+def test_uplink_transforms_change_what_arrives_of_the_difference_and_only_that():
+    clipped = Phase(name="train", work=local_training(STEP), reduce={"z": Mean()}, uplink=(Clip(),))
+    ends = [STARTS_AT + min(1.0, -0.5 * (STARTS_AT - m)) for m in PULLS]
     assert w(play(algorithm(clipped, lambda z, r: r["z"]), WORLD, 1)[0]) == pytest.approx(sum(ends) / 5, abs=1e-12)
-    noisy = Phase(name="train", work=local_training(STEP), reduce={"z": Mean()}, uplink=(clip, noise))
+    noisy = Phase(name="train", work=local_training(STEP), reduce={"z": Mean()}, uplink=(Clip(), Noise()))
     a, b = (play(algorithm(noisy, lambda z, r: r["z"]), WORLD, 1, inner=i)[0] for i in ("serial", "batched"))
     assert w(a) == pytest.approx(w(b), abs=1e-12)
     assert 0 < w(a) - sum(ends) / 5 < 1e-3

@@ -9,6 +9,7 @@ MINIMAX = [f"{A}minimax_baselines.py", f"{A}cdma.py"]
 PERSONAL = [f"{A}personalised.py", f"{A}own_models_by_hand.py"]
 ONLINE = [f"{F}online_models.py", f"{F}online_correlated.py", f"{F}online_trace.py", f"{F}availability.py"]
 RESPONSES = [f"{F}partial_work.py", f"{F}devices.py", f"{A}unreliable.py", f"{A}late.py", f"{A}events.py"]
+SENT = ["tests/transforms/test_transforms.py", "tests/transforms/test_algorithms.py"]
 BUFFER = [f"{F}buffer.py", f"{A}fedbuff.py", f"{A}events.py"]
 
 OPTIONS = f"{A}options.py"
@@ -83,6 +84,12 @@ _HELD: dict[str, list[str]] = {
     "tasks/stochastic.py": [f"{T}stochastic.py", f"{A}fedsr.py"],
     "tasks/two_heads.py": [f"{T}two_heads.py"],
     "tasks/two_heads_nets.py": [f"{T}two_heads.py", f"{T}pretrained.py"],
+    "transforms/half.py": SENT[:1],
+    "transforms/quantised.py": SENT[:1],
+    "transforms/rotation.py": SENT[:1],
+    "transforms/sparse.py": SENT[:1],
+    "transforms/vectors.py": SENT,
+    "simulator/block/uplink.py": SENT,
     "simulator/arithmetic/reduction.py": ["tests/simulator/arithmetic/test_reduction.py"],
     "simulator/arithmetic/stored.py": ["tests/simulator/arithmetic/test_reduction.py"],
     "simulator/fleet/availability.py": ONLINE[3:],
@@ -104,8 +111,8 @@ _HELD: dict[str, list[str]] = {
 
 TARGETS = {
     file: [OPTIONS, *([f"{T}objectives.py"] if file.startswith("tasks/") else []), *tests]
-    if file.startswith(("algorithms/", "tasks/"))
+    if file.startswith(("algorithms/", "tasks/", "transforms/"))
     else tests
     for file, tests in _HELD.items()
 }
-"""File -> tests. Those of algorithms and tasks have options, whose defaults and bounds one test holds."""
+"""File -> tests. Those of algorithms, tasks and transforms have options, whose defaults and bounds one test holds."""

@@ -148,6 +148,7 @@ def test_the_image_has_what_it_copies_and_is_not_root():
         "algorithms",
         "datasets",
         "tasks",
+        "transforms",
     }
     assert all((ROOT / source).exists() for source in copied)
     let_in = (HERE / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()

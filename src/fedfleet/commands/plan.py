@@ -51,7 +51,11 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     a_block = block * model_bytes * (1 if e.inner == "serial" else 4)
     yield "memory of a block", f"about {a_block / 1e6:.1f} MB of parameters and gradients"
     models = invite * model_bytes * len(x.algorithm.phases)
-    yield "traffic a round", f"about {models / 1e6:.1f} MB up, at least as much down, if all answer"
+    up, down = f"{models / 1e6:.1f}", "at least as much"
+    if x.config.transforms.up:
+        yield "transforms up", ", ".join(t["name"] for t in x.config.transforms.up)
+        up, down = f"{invite * sum(x.notes.bytes_up.values()) / 1e6:.3g}", f"at least {up} MB"
+    yield "traffic a round", f"about {up} MB up, {down} down, if all answer"
     if isinstance(x.federation.devices, Machines):
         seconds, parts = timing.typical(x.federation.devices, x.algorithm, x.problem, x.costs)
         if x.algorithm.asynchronous:
@@ -85,6 +89,8 @@ def _factored(x: Experiment) -> str:
     able = [path for path, leaf in weights.items() if rules.factors(path, leaf, notes)]
     share = sum(weights[path].numel() for path in able) / T.count(x.z)
     text = f"{len(able)} of {len(weights)} weight tensors, {share:.0%} of the floats"
+    if x.config.transforms.up:
+        text += ", until transforms.up multiplies out what is sent"
     reasons = sorted({r for path in weights for r in notes.reasons.get(path, ())})
     return f"{text}; the others need: {', '.join(reasons)}" if reasons else text
 

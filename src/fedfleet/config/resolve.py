@@ -17,9 +17,10 @@ from typing import Any, Literal
 import torch
 
 from fedfleet.algorithms.options import CohortOptions
+from fedfleet.config.checking import unknown
 from fedfleet.config.reading import show
 from fedfleet.config.rules import SIZES
-from fedfleet.config.schema import Config, named, options, unknown
+from fedfleet.config.schema import Config, named, options
 from fedfleet.datasets.examples import Examples
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.driver.cosines import can_be_watched

@@ -7,23 +7,24 @@ A configuration is YAML plus ``dotted.key=value`` overrides. Sections that name 
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from fedfleet.algorithms import omg
 from fedfleet.algorithms.options import CohortOptions, Options
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config.availability import AVAILABILITY
+from fedfleet.config.checking import unknown, validated
 from fedfleet.config.devices import DEVICES
 from fedfleet.config.executor import Executor, FaultOptions
 from fedfleet.config.reading import override, plain, read, show
 from fedfleet.config.selection import SELECTIONS
+from fedfleet.config.transforms import Transforms, filled_in
 from fedfleet.datasets.domain_config import DOMAINS
 from fedfleet.datasets.partition_config import PARTITIONS
 from fedfleet.datasets.registry import FEDERATED
@@ -114,6 +115,7 @@ class Config(Options):
     availability: dict[str, Any] = Field(default={"kind": "always"})
     devices: dict[str, Any] = Field(default={"kind": "alike"})
     selection: dict[str, Any] = Field(default={"kind": "uniform"})
+    transforms: Transforms = Transforms()
     executor: Executor = Executor()
     faults: FaultOptions = FaultOptions()
     evaluation: Evaluation = Evaluation()
@@ -188,7 +190,7 @@ def options(config: Config, section: str) -> Any:
     given = as_said(config, section)
     if "own" in given:
         return Options()
-    return _validate(kinds[given[key]], {k: v for k, v in given.items() if k != key}, f"{section}.")
+    return validated(kinds[given[key]], {k: v for k, v in given.items() if k != key}, f"{section}.")
 
 
 def complete(config: Config) -> dict[str, Any]:
@@ -245,14 +247,6 @@ def recorded(path: Path) -> dict[str, Any]:
     return found
 
 
-def unknown(key: str, value: Any, known: Iterable[str]) -> str:
-    """Say that a value is none of those known, which one it resembles, and which there are."""
-    known = list(known)
-    near = difflib.get_close_matches(value, known, n=1, cutoff=0.4) if isinstance(value, str) else []
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{key}={show(value)}: unknown; {hint}choose one of {', '.join(known)}"
-
-
 def _build(layers: list[Mapping[str, Any]]) -> Config:
     """Lay mappings over each other, the later above the earlier, and check the result."""
     raw: dict[str, Any] = {}
@@ -264,7 +258,8 @@ def _build(layers: list[Mapping[str, Any]]) -> Config:
             _check_named(raw, section, names)
     for section, names in NAMED.items():
         _check_named(raw, section, names)
-    config = _validate(Config, raw, "")
+    filled_in(raw)
+    config = validated(Config, raw, "")
     if config.schema_version != SCHEMA_VERSION:
         raise ConfigError(f"schema_version={config.schema_version}: this fedfleet reads version {SCHEMA_VERSION}")
     return config
@@ -337,54 +332,8 @@ def _check_named(raw: dict[str, Any], section: str, names: Named) -> None:
     name = given.get(key, default)
     if not isinstance(name, str) or name not in kinds:
         raise ConfigError(unknown(f"{section}.{key}", name, kinds))
-    _validate(kinds[name], {k: v for k, v in given.items() if k != key}, f"{section}.")
+    validated(kinds[name], {k: v for k, v in given.items() if k != key}, f"{section}.")
     node[last] = {key: name, **given}
-
-
-def _validate(model: type[BaseModel], mapping: dict[str, Any], prefix: str) -> Any:
-    """Check plain data against a model: no text for a number, no 0 for false (JSON is where pydantic is that strict)."""
-    try:
-        return model.model_validate_json(json.dumps(mapping), strict=True)
-    except ValidationError as e:
-        raise ConfigError(_explain(e.errors(), model, mapping, prefix)) from None
-
-
-def _explain(errors: list[Any], model: type[BaseModel], mapping: dict[str, Any], prefix: str) -> str:
-    """Return one line on one mistake: an unknown key if there is one, for others may follow from it."""
-    error = min(errors, key=lambda e: e["type"] != "extra_forbidden")
-    keys = _path(error, mapping)
-    path = f"{prefix}{'.'.join(keys)}".rstrip(".")
-    if error["type"] == "extra_forbidden":
-        names = _fields(model, keys[:-1])
-        near = difflib.get_close_matches(keys[-1], names, n=1, cutoff=0.5)
-        mend = f"did you mean {path.removesuffix(keys[-1])}{near[0]}?" if near else f"known here: {', '.join(names)}"
-        return f"{path}={show(error['input'])}: unknown key; {mend}"
-    if error["type"] == "missing":
-        return f"{path}: missing: give it"
-    messages = dict.fromkeys(e["msg"] for e in errors if _path(e, mapping) == keys)  # one an alternative
-    text = " or ".join(m[0].lower() + m[1:] for m in messages).removeprefix("value error, ")
-    text = text.replace("an object", "a mapping").replace("a valid array", "a list")
-    return f"{path}={show(error['input'])}: {text}" if keys else f"{path}: {text}"
-
-
-def _path(error: Any, node: Any) -> list[str]:
-    """Return the keys that lead to an error, without pydantic's names of the alternatives it tried."""
-    found = []
-    for part in error["loc"]:
-        inside = (isinstance(node, dict) and part in node) or (isinstance(node, list) and part in range(len(node)))
-        if not inside and error["type"] != "missing":
-            break
-        found.append(str(part))
-        node = node[part] if inside else None
-    return found
-
-
-def _fields(model: type[BaseModel], path: list[str]) -> list[str]:
-    """Return the keys of the model that stands at ``path`` below ``model``."""
-    for name in path:
-        annotation = model.model_fields[name].annotation
-        model = next(t for t in (annotation, *get_args(annotation)) if isinstance(t, type) and issubclass(t, BaseModel))
-    return list(model.model_fields)
 
 
 def as_said(config: Config, section: str) -> Mapping[str, Any]:

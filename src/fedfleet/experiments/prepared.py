@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from fedfleet.algorithms.registry import ALGORITHMS
-from fedfleet.config import resolve, rules, timing
+from fedfleet.config import resolve, rules, timing, transforms
 from fedfleet.config import schema as C
 from fedfleet.config.federation import federation, selection
 from fedfleet.config.population import (
@@ -61,6 +61,7 @@ from fedfleet.simulator.driver.probe import asked, probe
 from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.driver.server import initial
 from fedfleet.simulator.driver.state import ClientStore
+from fedfleet.simulator.driver.transformed import transformed, tried
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.population import Population, gather
@@ -140,6 +141,8 @@ class Prepared:
             )
         self.evaluation, self.final = evaluation_data(config, data, validation), final_data(config, data)
         self.config = config
+        if config.transforms.up or transforms.remembers(self.algorithm):
+            self.algorithm = self._transformed(config)
         resolve.check_metrics(config, self.metric_names)
         self.config = resolve.resolved(config, self._inner(), self._block_size())
         self.federation = federation(self.config, self.population)
@@ -166,6 +169,14 @@ class Prepared:
                 f"cohort.invite={size}, leave it out, or make the algorithm so that it invites {wanted}"
             )
         return config.model_copy(update={"cohort": config.cohort.model_copy(update={"invite": size})})
+
+    def _transformed(self, config: Config) -> Algorithm:
+        """Return the algorithm with what is configured on clients' messages' way. Raises ConfigError."""
+        up, name = config.transforms.up, C.named(config, "algorithm")
+        transforms.check_asked(up, self.algorithm, name, config.cohort.late)
+        seen = tried(self.algorithm, self.z, self.problem, self.setup())
+        transforms.check_seen(up, self.algorithm, name, seen)
+        return transformed(self.algorithm, transforms.built(up), seen)
 
     @property
     def label(self) -> str:

@@ -20,6 +20,7 @@ from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.datasets.registry import FEDERATED, LOADERS
 from fedfleet.experiments.progress import Progress
 from fedfleet.tasks.registry import TASKS
+from fedfleet.transforms.registry import TRANSFORMS
 
 Command = Callable[..., tuple[int, str, str]]
 TINY = {
@@ -43,7 +44,8 @@ def summary(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("what", "names"), [("algorithms", ALGORITHMS), ("datasets", [*LOADERS, *FEDERATED]), ("tasks", TASKS)]
+    ("what", "names"),
+    [("algorithms", ALGORITHMS), ("datasets", [*LOADERS, *FEDERATED]), ("tasks", TASKS), ("transforms", TRANSFORMS)],
 )
 def test_list(command: Command, what: str, names: Any) -> None:
     status, out, _ = command("list", what)

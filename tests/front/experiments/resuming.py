@@ -25,6 +25,10 @@ CASES: dict[str, dict[str, Any]] = {
     "server state": {"algorithm": {"name": "fedopt", "steps": 2}, "selection": "round_robin"},
     "two phases": {"task": {"name": "auc", "model": "logistic"}, "algorithm": {"name": "cdma_ada", "steps": 2}},
     "client state": {"algorithm": {"name": "scaffold", "steps": 2}, "cohort": {"min_responses": 4, "attempts": 50}},
+    "owed": {
+        "algorithm": {"name": "fedavg", "steps": 2},
+        "transforms": {"up": [{"name": "top_k", "share": 0.1, "feedback": True}, {"name": "qsgd", "levels": 15}]},
+    },
     "late answers": {
         "algorithm": {"name": "fedavg", "steps": 2},
         "cohort": {"late": "keep", "stale_discount": 0.5, "respond": 4},

@@ -1,0 +1,135 @@
+"""What becomes of what one client sends, on its way to the server: transforms in order, what is really sent, and what is left.
+
+A model is sent as its difference from the model that the client was sent under the same name; every other slot as it is. Of a slot
+travel through the transforms its floats, but for the buffers of a model, which go as they are, and so do whole numbers.
+
+    x_1 = d (+ e_1)                 the difference d, with what this client still owes at the first transform
+    (rest_i, side_i) = code_i(x_i)  x_{i+1} = rest_i (+ e_{i+1}); the side, and the rest after the last, are what is sent
+    y_i = back_i(y_{i+1}, side_i)   what the server makes of it; y_{n+1} is the last rest
+    e_i <- x_i - y_i                error feedback, where transform i is to have it
+
+The server has origin + y_1. Feedback is that of Seide et al., "1-bit stochastic gradient descent and its application to
+data-parallel distributed training of speech DNNs", Interspeech 2014, as in Karimireddy, Rebjock, Stich & Jaggi, "Error feedback
+fixes SignSGD and other gradient compression schemes", ICML 2019, Algorithm 2: the error is of all from transform i on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.factored import Factored
+from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.work import BUFFERS, Slots, Transform
+
+
+class Remembering(NamedTuple):
+    """A client's state where something on its way up remembers: that of its work, and by phase and transform what it owes."""
+
+    own: Tree
+    memory: Mapping[str, Mapping[str, Slots]]
+
+
+class Passed(NamedTuple):
+    """What the server has of one client's slots, what the client owes after that, and the numbers and bits that were sent."""
+
+    send: dict[str, Tree]
+    memory: dict[str, Slots]
+    numbers: int
+    bits: int
+
+
+def through(
+    transforms: tuple[Transform, ...],
+    send: Mapping[str, Tree],
+    shared: Mapping[str, Any],
+    memory: Mapping[str, Slots] | None,
+    key: Key,
+) -> Passed:
+    """Pass what a client sends through transforms.
+
+    Args:
+        transforms: in order.
+        send: the client's slots.
+        shared: what it was sent.
+        memory: what it owes, by the transform's place; None for nothing yet.
+        key: of its draws.
+
+    """
+    if not transforms:
+        return Passed(dict(send), {}, T.count(send), 8 * T.num_bytes(send))
+    origins = {slot: shared[slot] for slot in send if _alike(send[slot], shared.get(slot))}
+    moved = {s: {n: _dense(x) for n, x in compressible(_moved(send[s], origins.get(s))).items()} for s in send}
+    moved = {slot: leaves for slot, leaves in moved.items() if leaves}
+    found, owed, numbers, bits = _coded(transforms, 0, moved, memory, key)
+    came = {}
+    for slot, tree in send.items():
+        mine, origin = found.get(slot, {}), dict(T.named_leaves(origins.get(slot)))
+        leaves = []
+        for name, leaf in T.named_leaves(tree):
+            if name in mine:
+                # Nothing that is not finite may get lost on its way, or the client would not be found at fault.
+                y = mine[name].to(leaf.dtype) + (moved[slot][name] * 0.0).sum()
+                leaves.append(origin[name] + y if origin else y)
+            else:
+                leaves.append(leaf)
+                numbers, bits = numbers + leaf.numel(), bits + 8 * leaf.numel() * leaf.element_size()
+        came[slot] = T.unflatten(tree, leaves)
+    return Passed(came, owed, numbers, bits)
+
+
+def _coded(
+    transforms: tuple[Transform, ...], at: int, given: Slots, memory: Mapping[str, Slots] | None, key: Key
+) -> tuple[Slots, dict[str, Slots], int, int]:
+    """Return what the server makes of slots from transform ``at`` on, what is owed, and the numbers and bits sent."""
+    if at == len(transforms):
+        return given, {}, T.count(given), 8 * T.num_bytes(given)
+    transform = transforms[at]
+    if transform.feedback and memory is not None:
+        given = T.add(given, memory[str(at)])
+    code = transform.code(given, rng.fold(key, at))
+    rest, owed, numbers, bits = _coded(transforms, at + 1, code.rest, memory, key)
+    back = code.back(rest)
+    if transform.feedback:
+        owed[str(at)] = T.sub(given, back)
+    return back, owed, numbers + code.numbers, bits + code.bits
+
+
+def compressible(tree: Tree) -> dict[str, Tensor]:
+    """Return the leaves of a slot that travel through transforms, by path: its floats, but for a model's buffers."""
+    if isinstance(tree, Mapping):
+        tree = {part: below for part, below in tree.items() if part != BUFFERS}
+    return {n: x for n, x in T.named_leaves(tree) if x.is_floating_point() and x.numel()}
+
+
+def sizes(send: Mapping[str, Tree]) -> dict[str, int]:
+    """Return how many floats of each slot travel through transforms, where there are any."""
+    found = {slot: T.count(compressible(tree)) for slot, tree in send.items()}
+    return {slot: n for slot, n in found.items() if n}
+
+
+def nothing_owed(transforms: tuple[Transform, ...], send: Mapping[str, Tree]) -> dict[str, Slots]:
+    """Return the memory of a client that owes nothing, from the shapes of what it sends."""
+    zeros = T.map(lambda x: torch.zeros(x.shape, dtype=x.dtype), dict(send))
+    return T.zeros_like(through(transforms, zeros, {}, None, rng.key(0)).memory)
+
+
+def _alike(tree: Tree, origin: Tree) -> bool:
+    """Say whether a slot has the structure and the shapes of what was sent under its name: then it is a model that has moved."""
+    if not isinstance(origin, Mapping) or T.structure(tree) != T.structure(origin):
+        return False
+    return all(a.shape == b.shape for a, b in zip(T.leaves(tree), T.leaves(origin), strict=True))
+
+
+def _moved(tree: Tree, origin: Tree) -> Tree:
+    return tree if origin is None else T.sub(tree, origin)
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x.multiplied_out() if isinstance(x, Factored) else x

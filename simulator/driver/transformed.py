@@ -1,0 +1,105 @@
+"""An algorithm whose clients' messages pass transforms on their way, whatever the algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+from torch import Tensor
+
+from fedfleet.simulator.algorithm import Algorithm, Buffered, Cohort, Problem, Reduced, Role, Round
+from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.block.block import Setup
+from fedfleet.simulator.block.uplink import Remembering, nothing_owed
+from fedfleet.simulator.driver.probe import probe
+from fedfleet.simulator.work import Message, Phase, Transform
+
+
+class Seen(NamedTuple):
+    """What a trial has seen: by phase what a client sends, and the phases whose cohorts may have a client more than once."""
+
+    sent: Mapping[str, Mapping[str, Tree]]
+    repeated: frozenset[str]
+
+
+def tried(algorithm: Algorithm, z: Tree, problem: Problem, setup: Setup) -> Seen:
+    """Try an algorithm on two clients, to learn what they send. Raises ClientError where client code does not run."""
+    repeated: set[str] = set()
+
+    def round(state: Any, rnd: Round) -> tuple[Any, Mapping[str, float]]:
+        return algorithm.round(state, cast(Round, _Looking(rnd, repeated)))
+
+    notes = probe(algorithm._replace(round=round), z, problem, setup)
+    return Seen(notes.sent, frozenset(repeated))
+
+
+def transformed(algorithm: Algorithm, up: tuple[Transform, ...], seen: Seen) -> Algorithm:
+    """Return an algorithm whose clients' messages pass ``up``, after what the algorithm itself has on their way.
+
+    Where a transform has feedback, what a client owes is part of its state, a memory of its own for each phase that was seen.
+    """
+    phases = {p.name: replace(p, uplink=(*p.uplink, *up)) for p in algorithm.phases}
+    personal = algorithm.personal
+    if any(t.feedback for p in phases.values() for t in p.uplink):
+        nothing = {name: nothing_owed(p.uplink, seen.sent[name]) for name, p in phases.items() if name in seen.sent}
+        memory = {name: owed for name, owed in nothing.items() if any(owed.values())}
+        phases = {name: replace(p, own=_remembering(p.own, memory)) for name, p in phases.items()}
+        if personal is not None and personal.own is not None:
+            personal = personal._replace(own=_remembering(personal.own, memory))
+
+    def round(state: Any, rnd: Round) -> tuple[Any, Mapping[str, float]]:
+        return algorithm.round(state, cast(Round, _Sending(rnd, phases)))  # the rest of it is the round's own
+
+    return algorithm._replace(round=round, phases=tuple(phases.values()), personal=personal)
+
+
+def _remembering(
+    own: Callable[[Mapping[str, Any]], Tree] | None, memory: Mapping[str, Any]
+) -> Callable[[Mapping[str, Any]], Tree]:
+    return lambda shared: Remembering(None if own is None else own(shared), memory)
+
+
+class _Sending:
+    """A round whose exchanges are those of other phases of the same names."""
+
+    def __init__(self, rnd: Round, phases: Mapping[str, Phase]):
+        self._round, self._phases = rnd, phases
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._round, name)
+
+    def map_reduce(
+        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+    ) -> Reduced:
+        phase = self._phases[phase.name]
+        return self._round.map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox, steps=steps)
+
+    def buffered(self, phase: Phase, **given: Any) -> list[Buffered]:
+        return self._round.buffered(self._phases[phase.name], **given)
+
+
+class _Looking:
+    """A round that sees who may be asked twice in one exchange."""
+
+    def __init__(self, rnd: Round, repeated: set[str]):
+        self._round, self._repeated = rnd, repeated
+        self._cohorts: list[Cohort] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._round, name)
+
+    def invite(self, size: int, *, replace: bool = False, role: Role | None = None) -> Cohort:
+        cohort = self._round.invite(size, replace=replace, role=role)
+        self._cohorts += [cohort] * replace
+        return cohort
+
+    def draw(self, size: int, clients: Callable[[int, Key], Tensor]) -> Cohort:
+        self._cohorts.append(self._round.draw(size, clients))
+        return self._cohorts[-1]
+
+    def map_reduce(self, phase: Phase, *, cohort: Cohort, **given: Any) -> Reduced:
+        if any(cohort is c for c in self._cohorts):
+            self._repeated.add(phase.name)
+        return self._round.map_reduce(phase, cohort=cohort, **given)

@@ -1,0 +1,140 @@
+"""Transforms of what travels: how they are written, and which are refused before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field
+
+from fedfleet.algorithms.options import Options
+from fedfleet.config.checking import unknown, validated
+from fedfleet.config.reading import show
+from fedfleet.simulator.algorithm import Algorithm
+from fedfleet.simulator.block.uplink import sizes
+from fedfleet.simulator.driver.transformed import Seen
+from fedfleet.simulator.errors import ConfigError
+from fedfleet.transforms.registry import TRANSFORMS
+
+
+class Transforms(Options):
+    """What becomes of messages on their way, in order: names, or mappings of a name and its options."""
+
+    up: list[dict[str, Any]] = Field(default=[])
+    """Of what a client sends: a model as its difference from the one it was sent, everything else as it is."""
+    down: list[dict[str, Any]] = Field(default=[])
+    """Of what the server sends; none yet."""
+
+
+def filled_in(raw: dict[str, Any]) -> None:
+    """Check the transforms of a configuration, and fill in their defaults. Raises ConfigError."""
+    given = raw.get("transforms")
+    if not isinstance(given, dict) or not isinstance(given.get("up", []), list):
+        return  # the schema will say so
+    if given.get("down"):
+        raise ConfigError(
+            f"transforms.down={show(given['down'])}: what the server sends cannot be transformed yet: leave it out"
+        )
+    found: list[dict[str, Any]] = []
+    for i, item in enumerate(given.get("up", [])):
+        key = f"transforms.up[{i}]"
+        said = {"name": item} if isinstance(item, str) else item
+        if not isinstance(said, dict) or "name" not in said:
+            raise ConfigError(f"{key}={show(item)}: give a name, such as top_k, or a mapping of that and its options")
+        name = said["name"]
+        if not isinstance(name, str) or name not in TRANSFORMS:
+            raise ConfigError(unknown(f"{key}.name", name, TRANSFORMS))
+        options = validated(TRANSFORMS[name].options, {k: v for k, v in said.items() if k != "name"}, f"{key}.")
+        if found and TRANSFORMS[before := found[-1]["name"]].options.last:
+            raise ConfigError(f"{key}.name={name!r}: {before} leaves no floats behind it: let it be the last")
+        moving = [t["name"] for t in found if TRANSFORMS[t["name"]].options.moves]
+        if moving and options.feedback:
+            raise ConfigError(
+                f"{key}.feedback=true: {moving[0]} leaves other coordinates each time, of which nothing can be remembered: give it "
+                f"to the first transform, whose memory is of all that comes after it"
+            )
+        found.append({"name": name, **options.model_dump(mode="json")})
+    if "up" in given:
+        raw["transforms"] = {**given, "up": found}
+
+
+def built(up: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
+    """Return the transforms of a checked configuration."""
+    return tuple(TRANSFORMS[t["name"]].options(**{k: v for k, v in t.items() if k != "name"}) for t in up)
+
+
+def remembers(algorithm: Algorithm) -> bool:
+    """Say whether something that the algorithm itself has on clients' messages' way is to have feedback."""
+    return any(t.feedback for p in algorithm.phases for t in p.uplink)
+
+
+def _feedback(up: Sequence[dict[str, Any]], algorithm: Algorithm) -> str | None:
+    """Return what asks for feedback, as an error begins; None where nothing does."""
+    asked = [f"transforms.up[{i}].feedback=true" for i, t in enumerate(up) if t.get("feedback")]
+    return (["an uplink with feedback"] if remembers(algorithm) else asked or [None])[0]
+
+
+def check_asked(up: Sequence[dict[str, Any]], algorithm: Algorithm, name: str, late: str) -> None:
+    """Refuse feedback where clients' states cannot be what it needs. Raises ConfigError."""
+    key = _feedback(up, algorithm)
+    if key is None:
+        return
+    if algorithm.asynchronous:
+        raise ConfigError(
+            f"{key}: {name} is asynchronous, and a client may have sent other answers since it began the one that is used, so "
+            f"that it owes something else by then: leave it out"
+        )
+    if late == "keep":
+        raise ConfigError(
+            f"{key}: with cohort.late='keep' what a client owes has moved on when a late answer is used: leave one of them out"
+        )
+    states = [p.own is not None for p in algorithm.phases]
+    if any(states) and not all(states):
+        raise ConfigError(f"{key}: clients of {name} keep a state in some phases and not in others: leave it out")
+
+
+def check_seen(up: Sequence[dict[str, Any]], algorithm: Algorithm, name: str, seen: Seen) -> None:
+    """Refuse transforms that cannot do what they are asked to with what clients were seen to send. Raises ConfigError."""
+    found = {phase: sizes(send) for phase, send in seen.sent.items()}
+    unseen = [p.name for p in algorithm.phases if p.name not in found]
+    if up and not unseen and not any(found.values()):
+        raise ConfigError(
+            f"transforms.up={show([t['name'] for t in up])}: clients of {name} send no floats but buffers, so there is nothing "
+            f"to transform: leave it out"
+        )
+    largest = max((max(of.values()) for of in found.values() if of), default=0)
+    for i, t in enumerate(up):
+        if not unseen and (t.get("k") or 0) > largest:
+            raise ConfigError(
+                f"transforms.up[{i}].k={t['k']}: clients of {name} send {largest} floats at most in a slot: lower it, or give a "
+                f"share"
+            )
+    for of in found.values():
+        for slot, d in of.items():
+            _check_shrinks(up, slot, d)
+    key = _feedback(up, algorithm)
+    if key and unseen:
+        raise ConfigError(
+            f"{key}: what clients of {name} send in phase {unseen[0]!r} was not seen in a trial of two rounds, and so what they "
+            f"will owe is of unknown size: leave it out"
+        )
+    if key and seen.repeated:
+        raise ConfigError(
+            f"{key}: {name} may ask a client twice in phase {min(seen.repeated)!r}, and what it owes can be added once: leave it "
+            f"out"
+        )
+
+
+def _check_shrinks(up: Sequence[dict[str, Any]], slot: str, d: int) -> None:
+    """Refuse what adds more error after a transform with feedback than arrives, for then what is owed grows without end."""
+    error, turned, owing = 0.0, False, False
+    for i, (t, transform) in enumerate(zip(up, built(up), strict=True)):
+        if owing:
+            error = (1 + error) * (1 + transform.error(d, turned=turned)) - 1
+        if error >= 1:
+            raise ConfigError(
+                f"transforms.up[{i}].name={t['name']!r}: of the {d} numbers that it is given of slot {slot!r} its error may be "
+                f"{error:.2g} times what they are, and with feedback before it what is owed would grow: raise its levels, or leave "
+                f"one of them out"
+            )
+        d, turned, owing = transform.left(d), turned or transform.turns, owing or transform.feedback

@@ -1,0 +1,106 @@
+"""What transforms share: options, and slots as vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict, model_validator
+from torch import Tensor
+
+from fedfleet.simulator.author import Code, Key, Slots, rng
+
+SEED_BITS = 64
+"""What it takes to tell the other side what was drawn."""
+
+
+class Options(BaseModel):
+    """What a transform may be told; it is the transform, too. Unknown keys are errors, values are checked.
+
+    ``last`` says that it leaves no floats that another transform could take, ``moves`` that those it leaves are of other
+    coordinates each time, so that nothing can be remembered of them, ``turns`` that it turns what it is given at random.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    last: ClassVar[bool] = False
+    moves: ClassVar[bool] = False
+    turns: ClassVar[bool] = False
+
+    def left(self, d: int) -> int:
+        """Return how many floats it leaves of d."""
+        return d
+
+    def error(self, d: int, *, turned: bool) -> float:
+        """Return the most that |C(x) - x|^2 may be on average beside |x|^2, if its mean is x; 0 if it only takes away.
+
+        ``turned`` says that x, of d floats, has been turned at random.
+        """
+        return 0.0
+
+
+class Unbiased(Options):
+    """A transform whose mean is what it is given."""
+
+    @property
+    def feedback(self) -> bool:
+        """Never."""
+        return False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_feedback(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("feedback"):
+            raise ValueError(
+                "feedback is for what loses a part (top_k, random_k, sign): here the mean is right without, and the error may be "
+                "larger than what is sent, so that it would grow: leave it out"
+            )
+        return given
+
+
+class Vector(NamedTuple):
+    """What is made of one vector: the rest (m,) and the way back from it, and what is sent besides, as in ``Code``."""
+
+    rest: Tensor | None
+    back: Callable[[Any], Tensor]
+    numbers: int = 0
+    bits: int = 0
+
+
+def by_vector(send: Slots, key: Key, by: Literal["slot", "leaf"], code: Callable[[Tensor, Key], Vector]) -> Code:
+    """Code each slot as one vector (n,), or each of its leaves."""
+    made: dict[str, dict[str, Vector]] = {}
+    for slot, leaves in send.items():
+        mine = rng.fold(key, slot)
+        if by == "leaf":
+            made[slot] = {name: code(leaf.reshape(-1), rng.fold(mine, name)) for name, leaf in leaves.items()}
+        else:
+            made[slot] = {"": code(torch.cat([leaf.reshape(-1) for leaf in leaves.values()]), mine)}
+
+    def back(rest: Slots) -> Slots:
+        found = {}
+        for slot, leaves in send.items():
+            flat = [v.back(rest[slot][name] if v.rest is not None else None) for name, v in made[slot].items()]
+            if by == "slot":
+                flat = flat[0].split([leaf.numel() for leaf in leaves.values()])
+            found[slot] = {
+                name: part.reshape(leaf.shape).to(leaf.dtype)
+                for (name, leaf), part in zip(leaves.items(), flat, strict=True)
+            }
+        return found
+
+    every = [v for vectors in made.values() for v in vectors.values()]
+    kept = {s: {name: v.rest for name, v in vectors.items() if v.rest is not None} for s, vectors in made.items()}
+    rest = {slot: leaves for slot, leaves in kept.items() if leaves}
+    return Code(rest, back, sum(v.numbers for v in every), sum(v.bits for v in every))
+
+
+def float_bits(x: Tensor) -> int:
+    """Return the bits of one of a tensor's floats."""
+    return 8 * x.element_size()
+
+
+def width(values: int) -> int:
+    """Return the bits that tell so many values apart."""
+    return math.ceil(math.log2(values)) if values > 1 else 0
