@@ -12,7 +12,7 @@ from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config.population import problem
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.author import BatchPlan, LocalWork, Message, Phase, Stage, Store, Total, View
+from fedfleet.simulator.author import BatchPlan, Code, LocalWork, Message, Phase, Stage, Store, Total, View
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.driver.transformed import transformed, tried
@@ -116,7 +116,7 @@ def vectors() -> World:
     return World(Bowl(), rows(*torch.randint(-9, 10, (CLIENTS, 3, SIZE), generator=gen).tolist()))
 
 
-def posting(reduce: Any) -> Algorithm:
+def posting(reduce: Any, *uplink: Any) -> Algorithm:
     """An algorithm that collects what clients send: the sum of two of their vectors, drawn anew each round."""
 
     def begun(shared, own, inbox, key):
@@ -129,7 +129,7 @@ def posting(reduce: Any) -> Algorithm:
         return Message(send={"v": carry, "whole": carry.long()}), own
 
     work = LocalWork(begin=begun, stages=(Stage(step=step, batches=BatchPlan(size=1, steps=2)),), finish=finish)
-    phase = Phase(name="post", work=work, reduce={"v": reduce, "whole": Store()})
+    phase = Phase(name="post", work=work, reduce={"v": reduce, "whole": Store()}, uplink=uplink)
 
     def round(state, rnd):
         found = rnd.map_reduce(phase, shared=Message(), cohort=rnd.invite(4))
@@ -175,6 +175,22 @@ def test_a_client_owes_what_it_did_not_send_and_one_not_heard_owes_what_it_did(i
         assert last.counts["bytes_up"] == len(sent) * (8 * KEPT + 1 + 8 * SIZE)  # five places, a bit each
     assert again > 0
     assert carried > 10
+
+
+class Halved:
+    """A transform of an algorithm's own."""
+
+    feedback = False
+
+    def code(self, send, key):
+        return Code(T.scale(0.5, send), lambda rest: rest)
+
+
+def test_configured_transforms_come_after_the_algorithms_own():
+    world = vectors()
+    there = sending(posting(Store(), Halved()), world, {"name": "top_k", "k": KEPT})
+    for record in records(there, world, 2):
+        assert torch.equal(record.state["v"], torch.stack([largest(v / 2) for v in record.state["sent"].double()]))
 
 
 def test_memories_of_phases_and_slots_are_apart():
