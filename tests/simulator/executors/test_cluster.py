@@ -2,13 +2,19 @@
 
 import os
 import pickle
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from fedfleet.simulator.block.block import Setup
+from fedfleet.simulator.executors import cluster
 from fedfleet.simulator.executors.cluster import from_numpy, raylet, to_numpy
+from fedfleet.simulator.executors.ray import RayExecutor
+
+SETUP = Setup(population=None, phases={}, objectives={}, functions={}, evaluation={}, inner="serial")  # pyright: ignore[reportArgumentType]
 
 TENSORS = {
     "float": torch.tensor([[0.0, -0.0], [float("nan"), 1e-40]]),
@@ -42,10 +48,44 @@ def test_nothing_is_copied_on_the_way_out_and_in():
 
 @pytest.mark.ray
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this system has no descriptors of processes")
-def test_the_raylet_of_a_cluster_that_was_joined_is_watched(cluster):
+@pytest.mark.usefixtures("cluster")
+def test_the_raylet_of_a_cluster_that_was_joined_is_watched():
     watched = raylet()
     assert watched is not None
     lines = Path(f"/proc/self/fdinfo/{watched}").read_text().splitlines()
     os.close(watched)
     pid = next(line.split()[1] for line in lines if line.startswith("Pid:"))
     assert "/raylet/raylet\0" in Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def test_an_interruption_waits_until_ray_has_started_or_stopped(monkeypatch):
+    done = []
+
+    def interrupted(what):
+        def call(**given):
+            signal.signal(signal.SIGTERM, lambda *_: os.abort())  # as Ray does
+            signal.raise_signal(signal.SIGINT)
+            done.append(what)
+
+        return call
+
+    def on_term(*given):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, on_term)
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(cluster.ray, "init", interrupted("up"))
+    monkeypatch.setattr(cluster.ray, "shutdown", interrupted("down"))
+    executor = RayExecutor(1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            executor.start(SETUP)
+        assert done == ["up"]
+        assert signal.getsignal(signal.SIGTERM) is on_term
+        with pytest.raises(KeyboardInterrupt):
+            executor.close()
+        assert done == ["up", "down"]
+        executor.close()
+        assert done == ["up", "down"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
