@@ -148,6 +148,8 @@ def run(
     write_text(out / "table.json", json.dumps(found, indent=2).replace("NaN", "null") + "\n")
     printed = {row: {c: _first(v) for c, v in columns.items()} for row, columns in table.paper.items()}
     (out / "table.png").write_bytes(paper_figure.draw(table.title, found, printed))
+    if errors:
+        progress.say(text)
     studying.check(errors, prepared.study)
     return text
 
