@@ -41,10 +41,15 @@ def test_what_is_counted_is_what_travels_and_slow_uplinks_gain(tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["fedrod", "peravg"])
-def test_clients_own_models_come_of_states_that_remember(tmp_path, algorithm):
-    given = {"algorithm.name": algorithm, "task.model": "mlp", "evaluation.cosines": False, "rounds": 2}
-    run = fedfleet.run(BASE, {**given, "transforms.up": UP[:1]}, out=tmp_path / "run")
+def test_looking_at_clients_own_models_makes_none_forget_what_it_owes(tmp_path, algorithm):
+    given = {"algorithm.name": algorithm, "task.model": "mlp", "evaluation.cosines": False, "transforms.up": UP[:1]}
+    run = fedfleet.run(BASE, given, out=tmp_path / "seen")
     assert run.rounds["eval/own_accuracy"].notna().any()
+    forgetting = [{"name": "top_k", "share": 0.01}]
+    fedfleet.run(BASE, {**given, "transforms.up": forgetting}, out=tmp_path / "forgetting")
+    assert (tmp_path / "seen/model.safetensors").read_bytes() != (
+        tmp_path / "forgetting/model.safetensors"
+    ).read_bytes()
 
 
 def test_an_algorithm_of_ones_own_may_have_a_transform_that_remembers(tmp_path):
