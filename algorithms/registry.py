@@ -90,7 +90,7 @@ ALGORITHMS: dict[str, Entry] = {
     "fedga": Entry(FedGaOptions, fedga, "shares that follow generalisation gaps: two phases (Zhang et al. 2023)"),
     "fedsr": Entry(FedSrOptions, fedsr, "short drawn features, near each client's own by class (Nguyen et al. 2022)"),
     "stablefdg": Entry(
-        StableFdgOptions, stablefdg, "shared, shifted and explored styles, with attention: two phases (Park et al. 2023)"
+        StableFdgOptions, stablefdg, "shared and explored styles, attention: two phases (Park et al. 2023)"
     ),
     "irm": Entry(PenaltyOptions, irm, "FedAvg with IRM's penalty in each loss (Arjovsky et al. 2019)"),
     "vrex": Entry(PenaltyOptions, vrex, "V-REx: the variance of domains' losses: two phases (Krueger et al. 2021)"),

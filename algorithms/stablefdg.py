@@ -90,7 +90,9 @@ def stablefdg(options: StableFdgOptions, task: Task, cohort: CohortOptions) -> A
     """Build StableFDG; its state is z. Raises ConfigError for a task whose net has no styles."""
     width = getattr(task, "style_width", None)
     if width is None:
-        raise ConfigError("algorithm.name='stablefdg': it is for a net that knows styles of images: set task.name=attentive")
+        raise ConfigError(
+            "algorithm.name='stablefdg': it is for a net that knows styles of images: set task.name=attentive"
+        )
     rule, sharing = options.client_optimizer.build(), options.share > 0
 
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Local:

@@ -215,8 +215,11 @@ class Attentive:
     def styles(self, z: Tree, x: Tensor) -> Tensor:
         """Return the styles (B, ``style_width``) of inputs (B, ...) after the first block."""
         names = self._net.blocks[0]
-        known = ({n: p for n, p in part.items() if n.partition(".")[0] in names} for part in (z["x"], z.get(BUFFERS, {})))
-        return styles(called(self._first, *known, as_floats(x))[0])
+
+        def first(part: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: leaf for name, leaf in part.items() if name.partition(".")[0] in names}
+
+        return styles(called(self._first, first(z["x"]), first(z.get(BUFFERS, {})), as_floats(x))[0])
 
     def _loss(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
         given = Given(batch.x, batch.y, ctx)

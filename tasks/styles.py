@@ -1,7 +1,7 @@
 """What StableFDG does to the styles of a batch: styles of another client, cluster centres, exploration.
 
 Park, Han, Kim, Wang, Brinton & Moon, "StableFDG: style and attention based learning for federated domain generalization", NeurIPS
-2023, and its released code. The style of an example is mean and deviation of each channel of its feature maps, as in ``mixstyle.py``:
+2023, and its released code. The style of an example is mean and deviation of each channel of its feature maps, by ``mixstyle.py``:
 
     released code                     here
     half of 32 rows are shared        n // 2 of the n rows that count, drawn; the first 16 of a loader's batch are not there
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedfleet.simulator.author import Key, rng
-from fedfleet.tasks.mixstyle import MixStyle, partners, style
+from fedfleet.tasks.mixstyle import kept, partners, style
 
 
 class Change(NamedTuple):
@@ -84,13 +84,11 @@ def centres(key: Key, points: Tensor, real: Tensor, used: Tensor, most: int) -> 
     """
     u = rng.uniform(key, most, torch.float64)
     seeds, apart = [], []
-    mass = real.to(torch.float64)
+    alike = mass = real.to(torch.float64)
     for j in range(most):
-        drawn = torch.where(mass.sum() > 0, mass, real.to(torch.float64))
-        seeds.append(points.index_select(0, pick(u[j : j + 1], drawn)))
-        apart.append((points - seeds[-1]).square().sum(1).to(torch.float64))
-        nearest = torch.stack(apart).amin(0)
-        mass = torch.where(real, nearest, 0.0)
+        seeds.append(points.index_select(0, pick(u[j : j + 1], torch.where(mass.sum() > 0, mass, alike))))
+        apart.append((points - seeds[-1]).square().sum(1).to(torch.float64) * alike)
+        mass = apart[0] if j == 0 else torch.minimum(mass, apart[j])
     among = torch.arange(most, device=points.device) < used
     nearest = torch.where(among[:, None], torch.stack(apart), torch.inf).argmin(0)
     member = ((nearest == torch.arange(most, device=points.device)[:, None]) & real).to(points.dtype)  # (most, B)
@@ -105,12 +103,12 @@ def shared(key: Key, maps: Tensor, weight: Tensor, change: Change) -> Tensor:
     n = real.sum()
     used = n - n // 2
     most = rows - rows // 2
-    kept = centres(rng.fold(key, "centres"), torch.cat(old, 1), real, used, most)
+    own = centres(rng.fold(key, "centres"), torch.cat(old, 1), real, used, most)
     mean, deviation = change.foreign
     drawn = mean + deviation * rng.normal(rng.fold(key, "foreign"), (rows, len(mean)), maps.dtype)
     drawn = torch.where(torch.arange(len(mean), device=maps.device) < maps.shape[1], drawn, drawn.clamp(min=0))
     place = (real.cumsum(0) - 1).index_select(0, partners(rng.fold(key, "rows"), real)).clamp(min=0)
-    own = kept.index_select(0, place.clamp(max=most - 1))
+    own = own.index_select(0, place.clamp(max=most - 1))
     new = torch.where((place < used)[:, None], own, drawn.index_select(0, place))
     wanted = rng.bernoulli(rng.fold(key, "batch"), change.share) & (deviation > 0).any()
     return torch.where(wanted, restyled(maps, old, new.split(maps.shape[1], dim=1)), maps)  # type: ignore[arg-type]
@@ -128,12 +126,15 @@ def balanced(key: Key, y: Tensor, real: Tensor, classes: int, copies: int) -> Te
 
 
 def with_room(key: Key, maps: Tensor, y: Tensor, weight: Tensor, classes: int, copies: int) -> tuple[Rows, Tensor]:
-    """Return the rows with ``copies`` more, which do not count yet, and which rows they repeat (copies,)."""
+    """Return ``copies`` rows, which do not count yet, before those of the batch, and which of these they repeat (copies,).
+
+    They come first, so that what is drawn for them does not depend on how many rows the batch is padded to.
+    """
     of = balanced(key, y, weight > 0, classes, copies)
     more = Rows(
-        torch.cat([maps, maps.index_select(0, of)]),
-        torch.cat([y, y.index_select(0, of)]),
-        torch.cat([weight, torch.zeros_like(weight[:1]).expand(copies)]),
+        torch.cat([maps.index_select(0, of), maps]),
+        torch.cat([y.index_select(0, of), y]),
+        torch.cat([torch.zeros_like(weight[:1]).expand(copies), weight]),
         torch.zeros((), dtype=torch.bool, device=maps.device),
     )
     return more, of
@@ -144,28 +145,23 @@ def explored(key: Key, rows: Rows, of: Tensor, change: Change) -> Rows:
 
     Args:
         key: of the place.
-        rows: of the batch, and then of its copies.
-        of: which row each copy repeats (copies,).
+        rows: copies, and then the batch.
+        of: which row of the batch each copy repeats (copies,).
         change: what is done.
 
     """
-    own = len(rows.maps) - len(of)
+    n = len(of)
     now = rng.bernoulli(rng.fold(key, "batch"), change.explore)
     first = now & ~rows.explored
-    maps = torch.cat([rows.maps[:own], torch.where(first, rows.maps.index_select(0, of), rows.maps[own:])])
+    maps = torch.cat([torch.where(first, rows.maps[n:].index_select(0, of), rows.maps[:n]), rows.maps[n:]])
     there = rows.weight.amax() * first
-    weight = torch.cat([rows.weight[:own], torch.maximum(rows.weight[own:], there)])
-    old = style(maps)
-    before = styles(maps.detach())
-    counts = (rows.weight[:own] > 0)[:, None]
-    mean = torch.where(counts, before[:own], 0.0).sum(0) / counts.sum().clamp(min=1)
-    moved = before[own:] + change.factor * (before[own:] - mean)
-    new = torch.cat([before[:own], torch.where(first, moved, before[own:])])
-    share = _law(change.alpha).shares(rng.fold(key, "share"), len(new)).to(maps.dtype)[:, None]
+    weight = torch.cat([torch.maximum(rows.weight[:n], there), rows.weight[n:]])
+    old, before = style(maps), styles(maps.detach())
+    counts = (rows.weight[n:] > 0)[:, None]
+    mean = torch.where(counts, before[n:], 0.0).sum(0) / counts.sum().clamp(min=1)
+    beyond = before[:n] + change.factor * (before[:n] - mean)
+    new = torch.cat([torch.where(first, beyond, before[:n]), before[n:]])
+    share = kept(rng.fold(key, "share"), len(new), change.alpha).to(maps.dtype)[:, None]
     new = share * new + (1 - share) * new.index_select(0, partners(rng.fold(key, "partner"), weight > 0))
     mixed = restyled(maps, old, new.split(maps.shape[1], dim=1))  # type: ignore[arg-type]
     return Rows(torch.where(now, mixed, maps), rows.y, weight, rows.explored | first)
-
-
-def _law(alpha: float) -> MixStyle:
-    return MixStyle(1.0, alpha, "")
