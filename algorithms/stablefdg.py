@@ -57,7 +57,6 @@ from fedfleet.simulator.author import (
     View,
     rng,
 )
-from fedfleet.tasks.styles import Change
 
 EPS = 1e-6  # added to the variance over examples
 
@@ -94,14 +93,14 @@ def stablefdg(options: StableFdgOptions, task: Task, cohort: CohortOptions) -> A
             "algorithm.name='stablefdg': it is for a net that knows styles of images: set task.name=attentive"
         )
     rule, sharing = options.client_optimizer.build(), options.share > 0
+    change = options.model_dump(include={"share", "explore", "copies", "factor", "alpha"})
 
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Local:
         return Local(shared["z"], rule.init(shared["z"]), inbox)
 
     def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
         foreign = zero(shared, key).expand(2, width) if local.own is None else local.own
-        change = Change(options.share, options.explore, options.copies, options.factor, options.alpha, foreign)
-        return ops.grad("stablefdg", local.z, batch, key, ctx=change)[0]
+        return ops.grad("stablefdg", local.z, batch, key, ctx={**change, "foreign": foreign})[0]
 
     plain = not sharing and options.explore == 0
     work = replace(local_training(options.plan(), gradient if plain else direction, rule), begin=begin)

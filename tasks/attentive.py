@@ -171,7 +171,8 @@ def as_floats(x: Tensor) -> Tensor:
 class Attentive:
     """A net with a highlighter, cross-entropy, accuracy.
 
-    Objectives: "train"; and "stablefdg", the same of the batch and its copies, with styles changed as ``ctx`` says, a ``Change``.
+    Objectives: "train"; and "stablefdg", the same of the batch and its copies, with styles changed as ``ctx`` says, the
+    entries of a ``Change``.
     Functions: "predict", logits (B, classes); "per_example", accuracy and loss (B,); "styles" (B, ``style_width``), of the maps
     of the first block, means and then deviations, as they are outside training.
     """
@@ -184,7 +185,7 @@ class Attentive:
         self.style_width = 2 * self._net.channels(0)
         self.objectives = {
             "train": Objective(loss=lambda z, batch, ctx, key: self._loss(z, batch, None, key), sign={"x": 1}),
-            "stablefdg": Objective(loss=self._loss, sign={"x": 1}),
+            "stablefdg": Objective(loss=self._stablefdg, sign={"x": 1}),
         }
         self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
             "predict": lambda z, batch: self.logits(z, batch.x),
@@ -221,8 +222,11 @@ class Attentive:
 
         return styles(called(self._first, first(z["x"]), first(z.get(BUFFERS, {})), as_floats(x))[0])
 
-    def _loss(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
-        given = Given(batch.x, batch.y, ctx)
+    def _stablefdg(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
+        return self._loss(z, batch, Change(**ctx), key)
+
+    def _loss(self, z: Tree, batch: Batch, change: Change | None, key: Key) -> tuple[Tensor, dict[str, Any]]:
+        given = Given(batch.x, batch.y, change)
         found, new = called(self._net, z["x"], z.get(BUFFERS, {}), given, weight=batch.weight, key=key)
         return Batch({}, found.weight).mean(cross_entropy(found.logits, found.y)), {BUFFERS: new} if new else {}
 

@@ -246,7 +246,7 @@ def test_two_places_where_styles_are_explored():
         if coins in seen:
             continue
         seen.add(coins)
-        mine = made.objectives["stablefdg"].loss({"x": at}, batch, change, key)[0]
+        mine = made.objectives["stablefdg"].loss({"x": at}, batch, change._asdict(), key)[0]
         theirs = loss(at, x, y, key, change, CONVNET)
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
         for a, b in zip(*(torch.autograd.grad(v, [*at.values()]) for v in (mine, theirs)), strict=True):

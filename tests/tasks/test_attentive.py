@@ -83,7 +83,7 @@ def test_every_net_with_maps_has_an_attentive_one(model, inputs):
     }
     x = rng.normal(rng.key(1), (4, 1, side, side))
     change = Change(1.0, 1.0, 3, 3.0, 0.1, torch.ones(2, task.style_width))
-    value, aux = task.objectives["stablefdg"].loss(z, batch(x, Y[:4]), change, rng.key(0))
+    value, aux = task.objectives["stablefdg"].loss(z, batch(x, Y[:4]), change._asdict(), rng.key(0))
     assert value.isfinite()
     assert bool(aux) == (model == "cnn_bn")
     assert task.functions["predict"](z, batch(x, Y[:4])).shape == (4, 10)
@@ -127,14 +127,15 @@ def test_statistics_of_layers_are_of_the_copies_too():
     z, change = task.init(0), Change(0.0, 1.0, 4, 3.0, 0.1, torch.zeros(2, 32))
     key = rng.key(2)
     with_, without = (
-        task.objectives["stablefdg"].loss(z, batch(), change._replace(explore=e), key)[1]["b"] for e in (1.0, 0.0)
+        task.objectives["stablefdg"].loss(z, batch(), change._replace(explore=e)._asdict(), key)[1]["b"]
+        for e in (1.0, 0.0)
     )
     plain = task.objectives["train"].loss(z, batch(), None, key)[1]["b"]
     assert all(torch.equal(plain[n], leaf) for n, leaf in without.items())
     assert torch.equal(with_["1.running_mean"], without["1.running_mean"])
     assert float((with_["5.running_mean"] - without["5.running_mean"]).abs().max()) > 1e-3
     garbage = batch(torch.cat([X, X * 1e3]), Y.repeat(2), torch.arange(18).lt(9).float())
-    again = task.objectives["stablefdg"].loss(z, garbage, change, key)[1]["b"]
+    again = task.objectives["stablefdg"].loss(z, garbage, change._asdict(), key)[1]["b"]
     for n, leaf in with_.items():
         torch.testing.assert_close(again[n], leaf, rtol=1e-4, atol=1e-5)
 
