@@ -43,6 +43,7 @@ from fedfleet.algorithms.penalised import PenaltyOptions
 from fedfleet.algorithms.peravg import PerAvgOptions, peravg
 from fedfleet.algorithms.qffl import QfflOptions, qffl
 from fedfleet.algorithms.scaffold import ScaffoldOptions, scaffold
+from fedfleet.algorithms.stablefdg import StableFdgOptions, stablefdg
 from fedfleet.algorithms.vrex import vrex
 from fedfleet.simulator.author import Algorithm, Task
 
@@ -88,6 +89,9 @@ ALGORITHMS: dict[str, Entry] = {
     "fediir": Entry(FedIirOptions, fediir, "classifiers that would be moved alike: two phases (Guo et al. 2023)"),
     "fedga": Entry(FedGaOptions, fedga, "shares that follow generalisation gaps: two phases (Zhang et al. 2023)"),
     "fedsr": Entry(FedSrOptions, fedsr, "short drawn features, near each client's own by class (Nguyen et al. 2022)"),
+    "stablefdg": Entry(
+        StableFdgOptions, stablefdg, "shared and explored styles, attention: two phases (Park et al. 2023)"
+    ),
     "irm": Entry(PenaltyOptions, irm, "FedAvg with IRM's penalty in each loss (Arjovsky et al. 2019)"),
     "vrex": Entry(PenaltyOptions, vrex, "V-REx: the variance of domains' losses: two phases (Krueger et al. 2021)"),
     "coral": Entry(PenaltyOptions, coral, "alike means and covariances of features: two phases (Sun & Saenko 2016)"),

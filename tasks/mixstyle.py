@@ -50,7 +50,6 @@ class MixStyle(nn.Module):
     def __init__(self, p: float, alpha: float, place: str):
         super().__init__()
         self.p, self.alpha, self.place = p, alpha, place
-        self._quantiles = torch.from_numpy(_quantiles(alpha))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return feature maps x (B, C, ...) with mixed styles."""
@@ -58,7 +57,7 @@ class MixStyle(nn.Module):
         if way is None or self.p == 0:
             return x
         key = rng.fold(way.key, self.place)
-        share = self.shares(rng.fold(key, "share"), len(x)).to(x.dtype)[:, None]
+        share = kept(rng.fold(key, "share"), len(x), self.alpha).to(x.dtype)[:, None]
         other = partners(rng.fold(key, "partner"), way.weight > 0)
         mean, deviation = style(x.detach())
         new_mean = share * mean + (1 - share) * mean.index_select(0, other)
@@ -67,13 +66,14 @@ class MixStyle(nn.Module):
         mixed = (x - mean.view(each)) / deviation.view(each) * new_deviation.view(each) + new_mean.view(each)
         return torch.where(rng.bernoulli(rng.fold(key, "batch"), self.p), mixed, x)
 
-    def shares(self, key: Key, n: int) -> Tensor:
-        """Draw n numbers (n,) float64 of Beta(alpha, alpha), by the inverse of its distribution function."""
-        u, of = rng.uniform(key, n, torch.float64), self._quantiles.to(key.device)
-        at = (2 * torch.minimum(u, 1 - u)) ** (1 / self.alpha) * NODES
-        below = at.long().clamp(max=NODES - 1)
-        half = torch.lerp(of.gather(0, below), of.gather(0, below + 1), at - below)
-        return torch.where(u < 0.5, half, 1 - half)
+
+def kept(key: Key, n: int, alpha: float) -> Tensor:
+    """Draw n numbers (n,) float64 of Beta(alpha, alpha), by the inverse of its distribution function."""
+    u, of = rng.uniform(key, n, torch.float64), torch.from_numpy(_quantiles(alpha)).to(key.device)
+    at = (2 * torch.minimum(u, 1 - u)) ** (1 / alpha) * NODES
+    below = at.long().clamp(max=NODES - 1)
+    half = torch.lerp(of.gather(0, below), of.gather(0, below + 1), at - below)
+    return torch.where(u < 0.5, half, 1 - half)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from fedfleet.simulator.author import Task
 from fedfleet.tasks.adaptation import AdaptationOptions, DomainAdaptation
+from fedfleet.tasks.attentive import Attentive, AttentiveOptions
 from fedfleet.tasks.auc import AucMaximisation, AucOptions
 from fedfleet.tasks.classification import Classification, ClassificationOptions
 from fedfleet.tasks.gan import Gan, GanOptions
@@ -30,6 +31,9 @@ class Entry(NamedTuple):
 TASKS: dict[str, Entry] = {
     "classification": Entry(ClassificationOptions, Classification, "cross-entropy, accuracy; minimisation"),
     "stochastic": Entry(StochasticOptions, Stochastic, "classification by drawn features, FedSR's net; minimisation"),
+    "attentive": Entry(
+        AttentiveOptions, Attentive, "classification with an attention highlighter, StableFDG's net; minimisation"
+    ),
     "language_model": Entry(LanguageOptions, LanguageModel, "an LSTM, perplexity; minimisation"),
     "robust": Entry(RobustOptions, RobustTraining, "a net against a perturbation all images share; minimax"),
     "gan": Entry(GanOptions, Gan, "a generator against a discriminator; Inception Score, FID; minimax"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -121,17 +121,17 @@ def called(
     net: nn.Module,
     parameters: Mapping[str, Tensor],
     counted: Mapping[str, Tensor],
-    x: Tensor,
+    x: Any,
     *,
     weight: Tensor | None = None,
     key: Key | None = None,
-) -> tuple[Tensor, Tree]:
-    """Return a prepared net's outputs (B, ...) and its buffers after that.
+) -> tuple[Any, Tree]:
+    """Return a prepared net's outputs, (B, ...) as a rule, and its buffers after that.
 
     Args:
         net: the net.
         parameters, counted: its parameters and buffers by name.
-        x: inputs (B, ...).
+        x: inputs (B, ...), or whatever the net takes.
         weight: (B,), 0 on padded rows; given, with ``key``, the pass is one of training.
         key: what Dropout draws from.
 
@@ -141,6 +141,17 @@ def called(
     with _training(Pass(weight, key, {})) as way:
         outputs = functional_call(net, {**parameters, **counted}, (x,))
     return outputs, {name: way.counted.get(name, old) for name, old in counted.items()}
+
+
+@contextmanager
+def weighing(weight: Tensor | None) -> Iterator[None]:
+    """Let rows count by these weights (B,) in the layers that are called in training: for nets that add rows on the way."""
+    way = under_way()
+    if way is None or weight is None:
+        yield
+        return
+    with _training(way._replace(weight=weight)):
+        yield
 
 
 @contextmanager

@@ -87,3 +87,16 @@ def _runs_share_workers(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     """Let tests on Ray share it, but for those that start a process with a Ray of its own."""
     if request.node.get_closest_marker("ray") and not request.node.get_closest_marker("own_ray"):
         monkeypatch.setattr(Prepared, "executor", request.getfixturevalue("kept"))
+
+
+def chi_square_p(counts: Any, expected: Any = None) -> float:
+    """The p value of the counts against the expected ones, equal if not given."""
+    from scipy.stats import chisquare
+
+    return float(chisquare(counts, expected).pvalue)
+
+
+@pytest.fixture(scope="session")
+def p_value() -> Callable[..., float]:
+    """The chi-square test of goodness of fit."""
+    return chi_square_p

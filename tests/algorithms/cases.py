@@ -23,6 +23,7 @@ CASES: dict[str, tuple[str, dict]] = {
     "fedas": ("classification", {"steps": 3, "batch_size": 7, "align_lr": 0.1}),
     "fedga": ("classification", {"steps": 3, "batch_size": 7, "rounds": 4}),
     "fedsr": ("stochastic", {"steps": 3, "batch_size": 7, "l2r": 0.1, "cmi": 0.02}),
+    "stablefdg": ("attentive", {"steps": 2, "batch_size": 7, "share": 0.7, "explore": 0.7, "copies": 4}),
     "irm": ("classification", {"steps": 3, "batch_size": 7, "penalty": 2.0}),
     "vrex": ("classification", {"steps": 3, "batch_size": 7, "penalty": 2.0}),
     "coral": ("classification", {"steps": 3, "batch_size": 7, "penalty": 2.0}),
@@ -61,7 +62,7 @@ CASES: dict[str, tuple[str, dict]] = {
     "cdma_ada": ("auc", {"steps": 3, "batch_size": 7, "decay": 0.3, "alpha": 0.9}),
 }
 
-MODEL = {"fedbn": "cnn_bn"}
+MODEL = {"fedbn": "cnn_bn", "stablefdg": "cnn"}
 """The nets of algorithms that need layers which others have not."""
 CUT = {
     "fedper",

@@ -106,16 +106,3 @@ def federation() -> Federation:
 def inner(request: pytest.FixtureRequest) -> str:
     """Both inner executors."""
     return request.param
-
-
-def chi_square_p(counts: Any, expected: Any = None) -> float:
-    """The p value of the counts against the expected ones, equal if not given."""
-    from scipy.stats import chisquare
-
-    return float(chisquare(counts, expected).pvalue)
-
-
-@pytest.fixture(scope="session")
-def p_value() -> Callable[..., float]:
-    """The chi-square test of goodness of fit."""
-    return chi_square_p

@@ -20,7 +20,7 @@ from fedfleet.simulator.driver.simulate import simulate
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.work import Batch
 from fedfleet.tasks.classification import Classification, ClassificationOptions
-from fedfleet.tasks.mixstyle import MixStyle, MixStyleOptions, partners, style, with_mixstyle
+from fedfleet.tasks.mixstyle import MixStyle, MixStyleOptions, kept, partners, style, with_mixstyle
 from fedfleet.tasks.models import build
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.stateful import called, prepared
@@ -37,7 +37,7 @@ def mixed(x: Tensor, key: int = 1, weight: Tensor | None = None, layer: nn.Modul
 def by_hand(x: Tensor, key: Tensor, layer: MixStyle) -> Tensor:
     """The released code's formula, an image and a channel at a time."""
     key = rng.fold(key, layer.place)
-    share = layer.shares(rng.fold(key, "share"), len(x))
+    share = kept(rng.fold(key, "share"), len(x), layer.alpha)
     other = partners(rng.fold(key, "partner"), torch.ones(len(x)) > 0)
     m, s = x.mean((2, 3)).detach(), (x.var((2, 3)) + 1e-6).sqrt().detach()
     rows = []
@@ -53,8 +53,8 @@ def by_hand(x: Tensor, key: Tensor, layer: MixStyle) -> Tensor:
 
 @pytest.mark.parametrize("alpha", [0.02, 0.1, 0.3, 1.0, 4.0, 30.0])
 def test_shares_are_of_the_beta_distribution(alpha):
-    layer, key = MixStyle(0.5, alpha, "x"), rng.key(3)
-    found, u = layer.shares(key, 20_000), rng.uniform(key, 20_000, torch.float64)
+    key = rng.key(3)
+    found, u = kept(key, 20_000, alpha), rng.uniform(key, 20_000, torch.float64)
     torch.testing.assert_close(found, torch.from_numpy(betaincinv(alpha, alpha, u.numpy())), rtol=0, atol=2e-5)
     small = found[found < 0.5]  # in double precision those near 1 are 1
     assert kstest(small.numpy(), lambda v: 2 * beta(alpha, alpha).cdf(v)).pvalue > 0.01

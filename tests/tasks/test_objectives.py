@@ -16,6 +16,7 @@ SIGNS = {
         **{"invariant": {"x": 1}, "irm": {"x": 1}, "coral": {"x": 1}},
     },
     "stochastic": {"train": {"x": 1}, "fedsr": {"x": 1, "p": 1}},
+    "attentive": {"train": {"x": 1}, "stablefdg": {"x": 1}},
     "language_model": {"train": {"x": 1}},
     "auc": {"train": {"x": 1, "y": -1}},
     "robust": {"train": {"x": 1, "y": -1}},
