@@ -1,6 +1,10 @@
 """Arrays from MATLAB files of version 5 to 7, which hold numbers and no code."""
 
+import signal
 from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +21,18 @@ Array = NDArray[Any]
 def read_mat(path: Path, names: Sequence[str], source: str) -> list[Array]:
     """Return the variables `names` of a file published at `source`. Raises DataError.
 
-    A file of version 7.3 is another format, HDF5, and refused.
+    A file of version 7.3 is another format, HDF5, and refused. Files are read in a process of their own, which a damaged one may
+    crash.
     """
     from scipy.io import loadmat  # here, for what else reads data sets needs none
 
     try:
-        found = loadmat(path, variable_names=list(names))
+        found = _reader().submit(loadmat, str(path), variable_names=list(names)).result()
     except FileNotFoundError:
         raise absent(path, source) from None
+    except BrokenExecutor as error:
+        _reader.cache_clear()
+        raise broken(path, "crashes scipy's reader, as a damaged file may", source) from error
     except NotImplementedError as error:
         raise broken(path, "is of MATLAB 7.3, which is HDF5, expected version 5 to 7", source) from error
     except Exception as error:  # scipy's reader has no error of its own for a damaged file
@@ -32,6 +40,13 @@ def read_mat(path: Path, names: Sequence[str], source: str) -> list[Array]:
     if missing := [name for name in names if not isinstance(found.get(name), np.ndarray)]:
         raise broken(path, f"has no array {missing[0]!r}", source)
     return [found[name] for name in names]
+
+
+@cache
+def _reader() -> ProcessPoolExecutor:
+    """Return a process that reads, until this one ends."""
+    deaf = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # an interruption is this process's to tell of
+    return ProcessPoolExecutor(1, get_context("spawn"), initializer=deaf)
 
 
 def images(array: Array, order: str, path: Path, source: str) -> Tensor:

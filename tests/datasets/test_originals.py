@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import hashlib
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -184,6 +185,25 @@ def test_a_cut_or_changed_matlab_file_is_refused_or_read(tmp_path_factory: pytes
         said, found = str(error), np.empty(0)
     assert isinstance(found, np.ndarray)
     assert said is None or (str(path) in said and "\n" not in said)
+
+
+class Crashing:
+    """Ends the process that it is sent to."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (1,)
+
+
+def test_a_file_that_crashes_its_reader_is_refused_and_the_next_one_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    savemat(tmp_path / "a.mat", {"X": pixels(1, 5, 4)})
+    with monkeypatch.context() as patched:
+        patched.setattr("scipy.io.loadmat", Crashing())
+        with pytest.raises(DataError, match=r"a\.mat: crashes scipy's reader"):
+            read_mat(tmp_path / "a.mat", ["X"], "a site")
+    (found,) = read_mat(tmp_path / "a.mat", ["X"], "a site")
+    assert np.array_equal(found, pixels(1, 5, 4))
 
 
 def test_version_7_3_is_refused(tmp_path: Path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -167,6 +167,9 @@ def _finished(run: Path, wanted: Mapping[str, Any]) -> bool:
     if _cut(summary, found) and found.get("max_seconds") != wanted.get("max_seconds"):
         return False  # it had another time to run than it has now
     old, new = (dict(_leaves(without(c, WHERE))) for c in (found, wanted))
+    if new.keys() - old.keys():  # it may be of an earlier version, which had not all of the keys
+        with suppress(ConfigError):
+            old = dict(_leaves(without(C.recorded(run / "config.yaml"), WHERE)))
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
             raise ConfigError(

@@ -141,6 +141,9 @@ def test_finished_trials_are_kept_and_the_rest_is_run(done, tmp_path, monkeypatc
     out = tmp_path / "study"
     shutil.copytree(done, out)
     kept = out / "trials" / "par-rate-0.2" / "seed-0"
+    written = yaml.safe_load((kept / "config.yaml").read_text())
+    del written["transforms"], written["executor"]["capture"]  # a version that had no such keys ran it
+    (kept / "config.yaml").write_text(yaml.safe_dump(written))
     shutil.rmtree(out / "trials" / "ONE-rate-1.0" / "seed-1")
     cut = out / "trials" / "par-rate-1.0" / "seed-0"
     (cut / "summary.json").unlink()
