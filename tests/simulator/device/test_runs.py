@@ -41,6 +41,7 @@ RUNS = {
     "own models": {"algorithm.name": "fedrod", **OWN},
     "factored": {"executor.inner": "factored", "evaluation.cosines": True, "domains": {"kind": "label"}},
     "stochastic": {"task": {"name": "stochastic", "latent": 4}, "algorithm.name": "fedsr", **ROLES},
+    "attentive": {"task": {"name": "attentive", "model": "cnn"}, "algorithm.name": "stablefdg", "algorithm.copies": 4},
     "robust": {
         "task": {"name": "robust", "ascent_steps": 2},
         "algorithm.name": "cdma_ada",
