@@ -2,12 +2,12 @@
 
     begin   = phase + client C + bytes (put + sent (N - 1))
     result  = block + bytes (near / N + far (1 - 1 / N))
-    driver  = B result                             all blocks come to one process, which adds them in their order
+    driver  = R result                             all results come to one process, of one block each, or of several
     work    = ceil(B / A) block_s                  on actors that are alike
-    round   = begin + max(work + min(A, B) result, block_s + driver)
+    round   = begin + max(work + min(A, R) result, block_s B / R + driver)
 
 N nodes, the driver on the first of them, A actors spread evenly, C clients in B blocks of so many seconds each, ``bytes`` of the
-model, which travels down once a node and up once a block.
+model, which travels down once a node and up once a result; R is what ``cutting.blocks_a_task`` makes of B.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
+
+from fedfleet.simulator.driver.cutting import blocks_a_task
 
 GIGABIT = 1e9 / 8  # bytes
 
@@ -86,8 +88,10 @@ def parts(rates: Rates, of: Setting) -> Parts:
     bytes_back = of.size * (rates.near + rates.far * (of.nodes - 1)) / of.nodes
     result = rates.block + bytes_back
     work = math.ceil(of.blocks / of.actors) * of.block_s
-    busy = max(work + min(of.actors, of.blocks) * result, of.block_s + of.blocks * result)
-    return Parts(clients, broadcast, work, of.blocks * rates.block, of.blocks * bytes_back, clients + broadcast + busy)
+    together = blocks_a_task(of.blocks, of.actors, int(of.size))
+    results = math.ceil(of.blocks / together)
+    busy = max(work + min(of.actors, results) * result, together * of.block_s + results * result)
+    return Parts(clients, broadcast, work, results * rates.block, results * bytes_back, clients + broadcast + busy)
 
 
 def fit(measured: Sequence[tuple[Setting, float]]) -> Rates:
