@@ -118,12 +118,9 @@ class RayExecutor:
         self._pool.heed(nodes)
         for slot in self._pool.slots:
             if slot.up and slot.place is not None and slot.place.id in nodes.silent:
-                mine = self._at_hand(slot.actor)
-                for run in mine:
-                    del self._running[run.order]
-                    run.batch.again(run.number, run.task)
+                blocks = self._take_back(slot.actor)
                 self.events.append(
-                    {"event": "node_silent", "node": slot.place.node, "slot": slot.number, "blocks": len(mine)}
+                    {"event": "node_silent", "node": slot.place.node, "slot": slot.number, "blocks": blocks}
                 )
                 self._pool.replace(slot)
         self._dispatch()
@@ -266,9 +263,7 @@ class RayExecutor:
         Everything it had is settled before a FedfleetError is raised.
         """
         if actor is not slot.actor:  # it was replaced, and nobody hears what it answers
-            for run in self._at_hand(actor):
-                del self._running[run.order]
-                run.batch.again(run.number, run.task)
+            self._take_back(actor)
             return
         error = future.exception()
         fatal = failure(self._hear, slot) if slot.near is not None else None  # what it answered before it ended
@@ -285,6 +280,14 @@ class RayExecutor:
     def _at_hand(self, actor: Any) -> list[Run]:
         """Return what an actor has to do, the first to be begun first."""
         return [run for run in self._running.values() if run.actor is actor]
+
+    def _take_back(self, actor: Any) -> int:
+        """Let what an actor has to do run again, elsewhere; return how many tasks that were."""
+        mine = self._at_hand(actor)
+        for run in mine:
+            del self._running[run.order]
+            run.batch.again(run.number, run.task)
+        return len(mine)
 
     def _settle(self, order: int, future: Future[Any]) -> None:
         """Take the result of a task, or what became of it."""
