@@ -20,7 +20,7 @@ import yaml
 import fedfleet
 from benchmarks.cluster.nodes import Node, Nodes, nodes
 from fedfleet.config.schema import complete, with_overrides
-from tests.chaos.soak import BASE, CASES, MODELS, TABLES, Report, equal, events, say
+from tests.chaos.soak import BASE, CASES, Report, events, say, unlike
 
 CONFIG: dict[str, Any] = {**BASE, "executor": {"kind": "ray", "block_size": 3}}
 LONG_S = 20.0
@@ -194,7 +194,7 @@ def soak(
                 pause = draw.uniform(*every_s)
     disturbed.done_joining()
     lost = [f"status {run.returncode}: {tail(log)}"] if run.returncode else []
-    lost = lost or [name for name in (*MODELS, *TABLES) if not equal(peace.folder, out, name)]
+    lost = lost or unlike(peace.folder, out)
     print(f"  {sum(done.values())} faults, {dict(events(out))}", flush=True)
     return Report(case, rounds, {k: v for k, v in done.items() if v}, time.monotonic() - started, lost)
 

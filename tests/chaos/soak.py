@@ -133,7 +133,7 @@ def soak(
             break
         if process.returncode not in ENDED:
             raise AssertionError(f"status {process.returncode}: {(folder / 'log.txt').read_text()[-2000:]}")
-    lost = [name for name in (*MODELS, *TABLES) if not equal(peace.folder, out, name)]
+    lost = unlike(peace.folder, out)
     return Report(case, rounds, dict(done), time.monotonic() - started, lost)
 
 
@@ -216,6 +216,11 @@ def _name(pid: int) -> str:
         return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return ""
+
+
+def unlike(a: Path, b: Path) -> list[str]:
+    """Return the models and tables of two runs that are not the same, but for the seconds that things took."""
+    return [name for name in (*MODELS, *TABLES) if not equal(a, b, name)]
 
 
 def equal(a: Path, b: Path, name: str) -> bool:

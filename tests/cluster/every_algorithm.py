@@ -11,14 +11,13 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-import pandas as pd
 import yaml
 
 import fedfleet
 from benchmarks.cluster.nodes import missing, nodes
 from fedfleet.config.schema import complete, load, with_overrides
 from fedfleet.experiments.workers import Workers
-from tests.chaos.soak import BASE, CASES, MODELS, TABLES
+from tests.chaos.soak import BASE, CASES, unlike
 
 
 def on_cluster(folder: Path, address: str, actors: int) -> None:
@@ -28,23 +27,6 @@ def on_cluster(folder: Path, address: str, actors: int) -> None:
             config = load(path, {"executor.address": address, "executor.actors": actors})
             fedfleet.Experiment(config).run(folder / f"{actors}" / path.stem, workers=workers)
             print(f"{actors} nodes: {path.stem}", file=sys.stderr, flush=True)
-
-
-def unlike(found: Path, expected: Path) -> list[str]:
-    """Return the files that differ, but for the seconds that things took."""
-    lost = [n for n in MODELS if _bytes(found / f"{n}.safetensors") != _bytes(expected / f"{n}.safetensors")]
-    for name in TABLES:
-        both = [f / f"{name}.parquet" for f in (found, expected)]
-        if both[0].exists() != both[1].exists():
-            lost.append(name)
-        elif both[0].exists():
-            a, b = (pd.read_parquet(p).drop(columns="seconds", errors="ignore") for p in both)
-            lost += [] if a.equals(b) else [name]
-    return lost
-
-
-def _bytes(path: Path) -> bytes | None:
-    return path.read_bytes() if path.exists() else None
 
 
 def main() -> int:
