@@ -49,6 +49,7 @@ from fedfleet.simulator.author import (
     Task,
     Tree,
     View,
+    positions,
 )
 
 LEAST = 1e-12  # share of a client in a mean: that of clients whose shares are all 0 exists
@@ -158,6 +159,5 @@ def fedga(options: FedGaOptions, task: Task, cohort: CohortOptions) -> Algorithm
 
 def _gaps(before: Reduced, after: Reduced) -> tuple[Tensor, Tensor]:
     """Return the clients heard of twice, and what was measured of the mean minus what was of their own models, both (U,)."""
-    order = before.received.argsort()
-    place = order[torch.searchsorted(before.received[order], after.received)]
+    place = positions(after.received, before.received)
     return after.received, after.config["measured"] - before.config["measured"][place]

@@ -55,6 +55,7 @@ from fedfleet.simulator.author import (
     Task,
     Tree,
     View,
+    positions,
     rng,
 )
 
@@ -138,8 +139,7 @@ def dealt(found: Reduced, invited: Cohort, key: Key) -> Tensor:
     of = torch.zeros((len(invited), *styles.shape[1:]), dtype=styles.dtype, device=styles.device)
     if len(circle) < 2:
         return of
-    order = invited.clients.argsort()
-    place = order[torch.searchsorted(invited.clients[order], found.received[circle])]
+    place = positions(found.received[circle], invited.clients)
     return of.index_copy(0, place, styles[circle.roll(-1)])
 
 

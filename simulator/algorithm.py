@@ -64,6 +64,12 @@ class Cohort:
         return len(self.clients)
 
 
+def positions(clients: Tensor, among: Tensor) -> Tensor:
+    """Return where clients (R,) stand among others (S,), each of which is there once, in any order, and all of the R are."""
+    order = among.argsort()
+    return order[torch.searchsorted(among[order], clients)]
+
+
 class Reduced(NamedTuple):
     """What a phase yields: reduced slots, the heard clients (R,) in the order of the blocks, their message scalars (R,).
 

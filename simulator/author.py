@@ -1,6 +1,17 @@
 """All that the author of an algorithm or a task imports: ``from fedfleet.simulator.author import Algorithm, Phase, rng, …``."""
 
-from fedfleet.simulator.algorithm import Algorithm, Cohort, Personal, Problem, Reduced, Round, Saddle, Task, View
+from fedfleet.simulator.algorithm import (
+    Algorithm,
+    Cohort,
+    Personal,
+    Problem,
+    Reduced,
+    Round,
+    Saddle,
+    Task,
+    View,
+    positions,
+)
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.optim import Optimizer, adagrad, adam, adaptive, sgd
@@ -66,6 +77,7 @@ __all__ = [
     "adagrad",
     "adam",
     "adaptive",
+    "positions",
     "rng",
     "sgd",
 ]
