@@ -202,7 +202,10 @@ class Code:
 
 
 class Transform(Protocol):
-    """One step on the way up: clip, add noise, sparsify, quantise. Pure; draws from its key."""
+    """One step on the way up: clip, add noise, sparsify, quantise. Pure; draws from its key.
+
+    One with ``linear = True`` only scales leaves, by numbers that may follow from their norms (``torch.linalg.vector_norm``).
+    """
 
     @property
     def feedback(self) -> bool:

@@ -37,10 +37,15 @@ class Clip(Options):
         """Never."""
         return False
 
+    @property
+    def linear(self) -> bool:
+        """Always: leaves are multiplied by a number."""
+        return True
+
     def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
         """Return the message shortened, which the server shortens once more."""
         bound = shared.get(NORM, self.norm)
-        return Code(shortened(send, bound), lambda rest: shortened(rest, bound))
+        return _clipped(send, bound)
 
 
 class Hidden(Clip):
@@ -51,22 +56,32 @@ class Hidden(Clip):
     tells: bool = False
     """Tell whether the message was within the norm, which is to follow a quantile of norms."""
 
+    @property
+    def linear(self) -> bool:
+        """Where no noise is added."""
+        return not self.noisy
+
     def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
         """Return the message shortened, with noise or to be shortened once more, and what is told of its norm."""
         bound = shared.get(NORM, self.norm)
         told = {WITHIN: (length(send) <= bound).to(torch.float64)} if self.tells else {}
-        short = shortened(send, bound)
         if not self.noisy:
-            return Code(short, lambda rest: shortened(rest, bound), told=told)
+            return _clipped(send, bound, told)
         std = shared[SHARE] * bound
         noisy = {
             slot: {
                 name: leaf + rng.normal(rng.fold(key, slot, name), tuple(leaf.shape), leaf.dtype) * std
                 for name, leaf in leaves.items()
             }
-            for slot, leaves in short.items()
+            for slot, leaves in shortened(send, bound).items()
         }
         return Code(noisy, lambda rest: rest, told=told)
+
+
+def _clipped(send: Slots, norm: Any, told: Mapping[str, Tensor] | None = None) -> Code:
+    """Return the message shortened, which is shortened once more if something comes after it."""
+    short = shortened(send, norm)
+    return Code(short, lambda rest: rest if rest is short else shortened(rest, norm), told=told or {})
 
 
 def length(send: Slots) -> Tensor:

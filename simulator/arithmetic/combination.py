@@ -153,6 +153,20 @@ class Combination:
             total = d @ h if total is None else torch.addmm(total, d, h)
         return self._zero().expand(self.like.shape) if total is None else total
 
+    def norms(self, dtype: torch.dtype) -> Tensor:
+        """Return each client's Euclidean norm (C,), of outer products without multiplying them out where that takes less."""
+        rows = sum(h.shape[1] for h, _, _ in self.products)
+        zero = all(isinstance(c, float) and c == 0.0 for _, c in self.shared)
+        plain = zero and not self.each and not self.patches() and self.like.dim() == 2
+        if not plain or rows * sum(self.like.shape) > self.like.numel():
+            return torch.linalg.vector_norm(self.dense().flatten(1), dim=1, dtype=dtype)
+        own = [(h, d * c[..., None] if isinstance(c, Tensor) else d * c) for h, d, c in self.products]
+        if not own:
+            return torch.zeros(self.clients, dtype=dtype, device=self.like.device)
+        h, d = torch.cat([h for h, _ in own], 1), torch.cat([d for _, d in own], 1)
+        # |sum_r d_r^T h_r|^2 = sum_rs <d_r, d_s> <h_r, h_s>
+        return (torch.bmm(h, h.mT) * torch.bmm(d, d.mT)).sum((1, 2), dtype=dtype).clamp(min=0.0).sqrt()
+
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=self.like.dtype, device=self.like.device)
 

@@ -157,6 +157,13 @@ class Factored(Tensor):
             value = content.dense()
         return lanes.lift(value)
 
+    def norm_of_all(self, dtype: torch.dtype) -> Tensor:
+        """Return the Euclidean norm of a client's leaf, a number of client code."""
+        content = self.combination()
+        with lanes.beneath():
+            value = content.norms(dtype)
+        return lanes.lift(value)
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = named(func)
@@ -167,6 +174,8 @@ class Factored(Tensor):
             found = LINEAR[name](*args)
             if found is not NotImplemented:
                 return found
+        if name == "linalg_vector_norm" and len(args) == 1 and set(kwargs or {}) <= {"dtype"}:
+            return args[0].norm_of_all((kwargs or {}).get("dtype") or args[0].dtype)
         own = any(isinstance(a, Tensor) and not isinstance(a, Factored) and a.dim() for a in args)
         reason = f"{name} with a tensor of each client's own" if own else name
         dense = [a.multiplied_out(reason) if isinstance(a, Factored) else a for a in args]

@@ -66,7 +66,9 @@ def through(
     if not transforms:
         return Passed(dict(send), {}, T.count(send), 8 * T.num_bytes(send), {})
     origins = {slot: shared[slot] for slot in send if _alike(send[slot], shared.get(slot))}
-    moved = {s: {n: _dense(x) for n, x in compressible(_moved(send[s], origins.get(s))).items()} for s in send}
+    kept = all(getattr(t, "linear", False) for t in transforms)  # then factored leaves stay so
+    moved = {s: compressible(_moved(send[s], origins.get(s))) for s in send}
+    moved = {s: {n: x if kept else _dense(x) for n, x in leaves.items()} for s, leaves in moved.items()}
     moved = {slot: leaves for slot, leaves in moved.items() if leaves}
     found, owed, numbers, bits, told = _coded(transforms, 0, moved, shared, memory, key)
     came = {}
@@ -75,8 +77,10 @@ def through(
         leaves = []
         for name, leaf in T.named_leaves(tree):
             if name in mine:
-                # Nothing that is not finite may get lost on its way, or the client would not be found at fault.
-                y = mine[name].to(leaf.dtype) + (moved[slot][name] * 0.0).sum()
+                y = mine[name]
+                if not isinstance(y, Factored):
+                    # Nothing that is not finite may get lost on its way, or the client would not be found at fault.
+                    y = y.to(leaf.dtype) + (moved[slot][name] * 0.0).sum()
                 leaves.append(origin[name] + y if origin else y)
             else:
                 leaves.append(leaf)

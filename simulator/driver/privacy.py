@@ -209,7 +209,9 @@ class _Noising:
         if self.metrics:
             raise FedfleetError("clients are asked twice in a round, and noise is reckoned for one exchange")
         m, before = self._mechanism, self.at
-        told = {} if m.follows is None else {m.follows.sent: before.norm}
+        told: dict[str, Any] = (
+            {} if m.follows is None else {m.follows.sent: torch.tensor(before.norm, dtype=torch.float64)}
+        )
         if m.shares is not None:
             told[m.sent] = before.multiplier / math.sqrt(m.shares)
         shared = replace(shared, config={**shared.config, **told})

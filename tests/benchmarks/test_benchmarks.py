@@ -18,6 +18,7 @@ from benchmarks import (
     invitations,
     loops,
     memory,
+    privacy,
     results,
     rules,
     scaling,
@@ -124,6 +125,18 @@ def test_the_ways_to_run_a_block_are_measured_side_by_side(monkeypatch, capsys):
     assert list(found["ms"]) == ["serial", "batched", "factored", "replayed"]
     assert min(found["ms"].values()) > 0
     assert blocks.row(found)[-2].startswith(f"{found['replay_gains']['median']:.2f}")
+
+
+def test_hiding_clients_is_measured_beside_not_hiding_them(monkeypatch, capsys):
+    monkeypatch.setitem(cases.CASES, "mlp", TINY)
+    privacy.main(["--turns", "2", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    ways = ["clipped, noise", "norm follows", "noise of 8 bands"]
+    assert list(found["ms"]) == ["nothing hidden", *ways]
+    assert list(found["over"]) == ways
+    monkeypatch.setattr(privacy, "measure", lambda *_: found)
+    privacy.main([])
+    assert f"{found['over']['norm follows']['median']:.2f} times" in capsys.readouterr().out
 
 
 def test_a_client_of_fedmm_is_measured_beside_two_of_fedavgs_and_a_loop(monkeypatch, capsys):

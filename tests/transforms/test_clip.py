@@ -9,9 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic.combination import Combination, PerClient, Shared, Tape
 from fedfleet.simulator.block.uplink import through
+from fedfleet.simulator.driver.transformed import Seen, transformed
 from fedfleet.transforms.clip import NORM, SHARE, WITHIN, Hidden, length
+from tests.algorithms.harness import build, digits, flat, play
 from tests.transforms.test_transforms import made
 
 A, B = torch.tensor([3.0, 0.0]), torch.tensor([[-4.0], [12.0]])  # 13 together
@@ -75,3 +79,37 @@ def test_a_client_adds_its_part_of_the_noise_after_it_is_shortened():
         through((Hidden(norm=1.0, noisy=True),), {"z": z}, given, None, rng.key(k)).send["z"]["w"] for k in range(300)
     ]
     torch.testing.assert_close(torch.stack(many).mean(0), B / 2, rtol=0, atol=0.4)
+
+
+@pytest.mark.parametrize("net", [{"model": "mlp", "hidden": (40,)}, {"model": "mlp", "hidden": (3,)}, {"model": "cnn"}])
+def test_factored_weights_are_shortened_as_they_are_and_stay_so(net):
+    world = digits("classification", "quantity_skew", net=net, alpha=1.0, min_size=2)
+    algorithm = build("fedavg", world.task, CohortOptions(invite=8), steps=3, batch_size=4, lr=0.5)
+    found = {}
+    for norm in (0.05, 100.0):
+        short = transformed(algorithm, made({"name": "clip", "norm": norm}), Seen({}, frozenset()))
+        one, many = (play(short, world, 2, inner=inner) for inner in ("serial", "factored"))
+        torch.testing.assert_close(flat(one[-1]), flat(many[-1]), rtol=1e-4, atol=1e-5)
+        found[norm] = flat(many[-1])
+    plain = play(algorithm, world, 2, inner="factored")
+    torch.testing.assert_close(found[100.0], flat(plain[-1]), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(found[0.05], flat(plain[-1]), atol=1e-3)
+
+
+def test_norms_of_combinations_are_those_of_what_they_are_multiplied_out():
+    tape, key = Tape(None), rng.key(5)
+    draw = lambda n, *shape: rng.normal(rng.fold(key, n), shape, torch.float64)  # noqa: E731
+    outer = [tape.append(draw(f"h{i}", 3, 2, 30), draw(f"d{i}", 3, 2, 20), None) for i in range(2)]
+    like, shared = torch.empty(20, 30, dtype=torch.float64), Shared(draw("s", 20, 30))
+    scale = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    for terms in (
+        [(outer[0], 0.3), (outer[1], scale)],
+        [(outer[0], 0.3), (outer[1], 0.3), (shared, 0.0)],
+        [(outer[0], 0.3), (shared, 0.7)],
+        [(outer[0], 1.0), (PerClient(draw("p", 3, 20, 30)), 1.0)],
+        [(shared, 0.0)],
+        [],
+    ):
+        found = Combination(3, like, terms)
+        want = found.dense().flatten(1).norm(dim=1)
+        torch.testing.assert_close(found.norms(torch.float64), want)
