@@ -62,8 +62,9 @@ def with_digests(config: Config, data: Data) -> Config:
                 f"population.dataset.sha256={given.sha256!r}: {given.path} now holds other data ({found}): give those that it "
                 f"held, or leave this out in a new run"
             )
-    if isinstance(data, Dataset) and hasattr(of := C.options(config, "population.partition"), "digest"):
-        changes["partition"] = {**p.partition, "sha256": of.digest()}
+    dealing = C.options(config, "population.partition")
+    if isinstance(data, Dataset) and getattr(dealing, "sha256", "") is None:  # one that is given, it checks itself
+        changes["partition"] = {**p.partition, "sha256": dealing.digest()}
     return config.model_copy(update={"population": p.model_copy(update=changes)}) if changes else config
 
 
