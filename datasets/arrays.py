@@ -84,15 +84,15 @@ def from_dataframe(
     Raises DataError, a ValueError of one line. Rows are counted from 0, whatever the index.
 
     """
-    _check_frame(df, "df")
+    check_frame(df, "df")
     own = {"client": client, "label": label, "domain": domain, "test": test if isinstance(test, str) else None}
-    _check_own(df, "df", own)
+    check_own(df, "df", own)
     chosen = _features(df, features, [c for c in own.values() if c is not None])
     rows = _of_frame(df, "df", chosen, label, client, domain, classes)
     if isinstance(test, pd.DataFrame):
-        _check_frame(test, "test")
+        check_frame(test, "test")
         there = domain if domain in test.columns else None
-        _check_own(test, "test", {"label": label})
+        check_own(test, "test", {"label": label})
         if missing := [c for c in chosen if c not in test.columns]:
             fail("test", f"no column {missing[0]!r}", "give both data frames the same features")
         held: Any = _of_frame(test, "test", chosen, label, None, there, classes)
@@ -115,7 +115,8 @@ def _rows(prefix: str, x: Any, y: Any, client: Any, domain: Any, classes: int | 
     )
 
 
-def _check_frame(df: Any, where: str) -> None:
+def check_frame(df: Any, where: str) -> None:
+    """Refuse what is no data frame with rows, or one in which two columns are called alike. Raises DataError."""
     if not isinstance(df, pd.DataFrame):
         mend = "give a pandas DataFrame" if where == "df" else "give a share, a column's name or a pandas DataFrame"
         fail(where, f"is a {type(df).__name__}", mend)
@@ -125,12 +126,12 @@ def _check_frame(df: Any, where: str) -> None:
         fail(where, f"two columns {twice[0]!r}", "rename one")
 
 
-def _check_own(df: pd.DataFrame, where: str, own: dict[str, str | None]) -> None:
-    """Refuse columns that are named and not there, or named twice."""
+def check_own(df: pd.DataFrame, where: str, own: dict[str, str | None], among: Sequence[Any] = ()) -> None:
+    """Refuse columns that are named and not there, or named twice; `among` is what there is. Raises DataError."""
     named = {argument: column for argument, column in own.items() if column is not None}
     for argument, column in named.items():
         if column not in df.columns:
-            known = [str(c) for c in df.columns]
+            known = [str(c) for c in among or df.columns]
             nearest = difflib.get_close_matches(str(column), known, n=1)
             mend = f"did you mean {nearest[0]!r}" if nearest else f"choose {argument}= among {', '.join(known)}"
             fail(where, f"no column {column!r}", mend)
@@ -145,7 +146,7 @@ def _features(df: pd.DataFrame, asked: Sequence[str] | None, own: Sequence[str])
         for column in asked:
             if column in own:
                 fail("features", f"the column {column!r} is no feature", "leave it out")
-        _check_own(df, "df", {f"features[{i}]": column for i, column in enumerate(asked)})
+        check_own(df, "df", {f"features[{i}]": column for i, column in enumerate(asked)})
         return list(asked)
     chosen = [c for c in df.columns if c not in own]
     for column in chosen:
@@ -174,7 +175,7 @@ def _of_frame(
     def at(column: Any) -> str:
         return f"{where}: column {column!r}"
 
-    x = _example_columns(df, features, at)
+    x = example_columns(df, features, at)
     count = len(df)
     return Rows(
         where,
@@ -189,7 +190,8 @@ def _codes(df: pd.DataFrame, column: str, what: str, at: Any) -> Codes:
     return given.codes(df[column], at(column), what, len(df), rising=what == "domain")
 
 
-def _example_columns(df: pd.DataFrame, features: Sequence[Any], at: Any) -> Tensor:
+def example_columns(df: pd.DataFrame, features: Sequence[Any], at: Any) -> Tensor:
+    """Return columns of numbers, or one of arrays, as examples (n, ...); `at` says where a column is. Raises DataError."""
     if len(features) == 1 and df[features[0]].dtype == object:
         return given.inputs(df[features[0]].tolist(), at(features[0]))
     columns = []

@@ -9,6 +9,7 @@ a folder's name, numbered in the order of all names; a client or a domain need n
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,16 +19,38 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from fedfleet.datasets import given
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.folders import SUFFIXES
-from fedfleet.datasets.given import Rows, fail
+from fedfleet.datasets.given import Parts, Rows, fail
 from fedfleet.simulator.errors import one_line
 
 Each = Literal["client", "domain", "class"]
 MODES = {1: "L", 3: "RGB"}
+
+
+class FolderOptions(BaseModel):
+    """Images in folders."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    path: str
+    """The folder."""
+    each: Each = "client"
+    """What each folder in it is; images that come in no clients are dealt by ``population.partition``."""
+    side: int | None = Field(default=None, ge=1)
+    """Pixels that both sides are resized to; all images have to be of one size if not given."""
+    channels: int = Field(default=3, ge=1, le=3)
+    """3, or 1 for grey."""
+    test: str | None = None
+    """Folder of test images in the same layout; if not given, a share is held out, ``hold_out``."""
+    hold_out: float = Field(default=0.1, gt=0, lt=1)
+    """Without ``test``: the share, of clients if these are folders, of images else, of every domain, that are tested on."""
+    sha256: str | None = None
+    """Digest of what was read; a run says here what it was."""
 
 
 class _Found(NamedTuple):
@@ -63,6 +86,16 @@ def from_image_folder(
 
     """
     root = Path(path).expanduser()
+    return given.made(name or root.resolve().name, _parts(root, each, side, channels, test))
+
+
+def read(options: FolderOptions) -> Parts:
+    """Return the images below a folder. Raises DataError."""
+    root, test = Path(options.path).expanduser(), options.hold_out if options.test is None else options.test
+    return _parts(root, options.each, options.side, options.channels, test)
+
+
+def _parts(root: Path, each: Each, side: int | None, channels: int, test: float | str | Path) -> Parts:
     if each not in ("client", "domain", "class"):
         fail("each", f"is {each!r}", "give 'client', 'domain' or 'class'")
     if channels not in MODES:
@@ -76,12 +109,15 @@ def from_image_folder(
         of_test = _found(other, each)
         if strange := sorted({image.label for image in of_test} - {*classes}):
             fail(f"{other}", f"{strange[0]!r} is no class of {root}", "rename the folder, or leave it out")
-        both = _read([*found, *of_test], side, channels)
+        both = read_images([image.path for image in (*found, *of_test)], side, channels)
         held: float | Rows = _rows(other, of_test, both[len(found) :], classes, each, clients=False)
         rows = _rows(root, found, both[: len(found)], classes, each)
     else:
-        held, rows = test, _rows(root, found, _read(found, side, channels), classes, each)
-    return given.made(name or root.resolve().name, given.split(rows, held, len(classes)))
+        held, rows = (
+            test,
+            _rows(root, found, read_images([image.path for image in found], side, channels), classes, each),
+        )
+    return given.split(rows, held, len(classes))
 
 
 def _rows(
@@ -125,26 +161,31 @@ def _images(at: Path) -> list[Path]:
     return sorted(child for child in files if child.is_file())
 
 
-def _read(found: Sequence[_Found], side: int | None, channels: int) -> Tensor:
+def read_images(paths: Sequence[Path | io.BytesIO], side: int | None, channels: int) -> Tensor:
     """Return images (n, channels, height, width) uint8. Raises DataError."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        images = list(pool.map(lambda image: _image(image.path, side, channels), found))
+        images = list(pool.map(lambda at: _image(at[0], at[1], side, channels), enumerate(paths)))
     first = images[0].shape
-    for image, x in zip(found, images, strict=True):
+    for i, (path, x) in enumerate(zip(paths, images, strict=True)):
         if x.shape != first:
             sizes = [f"{s[1]} x {s[0]}" for s in (x.shape, first)]
             mend = f"give side={min(first[:2])}, to resize all"
-            fail(f"{image.path}", f"is of {sizes[0]} pixels, and {found[0].path} of {sizes[1]}", mend)
+            first_name = _called(paths[0], 0)
+            fail(_called(path, i), f"is of {sizes[0]} pixels, and {first_name} of {sizes[1]}", mend)
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
 
 
-def _image(path: Path, side: int | None, channels: int) -> np.ndarray:
+def _called(path: Path | io.BytesIO, number: int) -> str:
+    return f"{path}" if isinstance(path, Path) else f"image {number}"
+
+
+def _image(number: int, path: Path | io.BytesIO, side: int | None, channels: int) -> np.ndarray:
     try:
         with Image.open(path, formats=["JPEG", "PNG"]) as opened:
             image = opened.convert(MODES[channels])
         if side is not None:
             image = image.resize((side, side), Image.Resampling.BILINEAR)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as e:
-        fail(f"{path}", f"is no image ({one_line(e)})", "mend it, or leave it out")
+        fail(_called(path, number), f"is no image ({one_line(e)})", "mend it, or leave it out")
     x = np.asarray(image)
     return x[:, :, None] if channels == 1 else x

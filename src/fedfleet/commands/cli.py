@@ -186,13 +186,13 @@ def bench(
 def list_(what: Annotated[str, typer.Argument(help="algorithms, datasets, tasks or transforms")]) -> None:
     """List what can be named in a configuration."""
     from fedfleet.algorithms.registry import ALGORITHMS
-    from fedfleet.datasets.registry import FEDERATED, LOADERS
+    from fedfleet.datasets.registry import NAMES
     from fedfleet.tasks.registry import TASKS
     from fedfleet.transforms.registry import TRANSFORMS
 
     kinds: dict[str, dict[str, str]] = {
         "algorithms": {k: v.about for k, v in ALGORITHMS.items()},
-        "datasets": dict.fromkeys(LOADERS, "") | {k: v.about for k, v in FEDERATED.items()},
+        "datasets": dict(NAMES),
         "tasks": {k: v.about for k, v in TASKS.items()},
         "transforms": {k: v.about for k, v in TRANSFORMS.items()},
     }

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from fedfleet.config import schema as C
 from fedfleet.config.schema import Config
-from fedfleet.datasets import registry
+from fedfleet.datasets import registry, sources
 from fedfleet.datasets.domain_config import Vectors
 from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
 from fedfleet.datasets.files import DataError, data_dir
 from fedfleet.datasets.partition import Partition
+from fedfleet.datasets.sources import SOURCES
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.domains import Grouped
@@ -41,6 +42,11 @@ def data_key(config: Config) -> str:
 def load_data(config: Config) -> Data:
     """Load the configured data set. Raises DataError, and ConfigError where it comes in clients and a partition is given."""
     p, name = config.population, C.named(config, "population.dataset")
+    if name in SOURCES:
+        data = sources.load(name, C.options(config, "population.dataset"))
+        if isinstance(data, FederatedDataset):
+            check_undealt(config, name)
+        return data
     if name not in registry.FEDERATED:
         return registry.load(name, data_dir(p.data_dir), C.options(config, "population.dataset"))
     check_undealt(config, name)
@@ -59,7 +65,7 @@ def with_digests(config: Config, data: Data) -> Config:
         changes["dataset"] = {**p.dataset, "sha256": (found := _digest(data))}
         if given.sha256 not in (None, found):
             raise DataError(
-                f"population.dataset.sha256={given.sha256!r}: {given.path} now holds other data ({found}): give those that it "
+                f"population.dataset.sha256={given.sha256!r}: {data.name} now holds other data ({found}): give those that it "
                 f"held, or leave this out in a new run"
             )
     dealing = C.options(config, "population.partition")
