@@ -5,15 +5,17 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from torch import Tensor
 
 from fedfleet.datasets import given
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.given import Codes, Rows, fail
+
+if TYPE_CHECKING:
+    import pandas as pd  # elsewhere only where it is used: workers need none of it
 
 WRITTEN = re.compile(r"Unnamed: \d+(_level_\d+)?|__index_level_\d+__")
 """What pandas calls an index that was written beside the data and read as a column."""
@@ -84,6 +86,8 @@ def from_dataframe(
     Raises DataError, a ValueError of one line. Rows are counted from 0, whatever the index.
 
     """
+    import pandas as pd
+
     check_frame(df, "df")
     own = {"client": client, "label": label, "domain": domain, "test": test if isinstance(test, str) else None}
     check_own(df, "df", own)
@@ -117,6 +121,8 @@ def _rows(prefix: str, x: Any, y: Any, client: Any, domain: Any, classes: int | 
 
 def check_frame(df: Any, where: str) -> None:
     """Refuse what is no data frame with rows, or one in which two columns are called alike. Raises DataError."""
+    import pandas as pd
+
     if not isinstance(df, pd.DataFrame):
         mend = "give a pandas DataFrame" if where == "df" else "give a share, a column's name or a pandas DataFrame"
         fail(where, f"is a {type(df).__name__}", mend)
@@ -192,6 +198,8 @@ def _codes(df: pd.DataFrame, column: str, what: str, at: Any) -> Codes:
 
 def example_columns(df: pd.DataFrame, features: Sequence[Any], at: Any) -> Tensor:
     """Return columns of numbers, or one of arrays, as examples (n, ...); `at` says where a column is. Raises DataError."""
+    import pandas as pd
+
     if len(features) == 1 and df[features[0]].dtype == object:
         return given.inputs(df[features[0]].tolist(), at(features[0]))
     columns = []

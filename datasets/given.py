@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -21,6 +20,9 @@ from fedfleet.datasets.files import DataError
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.errors import one_line
 from fedfleet.simulator.population import InMemoryPopulation
+
+if TYPE_CHECKING:
+    pass  # elsewhere only where it is used: workers need none of it
 
 KINDS = {"i": np.int64, "u": np.int64, "b": np.float32, "f": np.float32}
 """What numbers of each of NumPy's kinds are kept as, but for bytes, which are pixels."""
@@ -103,6 +105,8 @@ def joined(columns: Sequence[Tensor]) -> Tensor:
 
 def labels(values: Any, where: str, classes: int | None, rows: int) -> Tensor:
     """Return labels (n,) int64 from 0, below `classes` where given. Raises DataError."""
+    import pandas as pd
+
     found = pd.Series(values) if isinstance(values, pd.Categorical) else values
     if isinstance(found, pd.Series):
         if (missing := found.isna().to_numpy()).any():
@@ -136,6 +140,8 @@ def codes(values: Any, where: str, what: str, rows: int, *, rising: bool = False
 
     `what` they are goes into messages. Raises DataError.
     """
+    import pandas as pd
+
     values = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
     try:
         found = values if isinstance(values, pd.Series) else pd.Series(values)
