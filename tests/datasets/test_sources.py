@@ -19,7 +19,7 @@ import fedfleet
 from fedfleet.config.population import load_data
 from fedfleet.config.schema import load
 from fedfleet.data import DataError, from_hf
-from fedfleet.datasets import disk, keep
+from fedfleet.datasets import disk, given, keep
 from fedfleet.datasets.leaf import CHARACTERS
 
 needs_h5py = pytest.mark.skipif(importlib.util.find_spec("h5py") is None, reason="h5py is not installed")
@@ -388,3 +388,19 @@ def test_a_run_records_what_was_read_and_goes_on_with_the_same_alone(tmp_path: P
         fedfleet.resume(run.folder, overrides={"rounds": 3})
     with pytest.raises(fedfleet.ConfigError, match="comes in clients: leave it out, or at iid"):
         fedfleet.run(config, {"population.partition": "shards"}, out=tmp_path / "third")
+
+
+def test_clients_whose_rows_are_mixed_are_kept_together_with_their_domains(tmp_path: Path):
+    of = [1, 0, 2, 1, 2, 0]
+    x, y = torch.arange(12.0).view(6, 2), torch.arange(6)
+    client, domain = given.Codes(torch.tensor(of), ("a", "b", "c")), given.Codes(torch.tensor(of) // 2, ("p", "q"))
+    train, test = (
+        given.Rows("x", x, y, client, domain),
+        given.Rows("t", x[:4], y[:4], None, given.Codes(y[:4] % 2, ("p", "q"))),
+    )
+    assert keep.write(given.split(train, test), tmp_path / "out").domains == ["p", "q"]
+    there = disk.load(disk.DiskOptions(path=str(tmp_path / "out")), None, 0)
+    assert [held(there, i)[1].tolist() for i in range(3)] == [[1, 5], [0, 3], [2, 4]]
+    assert held(there, 2)[0].tolist() == x[[2, 4]].tolist()
+    assert there.population.domains(torch.arange(3)).tolist() == [0, 0, 1]
+    assert (there.test.y.tolist(), there.test.domain.tolist()) == ([0, 1, 2, 3], [0, 1, 0, 1])
