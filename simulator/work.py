@@ -182,13 +182,15 @@ Slots = Mapping[str, Mapping[str, Tensor]]
 """Slot -> path of a leaf -> floats, of one client."""
 
 
-class Code(NamedTuple):
+@dataclass(frozen=True)
+class Code:
     """What a transform makes of slots.
 
     Attributes:
         rest: floats that the next transform is given; after the last they are sent as they are.
         back: ``rest -> slots``: what the server makes of the rest, or of what later transforms have left of it.
         numbers, bits: what is sent besides the rest: values at whatever width, and the bits of all. Of shapes alone.
+        told: scalars that the client tells the server besides, as those of its message's ``config``, and counted so.
 
     """
 
@@ -196,6 +198,7 @@ class Code(NamedTuple):
     back: Callable[[Slots], Slots]
     numbers: int = 0
     bits: int = 0
+    told: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Transform(Protocol):
@@ -206,8 +209,11 @@ class Transform(Protocol):
         """Whether the client adds next time what was lost from here on."""
         ...
 
-    def code(self, send: Slots, key: Key) -> Code:
-        """Return what is made of one client's slots, or of the rest that the transform before has left."""
+    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
+        """Return what is made of one client's slots, or of the rest that the transform before has left.
+
+        ``shared`` is what the client was sent.
+        """
         ...
 
 

@@ -5,7 +5,8 @@ A number above binary16's largest becomes infinite, which a client is at fault f
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ class Half(Options):
     feedback: bool = False
     """Each client remembers what was lost, and adds it next time."""
 
-    def code(self, send: Slots, key: Key) -> Code:
+    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
         """Return the rounded numbers."""
         return by_vector(send, key, "leaf", self._vector)
 

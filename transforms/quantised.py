@@ -16,7 +16,8 @@ Levels are packed at a fixed width; Elias coding, which the QSGD paper adds, is 
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -44,7 +45,7 @@ class Qsgd(Unbiased):
         s = self.levels
         return min(d / s**2, math.sqrt(d) / s) if self.norm == "l2" else d / (4 * s**2)
 
-    def code(self, send: Slots, key: Key) -> Code:
+    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
         """Return the levels."""
         return by_vector(send, key, self.by, self._vector)
 
@@ -66,7 +67,7 @@ class Ternary(Unbiased):
         """Return sqrt(d), which max|x| |x|_1 / |x|^2 may be."""
         return math.sqrt(d)
 
-    def code(self, send: Slots, key: Key) -> Code:
+    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
         """Return the signs that are left."""
         return by_vector(send, key, self.by, self._vector)
 
@@ -89,7 +90,7 @@ class Uniform(Unbiased):
         of_all = d / (2 * (self.levels - 1) ** 2)
         return min(of_all, (2 * math.log(d) + 2) / (self.levels - 1) ** 2) if turned else of_all
 
-    def code(self, send: Slots, key: Key) -> Code:
+    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
         """Return the points."""
         return by_vector(send, key, self.by, self._vector)
 
@@ -108,7 +109,7 @@ class Sign(Options):
     feedback: bool = False
     """Each client remembers what was lost, and adds it next time; the paper's does."""
 
-    def code(self, send: Slots, key: Key) -> Code:
+    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
         """Return the signs."""
         return by_vector(send, key, self.by, self._vector)
 

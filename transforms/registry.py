@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from fedfleet.transforms.clip import Clip
 from fedfleet.transforms.half import Brain, Half
 from fedfleet.transforms.quantised import Qsgd, Sign, Ternary, Uniform
 from fedfleet.transforms.rotation import Rotation
@@ -18,6 +19,7 @@ class Entry(NamedTuple):
 
 
 TRANSFORMS: dict[str, Entry] = {
+    "clip": Entry(Clip, "norms bounded, of all that is sent together (McMahan et al. 2018)"),
     "top_k": Entry(TopK, "the largest coordinates of each slot, with their places (Stich et al. 2018)"),
     "random_k": Entry(RandomK, "coordinates drawn from a seed (ibid.)"),
     "qsgd": Entry(Qsgd, "a norm, signs and drawn levels (Alistarh et al. 2017)"),

@@ -12,7 +12,8 @@ against d/(2 (s-1)^2) without. The signs follow from a seed, which is sent.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ class Rotation(Unbiased):
         """Return the next power of two."""
         return 1 << (d - 1).bit_length()
 
-    def code(self, send: Slots, key: Key) -> Code:
+    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
         """Return the slots turned, each as a vector whose length is a power of two."""
         return by_vector(send, key, "slot", self._vector)
 

@@ -13,7 +13,8 @@ follow from a seed, which is sent.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -52,7 +53,7 @@ class Sparse(Options):
 class TopK(Sparse):
     """The largest coordinates, by their absolute values."""
 
-    def code(self, send: Slots, key: Key) -> Code:
+    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
         """Return the coordinates that are sent; of equally large ones the first."""
         return by_vector(send, key, "slot", self._vector)
 
@@ -86,7 +87,7 @@ class RandomK(Sparse):
         """Return d/k - 1 where the mean is right."""
         return d / self.kept(d) - 1 if self.scaled else 0.0
 
-    def code(self, send: Slots, key: Key) -> Code:
+    def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
         """Return the coordinates that are sent."""
         return by_vector(send, key, "slot", self._vector)
 

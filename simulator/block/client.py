@@ -112,7 +112,8 @@ class ClientProgram:
         self.sent = passed.numbers, passed.bits
         if kept is not None:
             own = Remembering(own, kept.memory if memory is None else {**kept.memory, name: passed.memory})
-        config = {k: torch.as_tensor(v, dtype=torch.float64, device=count.device) for k, v in message.config.items()}
+        told = {**message.config, **passed.told}
+        config = {k: torch.as_tensor(v, dtype=torch.float64, device=count.device) for k, v in told.items()}
         out = {"send": passed.send, "config": config, "own": own, "loss": _mean(losses, measured, count)}
         self.out = out
         self.combinations = [x.combination() for x in T.leaves(out) if isinstance(x, Factored)]

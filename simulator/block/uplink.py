@@ -37,12 +37,13 @@ class Remembering(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """What the server has of one client's slots, what the client owes after that, and the numbers and bits that were sent."""
+    """What the server has of one client's slots, what the client owes, the numbers and bits sent, scalars told besides."""
 
     send: dict[str, Tree]
     memory: dict[str, Slots]
     numbers: int
     bits: int
+    told: dict[str, Tensor]
 
 
 def through(
@@ -63,11 +64,11 @@ def through(
 
     """
     if not transforms:
-        return Passed(dict(send), {}, T.count(send), 8 * T.num_bytes(send))
+        return Passed(dict(send), {}, T.count(send), 8 * T.num_bytes(send), {})
     origins = {slot: shared[slot] for slot in send if _alike(send[slot], shared.get(slot))}
     moved = {s: {n: _dense(x) for n, x in compressible(_moved(send[s], origins.get(s))).items()} for s in send}
     moved = {slot: leaves for slot, leaves in moved.items() if leaves}
-    found, owed, numbers, bits = _coded(transforms, 0, moved, memory, key)
+    found, owed, numbers, bits, told = _coded(transforms, 0, moved, shared, memory, key)
     came = {}
     for slot, tree in send.items():
         mine, origin = found.get(slot, {}), dict(T.named_leaves(origins.get(slot)))
@@ -81,24 +82,29 @@ def through(
                 leaves.append(leaf)
                 numbers, bits = numbers + leaf.numel(), bits + 8 * leaf.numel() * leaf.element_size()
         came[slot] = T.unflatten(tree, leaves)
-    return Passed(came, owed, numbers, bits)
+    return Passed(came, owed, numbers, bits, told)
 
 
 def _coded(
-    transforms: tuple[Transform, ...], at: int, given: Slots, memory: Mapping[str, Slots] | None, key: Key
-) -> tuple[Slots, dict[str, Slots], int, int]:
-    """Return what the server makes of slots from transform ``at`` on, what is owed, and the numbers and bits sent."""
+    transforms: tuple[Transform, ...],
+    at: int,
+    given: Slots,
+    shared: Mapping[str, Any],
+    memory: Mapping[str, Slots] | None,
+    key: Key,
+) -> tuple[Slots, dict[str, Slots], int, int, dict[str, Tensor]]:
+    """Return what the server makes of slots from transform ``at`` on, what is owed, the numbers and bits sent, what is told."""
     if at == len(transforms):
-        return given, {}, T.count(given), 8 * T.num_bytes(given)
+        return given, {}, T.count(given), 8 * T.num_bytes(given), {}
     transform = transforms[at]
     if transform.feedback and memory is not None:
         given = T.add(given, memory[str(at)])
-    code = transform.code(given, rng.fold(key, at))
-    rest, owed, numbers, bits = _coded(transforms, at + 1, code.rest, memory, key)
+    code = transform.code(given, rng.fold(key, at), shared)
+    rest, owed, numbers, bits, told = _coded(transforms, at + 1, code.rest, shared, memory, key)
     back = code.back(rest)
     if transform.feedback:
         owed[str(at)] = T.sub(given, back)
-    return back, owed, numbers + code.numbers, bits + code.bits
+    return back, owed, numbers + code.numbers, bits + code.bits, {**code.told, **told}
 
 
 def compressible(tree: Tree) -> dict[str, Tensor]:

@@ -81,6 +81,17 @@ class Uniform(_Memoryless):
 
 
 @dataclass(frozen=True)
+class Poisson(_Memoryless):
+    """Each client for itself, with one probability, so that as many as were asked for are invited in the mean."""
+
+    def invite(self, state: None, key: Key, size: int, problem: Problem, *, replace: bool) -> tuple[Tensor, None]:
+        """Draw in O(N). Raises ConfigError where one may be invited twice."""
+        _refuse_replacement("poisson", replace)
+        drawn = rng.uniform(key, problem.clients, torch.float64)
+        return (drawn < size / problem.clients).nonzero().flatten(), None
+
+
+@dataclass(frozen=True)
 class ByExamples(_Memoryless):
     """In proportion to their numbers of examples: one after the other without replacement, or independently with it."""
 

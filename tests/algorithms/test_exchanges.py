@@ -27,7 +27,7 @@ def asking(*names: str) -> Algorithm:
     class Uplink:
         feedback = False
 
-        def code(self, send, key):
+        def code(self, send, key, shared):
             return Code({**send, "uplink": {"": noise(key)}}, lambda rest: rest)
 
     work = LocalWork(begin=begin, stages=(Stage(step=step, batches=BatchPlan(size=1, steps=1)),), finish=finish)

@@ -62,14 +62,14 @@ def test_a_robust_server_ignores_the_outlier(inner):
 class Clip:
     feedback = False
 
-    def code(self, send, key):
+    def code(self, send, key, shared):
         return Code(T.map(lambda v: v.clamp(max=1.0), send), lambda rest: rest)
 
 
 class Noise:
     feedback = False
 
-    def code(self, send, key):
+    def code(self, send, key, shared):
         return Code(T.map(lambda v: v + rng.uniform(key, (), torch.float64) * 1e-3, send), lambda rest: rest)
 
 

@@ -182,7 +182,7 @@ class Halved:
 
     feedback = False
 
-    def code(self, send, key):
+    def code(self, send, key, shared):
         return Code(T.scale(0.5, send), lambda rest: rest)
 
 

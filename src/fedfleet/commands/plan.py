@@ -55,6 +55,8 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     if x.config.transforms.up:
         yield "transforms up", ", ".join(t["name"] for t in x.config.transforms.up)
         up, down = f"{invite * sum(x.notes.bytes_up.values()) / 1e6:.3g}", f"at least {up} MB"
+    if x.guarantee is not None:
+        yield "privacy", x.guarantee.told()
     yield "traffic a round", f"about {up} MB up, {down} down, if all answer"
     if isinstance(x.federation.devices, Machines):
         seconds, parts = timing.typical(x.federation.devices, x.algorithm, x.problem, x.costs)

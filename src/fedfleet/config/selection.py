@@ -15,6 +15,10 @@ class Uniform(Options):
     """Every client alike."""
 
 
+class Poisson(Options):
+    """Each client for itself, ``cohort.invite`` of them in the mean."""
+
+
 class ByExamples(Options):
     """In proportion to the clients' numbers of examples."""
 
@@ -55,6 +59,7 @@ class Kind(NamedTuple):
 
 SELECTIONS: dict[str, Kind] = {
     "uniform": Kind(Uniform, lambda given, seed: models.Uniform()),
+    "poisson": Kind(Poisson, lambda given, seed: models.Poisson(), scans=True),
     "examples": Kind(ByExamples, lambda given, seed: models.ByExamples(), scans=True),
     "round_robin": Kind(RoundRobin, lambda given, seed: models.RoundRobin(seed), scans=True),
     "power_of_choice": Kind(PowerOfChoice, lambda given, seed: models.PowerOfChoice(given.factor), scans=True),

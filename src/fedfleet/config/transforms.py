@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -12,7 +12,7 @@ from fedfleet.config.checking import unknown, validated
 from fedfleet.config.reading import show
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.block.uplink import sizes
-from fedfleet.simulator.driver.transformed import Seen
+from fedfleet.simulator.driver.transformed import Seen, transformed
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.transforms.registry import TRANSFORMS
 
@@ -58,6 +58,16 @@ def filled_in(raw: dict[str, Any]) -> None:
         raw["transforms"] = {**given, "up": found}
 
 
+def sending(
+    algorithm: Algorithm, up: Sequence[dict[str, Any]], name: str, late: str, tried: Callable[[Algorithm], Seen]
+) -> Algorithm:
+    """Return an algorithm with what is configured on its clients' messages' way. Raises ConfigError."""
+    _check_asked(up, algorithm, name, late)
+    seen = tried(algorithm)
+    _check_seen(up, algorithm, name, seen)
+    return transformed(algorithm, built(up), seen)
+
+
 def built(up: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
     """Return the transforms of a checked configuration."""
     return tuple(TRANSFORMS[t["name"]].options(**{k: v for k, v in t.items() if k != "name"}) for t in up)
@@ -74,7 +84,7 @@ def _feedback(up: Sequence[dict[str, Any]], algorithm: Algorithm) -> str | None:
     return (["an uplink with feedback"] if remembers(algorithm) else asked or [None])[0]
 
 
-def check_asked(up: Sequence[dict[str, Any]], algorithm: Algorithm, name: str, late: str) -> None:
+def _check_asked(up: Sequence[dict[str, Any]], algorithm: Algorithm, name: str, late: str) -> None:
     """Refuse feedback where clients' states cannot be what it needs. Raises ConfigError."""
     key = _feedback(up, algorithm)
     if key is None:
@@ -93,7 +103,7 @@ def check_asked(up: Sequence[dict[str, Any]], algorithm: Algorithm, name: str, l
         raise ConfigError(f"{key}: clients of {name} keep a state in some phases and not in others: leave it out")
 
 
-def check_seen(up: Sequence[dict[str, Any]], algorithm: Algorithm, name: str, seen: Seen) -> None:
+def _check_seen(up: Sequence[dict[str, Any]], algorithm: Algorithm, name: str, seen: Seen) -> None:
     """Refuse transforms that cannot do what they are asked to with what clients were seen to send. Raises ConfigError."""
     found = {phase: sizes(send) for phase, send in seen.sent.items()}
     unseen = [p.name for p in algorithm.phases if p.name not in found]

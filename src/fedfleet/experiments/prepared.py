@@ -15,6 +15,7 @@ from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config import resolve, rules, timing, transforms
 from fedfleet.config import schema as C
 from fedfleet.config.federation import federation, selection
+from fedfleet.config.guarantee import guaranteed, hidden
 from fedfleet.config.population import (
     Data,
     check_clients,
@@ -58,11 +59,12 @@ from fedfleet.simulator.driver.client_metrics import (
 )
 from fedfleet.simulator.driver.cosines import watched
 from fedfleet.simulator.driver.evaluation import summarised
+from fedfleet.simulator.driver.privacy import hiding
 from fedfleet.simulator.driver.probe import asked, probe
 from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.driver.server import initial
 from fedfleet.simulator.driver.state import ClientStore
-from fedfleet.simulator.driver.transformed import transformed, tried
+from fedfleet.simulator.driver.transformed import Seen, tried
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.population import Population, gather
@@ -142,9 +144,13 @@ class Prepared:
                 f"training images of a published data set: choose one"
             )
         self.evaluation, self.final = evaluation_data(config, data, validation), final_data(config, data)
-        self.config = config
+        self.config, self.guarantee = config, None
+        if config.privacy is not None:
+            self.guarantee = guaranteed(config, self.algorithm, self.task, self.problem.clients)
+            self.algorithm = hidden(self.algorithm, self.guarantee, self._tried, C.named(config, "algorithm"))
         if config.transforms.up or transforms.remembers(self.algorithm):
-            self.algorithm = self._transformed(config)
+            up, name = config.transforms.up, C.named(config, "algorithm")
+            self.algorithm = transforms.sending(self.algorithm, up, name, config.cohort.late, self._tried)
         resolve.check_metrics(config, self.metric_names)
         self.config = resolve.resolved(config, self._inner(), self._block_size())
         self.federation = federation(self.config, self.population)
@@ -172,13 +178,10 @@ class Prepared:
             )
         return config.model_copy(update={"cohort": config.cohort.model_copy(update={"invite": size})})
 
-    def _transformed(self, config: Config) -> Algorithm:
-        """Return the algorithm with what is configured on clients' messages' way. Raises ConfigError."""
-        up, name = config.transforms.up, C.named(config, "algorithm")
-        transforms.check_asked(up, self.algorithm, name, config.cohort.late)
-        seen = tried(self.algorithm, self.z, self.problem, self.setup())
-        transforms.check_seen(up, self.algorithm, name, seen)
-        return transformed(self.algorithm, transforms.built(up), seen)
+    def _tried(self, algorithm: Algorithm) -> Seen:
+        """Try an algorithm on very little, to see what its clients send."""
+        setup = replace(self.setup(), phases={p.name: p for p in algorithm.phases})
+        return tried(algorithm, self.z, self.problem, setup)
 
     @property
     def label(self) -> str:
@@ -219,7 +222,8 @@ class Prepared:
             none = torch.zeros(self.problem.clients)
             known = ClientMetrics(none + 1, dict.fromkeys(client_metrics(self._client_metrics(), self.personal), none))
             found += [f"eval/{m}" for m in {**known.summary(), **summarised(known.by_domain(self.client_domains))}]
-        return found + ["eval/duality_gap"] * self.config.evaluation.duality_gap
+        found += ["eval/duality_gap"] * self.config.evaluation.duality_gap
+        return found + ["eval/epsilon_spent"] * (self.guarantee is not None)
 
     def final_names(self) -> list[str]:
         """Return what is measured at the end: what an evaluation measures, and the same on all test examples."""
@@ -229,6 +233,10 @@ class Prepared:
     @cached_property
     def _losses(self) -> DomainLosses:
         return DomainLosses(self.task, self.population)
+
+    def spent(self, state: Any) -> dict[str, float]:
+        """Return what privacy clients have spent in an algorithm's state, where it is promised."""
+        return {} if self.guarantee is None else {"epsilon_spent": self.guarantee.epsilon(hiding(state))}
 
     def duality_gap(self, state: Any) -> dict[str, float]:
         """Return the duality gap of an algorithm's state, where it is asked for."""

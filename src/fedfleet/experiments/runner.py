@@ -24,6 +24,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.client_metrics import ClientMetrics
 from fedfleet.simulator.driver.codec import encode
 from fedfleet.simulator.driver.evaluation import Measured, Measurement, less_is_better, summarised
+from fedfleet.simulator.driver.privacy import hiding
 from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.simulator.driver.server import model
 from fedfleet.simulator.driver.simulate import RoundRecord, Void, play, start
@@ -152,7 +153,7 @@ class Runner:
         self.progress.initial(self.initial, self.at.index)
         if self.unevaluated:
             self._evaluate_again(executor)
-        if self._reached(self._newest()):
+        if self._reached(self._newest()) or self._out_of_budget():
             return "stopped"
         while self.at.index < x.config.rounds:
             record = play(x.algorithm, self.at, x.problem, self.conditions, executor)
@@ -165,7 +166,7 @@ class Runner:
                 out_of_time = x.config.max_seconds is not None and self._seconds() > x.config.max_seconds
                 self.diverged = self._diverged(record)
                 self._note_sizes(record)
-                ends = out_of_time or self.diverged is not None
+                ends = out_of_time or self.diverged is not None or self._out_of_budget()
                 last = ends or self.at.index == x.config.rounds
                 self.last, self.unevaluated = record, last or self.at.index % x.config.evaluation.every == 0
             if not self.unevaluated:
@@ -181,6 +182,14 @@ class Runner:
                 self._settle()
                 self._save()
         return "finished"
+
+    def _out_of_budget(self) -> bool:
+        """Say whether another round could spend more privacy than clients were promised."""
+        promised = self.x.guarantee
+        if promised is None or self.at.index >= self.x.config.rounds or promised.allows(hiding(self.at.state)):
+            return False
+        self.progress.say(f"stopped: another round could spend more than privacy.epsilon={promised.budget:g}")
+        return True
 
     def _note_sizes(self, record: RoundRecord) -> None:
         """Enter what an algorithm of one's own invites other than the configuration says, the first time it does."""
@@ -245,7 +254,7 @@ class Runner:
         if (clients := evaluation.clients) is not None:
             by_domain = clients.by_domain(self.x.client_domains)
             found, domains = {**found, **clients.summary(), **summarised(by_domain)}, {**domains, **by_domain}
-        found |= self.x.duality_gap(state)
+        found |= self.x.duality_gap(state) | self.x.spent(state)
         if self.x.algorithm.domains is not None:
             domains = {**self.x.algorithm.domains(state), **domains}
         metrics = {f"eval/{name}": value for name, value in found.items()}
@@ -328,7 +337,7 @@ class Runner:
         return found is not None and (found >= value if at_least else found <= value)
 
     def _summary(self, status: str, error: str | None) -> dict[str, Any]:
-        rounds = self.folder.tables.rounds()
+        x, rounds = self.x, self.folder.tables.rounds()
         totals = ("floats_up", "floats_down", "bytes_up", "bytes_down", "virtual_s")
         return {
             "status": status,
@@ -347,6 +356,7 @@ class Runner:
             "seconds": self._seconds(),
             "model_floats": T.count(self._model()),
             "bit_exact": self.folder.bit_exact,
+            "privacy": x.guarantee and x.guarantee.said(hiding(self.at.state)),
             **{name: rounds[name].sum().item() for name in totals},
         }
 

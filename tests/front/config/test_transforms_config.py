@@ -103,7 +103,7 @@ def test_what_cannot_work_is_refused(changes, says):
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_without_feedback_an_asynchronous_server_and_late_answers_take_all(name):
-    up = [{"name": name, "k": 650} if name.endswith("_k") else {"name": name}]
+    up = [{"name": name, **({"k": 650} if name.endswith("_k") else {"norm": 1.0} if name == "clip" else {})}]
     for changes in ({"algorithm": {"name": "fedbuff", "buffer": 3, "concurrency": 5}}, {"cohort.late": "keep"}):
         assert Experiment(load(BASE, {"transforms.up": up, **changes})).algorithm.phases[0].uplink
 

@@ -29,6 +29,10 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm": {"name": "fedavg", "steps": 2},
         "transforms": {"up": [{"name": "top_k", "share": 0.1, "feedback": True}, {"name": "qsgd", "levels": 15}]},
     },
+    "hidden": {
+        "algorithm": {"name": "fedavg", "steps": 2, "weight": "uniform"},
+        "privacy": {"clip_norm": 0.5, "delta": 1e-3, "noise_multiplier": 1.0, "bands": 3},
+    },
     "late answers": {
         "algorithm": {"name": "fedavg", "steps": 2},
         "cohort": {"late": "keep", "stale_discount": 0.5, "respond": 4},

@@ -1,0 +1,85 @@
+"""What noise is worth: epsilon of (epsilon, delta)-differential privacy, by the accountants of ``dp-accounting``.
+
+known participation   mu-GDP (Dong, Roth & Su 2022): Gaussian noise of z over what one client may have added, as it took part
+Poisson sampling      privacy loss distributions of the subsampled Gaussian mechanism (Koskela et al. 2020), composed
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from fedfleet.simulator.errors import ConfigError
+
+INTERVAL = 1e-3
+"""Width of the steps of privacy loss distributions: their rounding is pessimistic."""
+COARSE = 100.0
+"""Epsilon from which on a bound by Rényi differential privacy does: distributions would take more memory than they are worth."""
+LARGEST, PRECISION = 1e4, 1e-3
+"""The largest noise multiplier that is looked for, and how far it may be from what it has to be, at most, as a share."""
+
+
+def library() -> Any:
+    """Return ``dp_accounting``. Raises ConfigError where it is not installed."""
+    try:
+        import dp_accounting  # heavy, and not everybody has it
+    except ImportError:
+        raise ConfigError("privacy: accounting needs dp-accounting: pip install 'fedfleet[privacy]'") from None
+    return dp_accounting
+
+
+@lru_cache(maxsize=4096)
+def of_participation(multiplier: float, spent: float, delta: float) -> float:
+    """Return epsilon of Gaussian noise of ``multiplier`` where a client has spent so much (``Ledger.spent``), exactly."""
+    if spent == 0:
+        return 0.0
+    library()
+    from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
+
+    loss: Any = GaussianPrivacyLoss(multiplier / spent**0.5)
+    if loss.get_delta_for_epsilon(0.0) <= delta:
+        return 0.0
+    return _least(lambda epsilon: loss.get_delta_for_epsilon(epsilon) <= delta, math.inf, 1e-9)
+
+
+@lru_cache(maxsize=4096)
+def of_sampling(multiplier: float, rate: float, exchanges: int, delta: float) -> float:
+    """Return epsilon of so many exchanges, in each of which every client is asked with probability ``rate``, for itself."""
+    if exchanges == 0:
+        return 0.0
+    dp = library()
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
+
+    event = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier))
+    if of_participation(multiplier, exchanges, delta) > COARSE:  # without sampling, which it is not above
+        above = float(RdpAccountant().compose(event, exchanges).get_epsilon(delta))
+        if not above < COARSE:
+            return above
+    accountant = PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, INTERVAL)
+    return float(accountant.compose(event, exchanges).get_epsilon(delta))
+
+
+def least_multiplier(epsilon: float, spends: Callable[[float], float]) -> float:
+    """Return the least noise multiplier whose epsilon, as ``spends`` says, is not above ``epsilon``. Raises ConfigError."""
+    found = _least(lambda z: spends(z) <= epsilon, LARGEST, PRECISION)
+    if found > LARGEST:
+        raise ConfigError(
+            f"privacy.epsilon={epsilon:g}: no noise up to {LARGEST:g} times the norm reaches it: raise it, or lower rounds"
+        )
+    return found
+
+
+def _least(holds: Callable[[float], bool], largest: float, precision: float) -> float:
+    """Return the least positive number from which on something holds, or a little more; one above ``largest`` if there is none."""
+    low, high = 0.0, 1.0
+    while not holds(high):
+        low, high = high, high * 2
+        if low > largest:
+            return high
+    while high - low > precision * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

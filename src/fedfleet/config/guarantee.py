@@ -1,0 +1,310 @@
+"""What a run promises its clients: the mechanism, where it is refused, how much noise it takes, what is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+
+from fedfleet.config import accounting
+from fedfleet.config.privacy import Privacy
+from fedfleet.config.schema import Config, named, options
+from fedfleet.simulator.algorithm import Algorithm, Task
+from fedfleet.simulator.arithmetic.reduction import Mean
+from fedfleet.simulator.driver.privacy import Adaptive, Ledger, Mechanism, Private, inverted, mixing, private
+from fedfleet.simulator.driver.transformed import Seen
+from fedfleet.simulator.errors import ConfigError, FedfleetError
+from fedfleet.simulator.fleet.policies import rounded_up
+from fedfleet.simulator.work import BUFFERS
+from fedfleet.transforms.clip import NORM, SHARE, WITHIN, Hidden
+
+Accounting = Literal["poisson", "participation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """What a run promises its clients, and what of it is spent.
+
+    Attributes:
+        delta: as configured.
+        budget: epsilon that is not to be exceeded.
+        accounting: as configured.
+        rate: probability with which each client is asked in a round, where nobody knows who was.
+        mechanism: what is done.
+        rounds: those the run is to have.
+        fewest: answers without which an exchange is void.
+        worst: what a client may have spent at most after so many exchanges (rounds + 1,), where the selection tells; else None.
+
+    """
+
+    delta: float
+    budget: float | None
+    accounting: Accounting
+    rate: float
+    mechanism: Mechanism
+    rounds: int
+    fewest: int
+    worst: tuple[float, ...] | None = None
+
+    @property
+    def factor(self) -> float:
+        """By how much less the variance of the noise may be than planned: where clients bring it, and few are heard."""
+        return 1.0 if self.mechanism.shares is None else self.mechanism.shares / self.fewest
+
+    def with_multiplier(self, multiplier: float) -> Guarantee:
+        """Return the same with other noise."""
+        return replace(self, mechanism=self.mechanism._replace(multiplier=multiplier))
+
+    def epsilon(self, at: Private) -> float:
+        """Return what has been spent."""
+        if self.accounting == "poisson":
+            return self._sampled(at.multiplier, at.ledger.exchanges)
+        return accounting.of_participation(at.multiplier, at.ledger.most(), self.delta)
+
+    def allows(self, at: Private) -> bool:
+        """Say whether another exchange, whoever is heard in it, stays within the budget."""
+        if self.budget is None:
+            return True
+        if self.accounting == "poisson":
+            return at.ledger.exchanges < self._exchanges(at.multiplier, self.budget)
+        if self.worst is not None:
+            most = self.worst[at.ledger.exchanges + 1]
+        else:
+            everybody = torch.cat([at.ledger.clients, torch.tensor([-1])])  # one more, that has not been heard yet
+            most = at.ledger.after(everybody, self.inverse, self.factor).most()
+        return accounting.of_participation(at.multiplier, most, self.delta) <= self.budget
+
+    @cached_property
+    def inverse(self) -> torch.Tensor:
+        """The coefficients of the inverse of the noise's mixing."""
+        return inverted(self.mechanism.mixing, self.rounds)
+
+    def _sampled(self, multiplier: float, exchanges: int) -> float:
+        return accounting.of_sampling(multiplier, self.rate, exchanges, self.delta)
+
+    def _exchanges(self, multiplier: float, budget: float) -> int:
+        """Return how many exchanges the budget allows, of those the run is to have."""
+        few, many = 0, self.rounds + 1  # the budget allows few, and many are too many
+        while many - few > 1:
+            middle = (few + many) // 2
+            few, many = (middle, many) if self._sampled(multiplier, middle) <= budget else (few, middle)
+        return few
+
+    def told(self) -> str:
+        """Return what a plan says."""
+        m, rounds = self.mechanism, f"{self.rounds:,} rounds"
+        if self.accounting == "poisson":
+            spent = (
+                f"epsilon {self._sampled(m.multiplier, self.rounds):.3g} after {rounds}, nobody knowing who was asked"
+            )
+        else:
+            most = (
+                "as many as the client heard most spends"
+                if self.worst is None
+                else (
+                    f"{accounting.of_participation(m.multiplier, self.worst[-1], self.delta):.3g} at most after {rounds}"
+                )
+            )
+            spent = f"epsilon {most}, as if all knew who was heard"
+        return f"noise of {m.multiplier:.4g} times a norm of {m.norm:g}: {spent}; delta {self.delta:g}"
+
+    def said(self, at: Private) -> dict[str, Any]:
+        """Return what ``summary.json`` says."""
+        known, follows = self.accounting == "participation", self.mechanism.follows
+        return {
+            "epsilon": self.epsilon(at),
+            "delta": self.delta,
+            "budget": self.budget,
+            "noise_multiplier": at.multiplier,
+            "noise_multiplier_of_messages": at.multiplier if follows is None else follows.of_messages(at.multiplier),
+            "clip_norm": at.norm,
+            "unit": "client",
+            "neighbours": "a client's messages replaced by zeros" if known else "a client added or removed",
+            "accounting": self.accounting,
+            "sampling_rate": None if known else self.rate,
+            "exchanges": at.ledger.exchanges,
+            "clients_heard": len(at.ledger.clients),
+            "spent_most": at.ledger.most() if known else None,
+        }
+
+
+def guaranteed(config: Config, algorithm: Algorithm, task: Task, clients: int) -> Guarantee:
+    """Return what a configuration with ``privacy`` promises, noise found where it is to be. Raises ConfigError."""
+    given = config.privacy
+    assert given is not None
+    _check(config, given, algorithm, task, clients)
+    why = _unamplified(config, given)
+    if given.accounting == "poisson" and why is not None:
+        raise ConfigError(f"privacy.accounting='poisson': {why}, or set privacy.accounting=participation")
+    kind: Accounting = "participation" if why is not None or given.accounting == "participation" else "poisson"
+    invite, follows = config.cohort.invite, None
+    if (a := given.adaptive) is not None:
+        follows = Adaptive(a.quantile, a.lr, a.count_noise or invite / 20, NORM, WITHIN)
+    whole = given.divide_by
+    if whole == "auto":
+        whole = float(invite) if kind == "poisson" else "heard"
+    by_clients = given.noise == "clients"
+    mechanism = Mechanism(
+        clip=Hidden(norm=given.clip_norm, noisy=by_clients, tells=follows is not None),
+        norm=given.clip_norm,
+        multiplier=given.noise_multiplier or 0.0,
+        divide_by=None if whole == "heard" else whole,
+        shares=invite if by_clients else None,
+        sent=SHARE,
+        mixing=mixing(given.bands),
+        empty=kind == "poisson",
+        follows=follows,
+    )
+    made = Guarantee(
+        delta=given.delta,
+        budget=given.epsilon,
+        accounting=kind,
+        rate=min(1.0, invite / clients),
+        mechanism=mechanism,
+        rounds=config.rounds,
+        fewest=config.cohort.min_responses,
+    )
+    if kind == "participation":
+        made = replace(made, worst=_worst(config, made, clients))
+    if given.noise_multiplier is None:
+        assert given.epsilon is not None
+        made = made.with_multiplier(accounting.least_multiplier(given.epsilon, _spending(config, made)))
+    if follows is not None and 2 * follows.count_noise <= (z := made.mechanism.multiplier):
+        raise ConfigError(
+            f"privacy.adaptive.count_noise={follows.count_noise:g}: counting would take all of a noise multiplier of {z:.3g}: "
+            f"give more than {z / 2:.3g}"
+        )
+    first = Private(None, torch.zeros(()), given.clip_norm, made.mechanism.multiplier, Ledger.nothing())
+    if config.rounds and not made.allows(first):
+        raise ConfigError(
+            f"privacy.epsilon={given.epsilon:g}: the first round could spend more with "
+            f"privacy.noise_multiplier={given.noise_multiplier:g}: raise one of them, or leave the multiplier out"
+        )
+    return made
+
+
+def _worst(config: Config, made: Guarantee, clients: int) -> tuple[float, ...] | None:
+    """Return what the client asked most may have spent after 0, 1, … exchanges; None where anybody may be asked any time."""
+    invited = rounded_up(config.cohort.invite * config.cohort.over_select)
+    if named(config, "selection") == "round_robin":
+        apart = max(1, clients // invited)
+    elif invited >= clients:
+        apart = 1
+    else:
+        return None
+    ledger, who, found = Ledger.nothing(), torch.zeros(1, dtype=torch.int64), [0.0]
+    for t in range(made.rounds):
+        times = len(range(0, t, apart))
+        asked = t % apart == 0 and times < -(-(t + 1) * invited // clients)
+        ledger = ledger.after(who if asked else who[:0], made.inverse, made.factor)
+        found.append(ledger.most())
+    return tuple(found)
+
+
+def _spending(config: Config, made: Guarantee) -> Callable[[float], float]:
+    """Return what all rounds would spend with a multiplier. Raises ConfigError where nobody knows before."""
+    if made.accounting == "poisson":
+        return lambda z: accounting.of_sampling(z, made.rate, made.rounds, made.delta)
+    if (worst := made.worst) is None:
+        raise ConfigError(
+            f"privacy.epsilon={made.budget:g}: how often selection.kind={named(config, 'selection')!r} asks one client is not "
+            f"known before: set selection.kind=poisson or round_robin, or give privacy.noise_multiplier too, with which the run "
+            f"ends in time"
+        )
+    return lambda z: accounting.of_participation(z, worst[-1], made.delta)
+
+
+def hidden(algorithm: Algorithm, made: Guarantee, seen: Callable[[Algorithm], Seen], name: str) -> Algorithm:
+    """Return the algorithm with what it takes to keep the promise. Raises ConfigError where it sends what that does not hide."""
+    found = private(algorithm, made.mechanism, made.rounds)
+    try:
+        repeated = seen(found).repeated
+    except ConfigError:
+        raise
+    except FedfleetError as e:
+        raise ConfigError(f"privacy: {name}: {e}: leave privacy out, or choose fedavg") from None
+    if repeated:
+        raise ConfigError(f"privacy: {name} may ask a client twice in an exchange: leave privacy out, or choose fedavg")
+    return found
+
+
+def _check(config: Config, given: Privacy, algorithm: Algorithm, task: Task, clients: int) -> None:
+    """Refuse what would not hide clients. Raises ConfigError."""
+    name = named(config, "algorithm")
+    if given.delta * clients >= 1:
+        raise ConfigError(
+            f"privacy.delta={given.delta:g}: telling all about one of {clients:,} clients at random would keep that promise: give "
+            f"less than {1 / clients:.3g}"
+        )
+    mend = "leave privacy out, or choose fedavg"
+    if algorithm.asynchronous:
+        raise ConfigError(f"privacy: {name} is asynchronous, and who is heard depends on who was before: {mend}")
+    slots = {slot: reduction for p in algorithm.phases for slot, reduction in p.reduce.items()}
+    if len(algorithm.phases) > 1 or len(slots) > 1:
+        raise ConfigError(
+            f"privacy: clients of {name} send {', '.join(slots)}, and only a model alone is hidden: {mend}"
+        )
+    phase = next(iter(algorithm.phases))
+    if phase.model is None or not isinstance(slots.get(phase.model), Mean):
+        raise ConfigError(f"privacy: the server of {name} does not take the mean of clients' models: {mend}")
+    if phase.weight != "uniform":
+        key = "algorithm.weight" if "weight" in type(options(config, "algorithm")).model_fields else "privacy"
+        raise ConfigError(
+            f"{key}={phase.weight!r}: a client counts by what it has, which is to be hidden: set algorithm.weight=uniform"
+            if key != "privacy"
+            else f"privacy: {name} weighs clients by what they have or say ({phase.weight}): {mend}"
+        )
+    if BUFFERS in task.parts:
+        raise ConfigError(
+            "privacy: layers with statistics (BatchNorm) send what is not clipped: choose a net without, such as one of GroupNorm"
+        )
+    if (kind := named(config, "selection")) in ("examples", "power_of_choice", "oort"):
+        raise ConfigError(
+            f"selection.kind={kind!r}: whom it asks tells what clients have, which privacy is to hide: choose poisson or uniform"
+        )
+    if config.cohort.late == "keep":
+        raise ConfigError(
+            "cohort.late='keep': noise is reckoned for answers of their own round: leave it or privacy out"
+        )
+    if config.stop_if_diverged is not None:
+        raise ConfigError(
+            f"stop_if_diverged={config.stop_if_diverged}: it looks at clients' losses, which nothing hides: leave it or privacy out"
+        )
+    if given.noise == "clients" and config.transforms.up:
+        raise ConfigError("privacy.noise='clients': what comes after it would not add up: leave transforms.up out")
+
+
+def _unamplified(config: Config, given: Privacy) -> str | None:
+    """Return why it does not count that nobody is told who was asked; None where it does."""
+    c, kind = config.cohort, named(config, "selection")
+    if kind != "poisson":
+        return f"selection.kind={kind!r} draws clients together: set selection.kind=poisson"
+    if given.noise == "clients":
+        return "noise='clients' grows with the clients heard: leave it out"
+    if given.bands > 1:
+        return (
+            f"bands={given.bands} correlates rounds, in which a client may have been asked more than once: leave it out"
+        )
+    if given.divide_by == "heard":
+        return "divide_by='heard' tells how many were: leave it out"
+    for key, value, none in (
+        ("respond", c.respond, "all"),
+        ("over_select", c.over_select, 1.0),
+        ("min_responses", c.min_responses, 1),
+        ("deadline_s", c.deadline_s, None),
+    ):
+        if value != none:
+            return f"cohort.{key}={value} makes who is heard depend on the others, or on how much a client has to do: leave it out"
+    if (kind := named(config, "availability")) in ("label_correlated", "size_correlated"):
+        return (
+            f"availability.kind={kind!r} makes who is online depend on the data that are to be hidden: choose another"
+        )
+    if getattr(options(config, "devices"), "failures_per_hour", 0.0):
+        return "devices.failures_per_hour makes clients with more to do fail more often: leave it out"
+    for key in ("on_client_error", "non_finite"):
+        if (value := getattr(config.faults, key)) == "drop_client":
+            return f"faults.{key}={value!r} makes who is heard depend on what a client has: leave it out"
+    return None

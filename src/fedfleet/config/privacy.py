@@ -1,0 +1,60 @@
+"""What a user may write under ``privacy``: differential privacy of clients."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from fedfleet.algorithms.options import Options
+
+
+class AdaptiveNorm(Options):
+    """A norm that follows a quantile of the clients' norms (Andrew et al. 2021)."""
+
+    quantile: float = Field(default=0.5, gt=0, lt=1)
+    """Share of clients whose messages are to be within the norm, gamma."""
+    lr: float = Field(default=0.2, gt=0)
+    """Rate of the norm's logarithm, eta_C."""
+    count_noise: float | None = Field(default=None, gt=0)
+    """Standard deviation of the noise on the number of clients within the norm, sigma_b; cohort.invite / 20 if not given."""
+
+
+class Privacy(Options):
+    """Differential privacy of whole clients (Gaussian noise on what their clipped messages come to)."""
+
+    clip_norm: float = Field(gt=0)
+    """Largest Euclidean norm of how far a client moves the model, S; where it is adaptive that of the beginning."""
+    delta: float = Field(gt=0, lt=1)
+    """Delta of (epsilon, delta): below 1 / clients."""
+    noise_multiplier: float | None = Field(default=None, gt=0)
+    """Standard deviation of the noise in the sum over the norm, z; found for ``epsilon`` if not given."""
+    epsilon: float | None = Field(default=None, gt=0)
+    """What all rounds may spend; with ``noise_multiplier`` the run ends before the round that could spend more."""
+    accounting: Literal["auto", "poisson", "participation"] = "auto"
+    """poisson: nobody is told who was asked, which counts (selection.kind: poisson); participation: what the client that was heard
+    most has spent, as if all knew who was heard when. auto: the former where it holds."""
+    noise: Literal["server", "clients"] = "server"
+    """Who adds it: the server, or each client a part, where the server is to see the sum alone."""
+    bands: int = Field(default=1, ge=1, le=1024)
+    """Exchanges over which noise is correlated, so that it cancels in part; 1: independent."""
+    divide_by: Literal["auto", "heard"] | Annotated[float, Field(gt=0)] = "auto"
+    """What the sum is divided by: the clients heard, or a number; auto: cohort.invite under poisson, else heard."""
+    adaptive: AdaptiveNorm | None = None
+    """Let the norm follow a quantile; null: it stays."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Privacy:
+        if self.noise_multiplier is None and self.epsilon is None:
+            raise ValueError("how much noise? give epsilon, or noise_multiplier")
+        if self.noise == "clients" and self.bands > 1:
+            raise ValueError(
+                "bands above 1 correlate the noise of rounds, which clients do not share: set noise: server"
+            )
+        if self.adaptive and self.noise == "clients":
+            raise ValueError("adaptive counts clients within the norm with noise of the server's: set noise: server")
+        if self.adaptive and self.bands > 1:
+            raise ValueError(
+                "adaptive divides each round's noise between two sums, and bands correlate it: leave one out"
+            )
+        return self

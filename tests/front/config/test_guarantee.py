@@ -1,0 +1,272 @@
+"""Promises of privacy: reckoned as other accountants do, noise found, runs that end in time, and what is refused before."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import dp_accounting
+import pytest
+import torch
+from dp_accounting.rdp import RdpAccountant
+from prv_accountant.dpsgd import DPSGDAccountant
+
+import fedfleet
+from fedfleet.commands.plan import describe
+from fedfleet.config import accounting
+from fedfleet.config.schema import complete, load
+from fedfleet.experiments.experiment import Experiment
+from fedfleet.simulator.errors import ConfigError
+
+BASE: dict[str, Any] = {
+    "rounds": 6,
+    "population": {"clients": 40},
+    "task": {"name": "classification", "model": "logistic"},
+    "algorithm": {"name": "fedavg", "steps": 2, "batch_size": 5, "weight": "uniform"},
+    "cohort": {"invite": 10},
+    "selection": "poisson",
+    "privacy": {"clip_norm": 0.5, "delta": 1e-3, "noise_multiplier": 1.1},
+    "executor": {"kind": "local", "inner": "serial"},
+    "evaluation": {"every": 2},
+}
+SAMPLED = [
+    (0.01, 1.0, 1500, 1e-6),
+    (0.1, 2.0, 200, 1e-6),
+    (0.2, 0.8, 20, 1e-3),
+    (0.05, 0.6, 100, 1e-5),
+    (0.5, 4.0, 50, 1e-4),
+]
+KNOWN = [(1.0, 1.0, 1e-5), (2.0, 7.0, 1e-3), (0.7, 3.3, 1e-6), (9.0, 40.0, 1e-4), (4.0, 1.0, 1e-2)]
+
+
+@pytest.mark.parametrize(("rate", "z", "exchanges", "delta"), SAMPLED)
+def test_sampled_exchanges_are_reckoned_as_by_two_other_accountants(rate, z, exchanges, delta):
+    found = accounting.of_sampling(z, rate, exchanges, delta)
+    low, _, high = DPSGDAccountant(z, rate, exchanges, eps_error=0.02, delta_error=delta / 1000).compute_epsilon(
+        delta, exchanges
+    )
+    assert low <= found <= high + 0.001
+    renyi = RdpAccountant()
+    renyi.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(z)), exchanges)
+    assert found <= renyi.get_epsilon(delta) <= 1.3 * found
+    assert accounting.of_sampling(z, rate, 0, delta) == 0
+
+
+def test_hardly_any_noise_is_reckoned_too():
+    found = accounting.of_sampling(0.05, 0.5, 10, 1e-3)
+    assert 100 < found <= accounting.of_participation(0.05, 10, 1e-3) * 1.1
+    assert accounting.of_sampling(1e-6, 0.5, 10, 1e-3) > 1e9
+
+
+@pytest.mark.parametrize(("z", "spent", "delta"), KNOWN)
+def test_known_participation_is_reckoned_as_by_the_closed_form_and_by_composition(z, spent, delta):
+    found = accounting.of_participation(z, spent, delta)
+    mu = math.sqrt(spent) / z
+    normal = lambda x: math.erfc(-x / math.sqrt(2)) / 2  # noqa: E731
+    gaussian = lambda e: normal(-e / mu + mu / 2) - math.exp(e) * normal(-e / mu - mu / 2)  # noqa: E731
+    assert gaussian(0.0) <= delta if found == 0 else gaussian(found) == pytest.approx(delta, rel=1e-6)
+    pld = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
+    pld.compose(dp_accounting.GaussianDpEvent(z / math.sqrt(spent)))
+    assert found == pytest.approx(pld.get_epsilon(delta), abs=2e-3)
+    assert accounting.of_participation(z, 0.0, delta) == 0
+
+
+def test_the_noise_of_a_published_setting_is_found():
+    """CIFAR10 in pfl-research: noise for cohorts of 1,000 of a million clients, 1,500 rounds, (2, 10^-6)."""
+    z = accounting.least_multiplier(2.0, lambda z: accounting.of_sampling(z, 1e-3, 1500, 1e-6))
+    exact = dp_accounting.calibrate_dp_mechanism(
+        lambda: dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3),
+        lambda z: dp_accounting.SelfComposedDpEvent(
+            dp_accounting.PoissonSampledDpEvent(1e-3, dp_accounting.GaussianDpEvent(z)), 1500
+        ),
+        2.0,
+        1e-6,
+    )
+    assert exact <= z * (1 + 1e-6) <= exact * 1.0011
+
+
+def run(tmp_path, **given: Any) -> Any:
+    return fedfleet.run(BASE, {k.replace("__", "."): v for k, v in given.items()}, out=tmp_path / "run")
+
+
+def test_what_is_spent_is_a_column_and_told_in_the_end(tmp_path):
+    found = run(tmp_path, availability={"kind": "bernoulli", "rate": 0.6})
+    spent = found.rounds["eval/epsilon_spent"].dropna().tolist()
+    assert spent == [accounting.of_sampling(1.1, 0.25, t, 1e-3) for t in (2, 4, 6)]
+    assert (found.rounds["algorithm/noise_std"] == 1.1 * 0.5 / 10).all()
+    told = json.loads((found.folder / "summary.json").read_text())["privacy"]
+    assert told["epsilon"] == spent[-1]
+    assert (told["accounting"], told["sampling_rate"], told["exchanges"], told["budget"]) == ("poisson", 0.25, 6, None)
+    assert found.summary["initial"]["eval/epsilon_spent"] == 0
+    report = fedfleet.write_report([found.folder], tmp_path / "report").read_text()
+    assert "epsilon spent" in report
+    assert "delta 0.001, poisson" in report
+    assert "final epsilon_spent" not in report
+
+
+def test_without_a_secret_draw_the_client_heard_most_counts(tmp_path):
+    found = run(
+        tmp_path, selection="uniform", availability={"kind": "bernoulli", "rate": 0.6}, evaluation__cosines=True
+    )
+    fates = found.table("fates")
+    most = fates[fates.fate == "heard"].groupby("client").size().max()
+    told = found.summary["privacy"]
+    assert told["spent_most"] == most
+    assert told["epsilon"] == accounting.of_participation(1.1, float(most), 1e-3)
+    assert (told["accounting"], told["sampling_rate"]) == ("participation", None)
+    assert told["clients_heard"] == fates[fates.fate == "heard"].client.nunique()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"selection": "round_robin"},
+        {"selection": "round_robin", "privacy.bands": 3},
+        {"selection": "round_robin", "privacy.noise": "clients", "cohort.min_responses": 4},
+        {"cohort.invite": 40, "selection": "uniform"},
+    ],
+)
+def test_noise_is_found_so_that_all_rounds_stay_within_epsilon_and_no_more(tmp_path, given):
+    wanted = {"privacy.noise_multiplier": None, "privacy.epsilon": 5.0}
+    x = Experiment(load(BASE, {**wanted, **given}))
+    told = x.run(tmp_path / "run").summary
+    assert (told["status"], told["rounds"]) == ("finished", 6)
+    assert told["privacy"]["epsilon"] <= 5
+    if given.get("privacy.noise") != "clients":  # which is more where more are heard than the fewest
+        assert told["privacy"]["epsilon"] > 4.98
+
+
+@pytest.mark.parametrize("selection", ["poisson", "uniform", "round_robin"])
+def test_a_run_ends_before_the_round_that_could_spend_too_much(tmp_path, selection):
+    found = run(tmp_path, selection=selection, privacy__epsilon=4.0, rounds=60)
+    told = found.summary
+    assert told["status"] == "stopped"
+    assert 0 < told["rounds"] < 60
+    assert told["privacy"]["epsilon"] <= 4
+    assert found.rounds["eval/epsilon_spent"].iloc[-1] == told["privacy"]["epsilon"]
+    more = told["privacy"]["spent_most"]
+    if selection == "poisson":
+        assert accounting.of_sampling(1.1, 0.25, told["rounds"] + 1, 1e-3) > 4
+    else:
+        assert accounting.of_participation(1.1, more + 1, 1e-3) > 4
+
+
+def test_compression_and_privacy_go_together(tmp_path):
+    up = [{"name": "top_k", "share": 0.1, "feedback": True}]
+    found = run(tmp_path, transforms__up=up, privacy__adaptive={"quantile": 0.6, "count_noise": 2.0})
+    assert (found.rounds.floats_up == 65 * found.rounds.heard).all()
+    norms = found.rounds["algorithm/clip_norm"].tolist()
+    assert norms[0] == 0.5
+    assert len(set(norms)) == 6
+    assert found.summary["privacy"]["clip_norm"] not in norms
+    z = found.summary["privacy"]["noise_multiplier_of_messages"]
+    assert z == pytest.approx((1.1**-2 - 4.0**-2) ** -0.5)
+
+
+OWN = {"population.held_out": 0.2, "evaluation.per_client": True}
+AMPLIFIED = {"privacy.accounting": "poisson"}
+REFUSED = [
+    ({"privacy.delta": 0.025}, ["privacy.delta=0.025", "one of 40 clients", "less than 0.025"]),
+    ({"privacy.noise_multiplier": None}, ["privacy", "give epsilon, or noise_multiplier"]),
+    ({"privacy.clip_norm": 0}, ["privacy.clip_norm=0", "greater than 0"]),
+    ({"algorithm.weight": "num_examples"}, ["algorithm.weight='num_examples'", "set algorithm.weight=uniform"]),
+    ({"algorithm": {"name": "scaffold"}}, ["clients of scaffold send", "only a model alone"]),
+    ({"algorithm": {"name": "fedbuff"}, "cohort.invite": 10, "selection": "uniform"}, ["fedbuff is asynchronous"]),
+    ({"algorithm": {"name": "omg", "of": {"name": "fedavg", "weight": "uniform"}}}, ["omg", "not take the mean"]),
+    ({"algorithm": {"name": "fedas"}, "task.model": "mlp", **OWN}, ["fedas", "weighs clients by"]),
+    ({"algorithm": {"name": "qffl"}}, ["qffl"]),
+    ({"task.model": "cnn_bn"}, ["BatchNorm", "GroupNorm"]),
+    ({"selection": "oort"}, ["selection.kind='oort'", "poisson or uniform"]),
+    ({"selection": "examples"}, ["selection.kind='examples'"]),
+    ({"cohort.late": "keep", "selection": "uniform"}, ["cohort.late='keep'"]),
+    ({"stop_if_diverged": "not_finite"}, ["stop_if_diverged=not_finite", "losses"]),
+    ({"privacy.noise": "clients", "transforms.up": ["sign"]}, ["privacy.noise='clients'", "leave transforms.up out"]),
+    ({"privacy.noise": "clients", "privacy.bands": 2}, ["bands above 1"]),
+    ({"privacy.noise": "clients", "privacy.adaptive": {}}, ["adaptive", "set noise: server"]),
+    ({"privacy.bands": 2, "privacy.adaptive": {}}, ["adaptive", "leave one out"]),
+    ({"privacy.adaptive": {"count_noise": 0.5}}, ["privacy.adaptive.count_noise=0.5", "more than 0.55"]),
+    ({"privacy.epsilon": 0.1}, ["privacy.epsilon=0.1", "the first round could spend more"]),
+    (
+        {"privacy.noise_multiplier": None, "privacy.epsilon": 1e-9, "privacy.delta": 1e-12},
+        ["privacy.epsilon=1e-09", "no noise up to 10000"],
+    ),
+    (
+        {"privacy.noise_multiplier": None, "privacy.epsilon": 3, "selection": "uniform"},
+        ["privacy.epsilon=3", "selection.kind='uniform'", "set selection.kind=poisson or round_robin"],
+    ),
+    ({**AMPLIFIED, "selection": "uniform"}, ["privacy.accounting='poisson'", "set selection.kind=poisson"]),
+    ({**AMPLIFIED, "cohort.deadline_s": 5.0}, ["cohort.deadline_s=5.0", "how much a client has to do"]),
+    ({**AMPLIFIED, "cohort.respond": 4}, ["cohort.respond=4"]),
+    ({**AMPLIFIED, "cohort.over_select": 1.5}, ["cohort.over_select=1.5"]),
+    ({**AMPLIFIED, "cohort.min_responses": 2}, ["cohort.min_responses=2"]),
+    ({**AMPLIFIED, "availability": "size_correlated"}, ["availability.kind='size_correlated'", "depend on the data"]),
+    ({**AMPLIFIED, "availability": "label_correlated"}, ["availability.kind='label_correlated'"]),
+    ({**AMPLIFIED, "devices": {"kind": "lognormal", "failures_per_hour": 1}}, ["devices.failures_per_hour"]),
+    ({**AMPLIFIED, "faults.non_finite": "drop_client"}, ["faults.non_finite='drop_client'"]),
+    ({**AMPLIFIED, "faults.on_client_error": "drop_client"}, ["faults.on_client_error='drop_client'"]),
+    ({**AMPLIFIED, "privacy.bands": 3}, ["bands=3"]),
+    ({**AMPLIFIED, "privacy.noise": "clients"}, ["noise='clients'"]),
+    ({**AMPLIFIED, "privacy.divide_by": "heard"}, ["divide_by='heard'"]),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), REFUSED, ids=lambda v: str(v)[:60] if isinstance(v, dict) else "")
+def test_what_cannot_be_promised_is_refused_in_a_line(given, words):
+    with pytest.raises(ConfigError) as e:
+        Experiment(load(BASE, given))
+    assert "\n" not in str(e.value)
+    for word in words:
+        assert word in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"cohort.deadline_s": 5.0},
+        {"availability": "size_correlated"},
+        {"privacy.bands": 3},
+        {"privacy.divide_by": "heard"},
+        {"privacy.noise": "clients"},
+        {"selection": "uniform"},
+        {"privacy.accounting": "participation"},
+    ],
+)
+def test_where_sampling_does_not_count_participation_does(given):
+    x = Experiment(load(BASE, given))
+    assert x.guarantee.accounting == "participation"
+    assert "as if all knew who was heard" in dict(describe(x))["privacy"]
+
+
+def test_a_promise_is_written_out_and_planned():
+    x = Experiment(load(BASE))
+    assert complete(load(BASE))["privacy"]["accounting"] == "auto"
+    assert load(complete(load(BASE))).privacy == load(BASE).privacy
+    assert load(BASE, {"privacy": None}).privacy is None
+    assert x.guarantee.accounting == "poisson"
+    assert x.guarantee.mechanism.divide_by == 10
+    assert "1.1 times a norm of 0.5" in dict(describe(x))["privacy"]
+
+
+def test_the_norm_bounds_what_one_client_changes(tmp_path):
+    """Two federations that differ in one client, the same noise: the models after a round differ by no more than the norm / 10."""
+    found = []
+    for clients in (BASE["population"], {**BASE["population"], "partition": {"kind": "quantity_skew", "alpha": 0.3}}):
+        x = Experiment(load(BASE, {"rounds": 1, "population": clients, "privacy.noise_multiplier": 1e-9}))
+        found.append(x.run(tmp_path / str(len(found))))
+    from safetensors.torch import load_file
+
+    start = Experiment(load(BASE)).z
+    for each in found:
+        heard = int(each.rounds.heard.iloc[0])
+        after = load_file(each.folder / "model.safetensors")
+        leaves = torch.cat([v.flatten() for k, v in sorted(after.items())])
+        before = torch.cat([v.flatten() for k, v in sorted({n: v for n, v in _named(start)}.items())])
+        assert float((leaves - before).norm()) <= 0.5 * heard / 10 * (1 + 1e-5)
+
+
+def _named(z: Any) -> list[tuple[str, torch.Tensor]]:
+    from fedfleet.simulator.arithmetic import tree as T
+
+    return T.named_leaves(z)

@@ -1,0 +1,77 @@
+"""Norms that are bounded, whatever comes after, and the noise that clients may add."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.block.uplink import through
+from fedfleet.transforms.clip import NORM, SHARE, WITHIN, Hidden, length
+from tests.transforms.test_transforms import made
+
+A, B = torch.tensor([3.0, 0.0]), torch.tensor([[-4.0], [12.0]])  # 13 together
+
+
+def sent(*names, at=0.0, **shared):
+    """What the server has of a model that has moved by A and B."""
+    shared["z"] = {"a": torch.full_like(A, at), "w": torch.full_like(B, at)}
+    return through(made(*names), {"z": {"a": A + at, "w": B + at}}, shared, None, rng.key(0))
+
+
+def test_all_that_a_client_sends_is_shortened_together():
+    found = sent({"name": "clip", "norm": 6.5}).send["z"]
+    assert (found["a"].tolist(), found["w"].tolist()) == ((A / 2).tolist(), (B / 2).tolist())
+    moved = sent({"name": "clip", "norm": 6.5}, at=100.0).send["z"]
+    torch.testing.assert_close(moved["a"], 100 + A / 2)
+    within = sent({"name": "clip", "norm": 13.0})
+    assert (within.send["z"]["w"].tolist(), within.numbers, within.bits, within.told) == (B.tolist(), 4, 128, {})
+    slots = {"p": {"x": torch.tensor([3.0])}, "q": {"x": torch.tensor([4.0])}}
+    each = through(made({"name": "clip", "norm": 1.0}), slots, {}, None, rng.key(0)).send
+    assert (float(each["p"]["x"]), float(each["q"]["x"])) == (pytest.approx(0.6), pytest.approx(0.8))
+
+
+def test_nothing_is_left_as_it_is_and_what_is_not_finite_is_not_hidden():
+    clip = made({"name": "clip", "norm": 1.0})
+    assert through(clip, {"z": {"x": torch.zeros(2)}}, {}, None, rng.key(0)).send["z"]["x"].tolist() == [0, 0]
+    for bad in (math.nan, math.inf):
+        found = through(clip, {"z": {"x": torch.tensor([bad, 1.0])}}, {}, None, rng.key(0)).send["z"]["x"]
+        assert not found.isfinite().all()
+
+
+@given(st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=30), st.sampled_from([0.1, 1.0, 50.0]))
+def test_no_transform_after_it_makes_a_message_longer(x, norm):
+    for after in ({"name": "random_k", "share": 0.2}, {"name": "qsgd", "levels": 1}, "ternary", "sign"):
+        up = made({"name": "clip", "norm": norm}, after)
+        found = through(up, {"z": {"x": torch.tensor(x).double()}}, {}, None, rng.key(1)).send["z"]["x"]
+        assert float(found.norm()) <= norm * (1 + 1e-12)
+
+
+def test_the_server_may_tell_another_norm_and_a_client_whether_it_was_within():
+    for told, within in ((13.5, 1.0), (12.5, 0.0)):
+        given = {"z": {"a": torch.zeros(2), "w": torch.zeros(2, 1)}, NORM: told}
+        found = through((Hidden(norm=1.0, tells=True),), {"z": {"a": A, "w": B}}, given, None, rng.key(0))
+        assert {k: float(v) for k, v in found.told.items()} == {WITHIN: within}
+        assert float(length({"z": found.send["z"]})) == pytest.approx(min(13.0, told))
+
+
+def test_a_client_adds_its_part_of_the_noise_after_it_is_shortened():
+    given = {NORM: 6.5, SHARE: 0.25}
+    z = {"a": A, "w": B, "c": torch.zeros(20_000)}
+    one, again, other = (
+        through((Hidden(norm=1.0, noisy=True),), {"z": z}, given, None, rng.key(k)).send["z"] for k in (0, 0, 1)
+    )
+    assert float(one["c"].std()) == pytest.approx(0.25 * 6.5, rel=0.03)
+    assert abs(float(one["c"].mean())) < 0.05
+    assert torch.equal(one["c"], again["c"])
+    assert abs(float((one["c"] * other["c"]).mean())) < 0.1
+    noise = one["a"] - A / 2
+    assert not torch.equal(noise, one["c"][:2])
+    many = [
+        through((Hidden(norm=1.0, noisy=True),), {"z": z}, given, None, rng.key(k)).send["z"]["w"] for k in range(300)
+    ]
+    torch.testing.assert_close(torch.stack(many).mean(0), B / 2, rtol=0, atol=0.4)
