@@ -72,7 +72,7 @@ def convert(
     if train.domain and test_domain is None:
         say(f"{test}: no column {domain!r}: test examples are of no domain, and there will be no metrics by domain")
     counts, kept = layout.count[: layout.kept], layout.kept
-    with _beside(out) as folder:
+    with beside(out) as folder:
         largest = _write_examples(folder / EXAMPLES, train, tests, layout, classes, tell)
         places = {"start": counts.cumsum() - counts, "count": counts, "domain": layout.domain[:kept]}
         tables = {CLIENTS: {"client": layout.names[:kept], **places}}
@@ -201,7 +201,7 @@ def _write_examples(
     largest = done = 0
     for rows in itertools.chain(train.batches(classes), tests.batches(classes) if tests else ()):
         if x is None or y is None:
-            x, y = _allocate(path, total, rows.x)
+            x, y = allocate(path, total, rows.x)
         if tests and kind(x) != kind(rows.x):
             raise DataError(f"{tests.path}: x is {kind(rows.x)}, and that of the clients {kind(x)}: make them alike")
         end = done + len(rows.y)
@@ -212,7 +212,7 @@ def _write_examples(
     return largest
 
 
-def _allocate(path: Path, rows: int, like: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def allocate(path: Path, rows: int, like: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Make an IPC file of zeros, x (rows, ...) and y (rows,), and return the columns, to be written in place."""
     width = math.prod(like.shape[1:])
     with tempfile.TemporaryFile(dir=path.parent) as file:
@@ -248,7 +248,7 @@ class _SparseFile(io.FileIO):
 
 
 @contextmanager
-def _beside(out: Path) -> Iterator[Path]:
+def beside(out: Path) -> Iterator[Path]:
     """Give a folder to write in, which becomes `out` at the end; if that is not reached, nothing is left."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -46,8 +46,8 @@ class Partition:
 
 def iid(labels: Tensor, clients: int, seed: int) -> Partition:
     """Cut a random permutation in equal blocks of floor(M/N); the remainder is dropped."""
-    _check_clients(len(labels), clients)
-    return _equal_blocks(_generator("iid", seed).permutation(len(labels)), clients)
+    check_clients(len(labels), clients)
+    return equal_blocks(generator("iid", seed).permutation(len(labels)), clients)
 
 
 def label_sorted(labels: Tensor, clients: int, seed: int, similarity: float = 0.0) -> Partition:
@@ -60,11 +60,11 @@ def label_sorted(labels: Tensor, clients: int, seed: int, similarity: float = 0.
     if not 0 <= similarity <= 1:
         raise ValueError(f"similarity is {similarity}: give a share of the examples, from 0 to 1")
     examples = len(labels)
-    _check_clients(examples, clients)
+    check_clients(examples, clients)
     values = labels.numpy()
     if similarity == 0:
-        return _equal_blocks(np.argsort(values, kind="stable"), clients)
-    rng = _generator("label_sorted", seed)
+        return equal_blocks(np.argsort(values, kind="stable"), clients)
+    rng = generator("label_sorted", seed)
     shuffled = rng.permutation(examples)
     # The decimal the user wrote, not its binary neighbour: ceil(0.3 * 10) has to be 3, and 1 - 0.7 is above 0.3.
     kept = math.ceil((1 - Fraction(str(similarity))) * examples)
@@ -74,7 +74,7 @@ def label_sorted(labels: Tensor, clients: int, seed: int, similarity: float = 0.
     order = np.empty_like(shuffled)
     order[is_rest] = rest
     order[~is_rest] = head[np.argsort(values[head], kind="stable")]
-    return _equal_blocks(order, clients)
+    return equal_blocks(order, clients)
 
 
 def dirichlet(labels: Tensor, clients: int, seed: int, alpha: float = 0.5, min_size: int = 1) -> Partition:
@@ -104,7 +104,7 @@ def shards(labels: Tensor, clients: int, seed: int, labels_per_client: int = 2) 
     out even. H. B. McMahan et al., AISTATS 2017, arXiv:1602.05629, section 3.
     """
     examples = len(labels)
-    _check_clients(examples, clients)
+    check_clients(examples, clients)
     if labels_per_client < 1:
         raise ValueError(f"labels_per_client is {labels_per_client}: give at least 1")
     pieces = clients * labels_per_client
@@ -114,7 +114,7 @@ def shards(labels: Tensor, clients: int, seed: int, labels_per_client: int = 2) 
         )
         raise ValueError(f"{cut}: {_even_shards(examples, clients, labels_per_client)}")
     order = np.argsort(labels.numpy(), kind="stable").reshape(pieces, -1)
-    return _equal_blocks(order[_generator("shards", seed).permutation(pieces)].ravel(), clients)
+    return equal_blocks(order[generator("shards", seed).permutation(pieces)].ravel(), clients)
 
 
 def by_domain(
@@ -136,7 +136,7 @@ def by_domain(
     R. Bai, S. Bagchi, D. I. Inouye, "Benchmarking algorithms for federated domain generalization", ICLR 2024,
     arXiv:2307.04942: their lambda is 1 - heterogeneity.
     """
-    _check_clients(len(domains), clients)
+    check_clients(len(domains), clients)
     if not 0 <= heterogeneity <= 1:
         raise ValueError(
             f"heterogeneity is {heterogeneity}: give a number from 0, all alike, to 1, one domain a client"
@@ -146,7 +146,7 @@ def by_domain(
     if heterogeneity < 1 and max(target.sum(), (~target).sum()) < 2:
         raise ValueError(f"heterogeneity is {heterogeneity}: there are no two domains to mix: leave it out")
     counts = _clients_of_domains(totals, clients, target, target_clients)
-    rng = _generator("by_domain", seed)
+    rng = generator("by_domain", seed)
     shuffled = rng.permutation(len(domains))
     of_domain = np.split(shuffled[np.argsort(domain[shuffled], kind="stable")], np.cumsum(totals)[:-1])
     # The decimal the user wrote, not its binary neighbour, as in label_sorted.
@@ -165,7 +165,7 @@ def by_domain(
         rows.append(pool)
         owners.append(np.repeat(order, sizes))
     owner = np.concatenate(owners)
-    found = _partition(np.concatenate(rows)[np.argsort(owner, kind="stable")], np.bincount(owner, minlength=clients))
+    found = partition_of(np.concatenate(rows)[np.argsort(owner, kind="stable")], np.bincount(owner, minlength=clients))
     return replace(found, home=torch.from_numpy(values[at_home])) if heterogeneity else found
 
 
@@ -213,7 +213,7 @@ def domain_share(
     `sides[1]`; if that is not given, half of the clients, and the odd one is in A. `targets` are numbers of domains.
     Y. Shen et al., "FedMM", AAMAS 2023: p of its two clients.
     """
-    _check_clients(len(domains), clients)
+    check_clients(len(domains), clients)
     if not 0 <= share <= 1:
         raise ValueError(f"share is {share}: give a share of the source examples, from 0 to 1")
     group_sizes = ((clients + 1) // 2, clients // 2) if sides is None else sides
@@ -227,7 +227,7 @@ def domain_share(
         raise ValueError(
             f"{len(set(targets))} of {len(there)} domains are targets: give one or more, and leave a source"
         )
-    rng = _generator("domain_share", seed)
+    rng = generator("domain_share", seed)
     shuffled = rng.permutation(len(values))
     # The decimal the user wrote, not its binary neighbour, as in label_sorted.
     exact = Fraction(str(share))
@@ -247,18 +247,18 @@ def domain_share(
         owner = np.arange(len(rows)) % size  # round and round, domain by domain
         order.append(rows[np.argsort(owner, kind="stable")])
         sizes.append(np.bincount(owner, minlength=size))
-    return _partition(np.concatenate(order), np.concatenate(sizes))
+    return partition_of(np.concatenate(order), np.concatenate(sizes))
 
 
 def _dirichlet_shares(name: str, classes: Integers, clients: int, seed: int, alpha: float, min_size: int) -> Partition:
     examples = len(classes)
-    _check_clients(examples, clients)
+    check_clients(examples, clients)
     if not 0 < alpha < math.inf:
         raise ValueError(f"alpha is {alpha}: give a finite number above 0, such as 0.5")
     if min_size < 0 or clients * min_size > examples:
         most = examples // clients
         raise ValueError(f"min_size is {min_size}: {examples} examples among {clients} clients allow 0 to {most}")
-    rng = _generator(name, seed)
+    rng = generator(name, seed)
     totals = np.unique(classes, return_counts=True)[1]
     least, most = ATTEMPTS
     attempts = max(least, min(most, NUMBERS // (clients * len(totals))))
@@ -275,7 +275,7 @@ def _dirichlet_shares(name: str, classes: Integers, clients: int, seed: int, alp
     shuffled = rng.permutation(examples)
     by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
     owner = np.repeat(np.tile(np.arange(clients), len(totals)), counts.ravel())
-    return _partition(by_class[np.argsort(owner, kind="stable")], sizes)
+    return partition_of(by_class[np.argsort(owner, kind="stable")], sizes)
 
 
 def _dirichlet_counts(rng: np.random.Generator, alpha: float, totals: Integers, clients: int) -> Integers:
@@ -312,22 +312,26 @@ def _even_shards(examples: int, clients: int, labels_per_client: int) -> str:
     return f"the nearest number of clients that does is {nearest}; label_sorted drops the remainder instead"
 
 
-def _check_clients(examples: int, clients: int) -> None:
+def check_clients(examples: int, clients: int) -> None:
+    """Refuse more clients than examples. Raises ValueError."""
     if not 1 <= clients <= examples:
         raise ValueError(f"{clients} clients cannot share {examples} examples: ask for 1 to {examples} clients")
 
 
-def _generator(name: str, seed: int) -> np.random.Generator:
+def generator(name: str, seed: int) -> np.random.Generator:
+    """Return the draws of a kind of partition under a seed. Raises ValueError."""
     if seed < 0:
         raise ValueError(f"seed is {seed}: give a whole number from 0")
     return np.random.default_rng((seed, zlib.crc32(name.encode())))
 
 
-def _equal_blocks(order: Integers, clients: int) -> Partition:
+def equal_blocks(order: Integers, clients: int) -> Partition:
+    """Return the partition that cuts an order of examples in equal blocks, without the remainder."""
     size = len(order) // clients
-    return _partition(order[: size * clients], np.full(clients, size))
+    return partition_of(order[: size * clients], np.full(clients, size))
 
 
-def _partition(indices: Integers, sizes: Integers) -> Partition:
+def partition_of(indices: Integers, sizes: Integers) -> Partition:
+    """Return the partition of indices, one client's after another's, of which each has a size."""
     offsets = np.concatenate(([0], np.cumsum(sizes)))
     return Partition(torch.from_numpy(indices.astype(np.int64)), torch.from_numpy(offsets.astype(np.int64)))

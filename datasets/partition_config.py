@@ -2,12 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from fedfleet.datasets import partition
+from fedfleet.datasets import partition, partition_file, partition_skews
+from fedfleet.datasets.files import DataError
 from fedfleet.datasets.partition import Partition
 
 
@@ -15,6 +17,10 @@ class PartitionConfig(BaseModel, ABC):
     """How the examples of a data set are dealt to clients."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def clients(self, asked: int | None) -> int:
+        """Return how many clients there are to be: as many as are asked for, 100 if nobody says. Raises DataError."""
+        return 100 if asked is None else asked
 
     @abstractmethod
     def split(
@@ -135,6 +141,129 @@ class DomainShare(PartitionConfig):
         return partition.domain_share(domains, targets, clients, seed, self.share, self.sides)
 
 
+class Pathological(PartitionConfig):
+    """Exactly so many labels for every client, whose examples its clients share equally."""
+
+    kind: Literal["pathological"] = "pathological"
+    classes_per_client: int = Field(2, ge=1, description="Labels of every client")
+    assignment: partition_skews.Assignment = Field(
+        "random", description="Which labels: drawn; the first by the client's number; or all by it"
+    )
+
+    def split(
+        self, labels: Tensor, domains: Tensor | None, clients: int, seed: int, targets: Collection[int] = ()
+    ) -> Partition:
+        """Deal the examples by `partition_skews.pathological`."""
+        return partition_skews.pathological(labels, clients, seed, self.classes_per_client, self.assignment)
+
+
+class Distribution(PartitionConfig):
+    """Consecutive labels for every client, and of each as many examples as a distribution says."""
+
+    kind: Literal["distribution"] = "distribution"
+    labels_per_client: int = Field(2, ge=1, description="Labels of every client; clients are a multiple of all labels")
+    least: int = Field(5, ge=0, description="Examples of each of its labels that a client has at least")
+    sigma: float = Field(2.0, ge=0, description="sigma: of the log-normal numbers that say how a label is spread")
+    weights: list[list[float]] | None = Field(None, description="A row a label, a number a client that has it, instead")
+    rescale: bool = Field(True, description="false: weights are numbers of examples, and least counts for nothing")
+
+    def split(
+        self, labels: Tensor, domains: Tensor | None, clients: int, seed: int, targets: Collection[int] = ()
+    ) -> Partition:
+        """Deal the examples by `partition_skews.distribution`."""
+        given = (self.labels_per_client, self.least, self.sigma, self.weights, self.rescale)
+        return partition_skews.distribution(labels, clients, seed, *given)
+
+
+class InnerDirichlet(PartitionConfig):
+    """Clients of given sizes, each with its own shares of the labels drawn from a Dirichlet distribution."""
+
+    kind: Literal["inner_dirichlet"] = "inner_dirichlet"
+    alpha: Annotated[float, Field(gt=0)] | list[Annotated[float, Field(gt=0)]] = Field(
+        0.5, description="alpha: concentration, one number or one a label"
+    )
+    sizes: list[Annotated[int, Field(ge=1)]] | None = Field(
+        None, description="Examples of every client; equal if not given"
+    )
+
+    def split(
+        self, labels: Tensor, domains: Tensor | None, clients: int, seed: int, targets: Collection[int] = ()
+    ) -> Partition:
+        """Deal the examples by `partition_skews.inner_dirichlet`."""
+        return partition_skews.inner_dirichlet(labels, clients, seed, self.alpha, self.sizes)
+
+    def clients(self, asked: int | None) -> int:
+        """Return as many as have sizes, where these are given."""
+        return len(self.sizes) if self.sizes is not None and asked is None else super().clients(asked)
+
+
+class Linear(PartitionConfig):
+    """Sizes in proportion to the clients' numbers from 1, labels as if iid."""
+
+    kind: Literal["linear"] = "linear"
+
+    def split(
+        self, labels: Tensor, domains: Tensor | None, clients: int, seed: int, targets: Collection[int] = ()
+    ) -> Partition:
+        """Deal the examples by `partition_skews.by_size`."""
+        return partition_skews.by_size(labels, clients, seed, "linear")
+
+
+class Square(PartitionConfig):
+    """Sizes in proportion to the squares of the clients' numbers from 1, labels as if iid."""
+
+    kind: Literal["square"] = "square"
+
+    def split(
+        self, labels: Tensor, domains: Tensor | None, clients: int, seed: int, targets: Collection[int] = ()
+    ) -> Partition:
+        """Deal the examples by `partition_skews.by_size`."""
+        return partition_skews.by_size(labels, clients, seed, "square")
+
+
+class Exponential(PartitionConfig):
+    """Sizes in proportion to e to the power of the clients' numbers from 1, labels as if iid."""
+
+    kind: Literal["exponential"] = "exponential"
+
+    def split(
+        self, labels: Tensor, domains: Tensor | None, clients: int, seed: int, targets: Collection[int] = ()
+    ) -> Partition:
+        """Deal the examples by `partition_skews.by_size`."""
+        return partition_skews.by_size(labels, clients, seed, "exponential")
+
+
+class File(PartitionConfig):
+    """The partition in a file, such as ``fedfleet partition`` writes, whatever the seed."""
+
+    kind: Literal["file"] = "file"
+    path: str = Field(description="Parquet with the columns client and index, a row an example that is dealt")
+    sha256: str | None = Field(None, description="Digest of what it deals to whom; a run says here what it was")
+
+    def digest(self) -> str:
+        """Return the digest of what the file deals. Raises DataError."""
+        return partition_file.digest(self._file)
+
+    @property
+    def _file(self) -> Path:
+        return Path(self.path).expanduser()
+
+    def clients(self, asked: int | None) -> int:
+        """Return how many clients the file has."""
+        return len(partition_file.read(self._file).sizes)
+
+    def split(
+        self, labels: Tensor, domains: Tensor | None, clients: int, seed: int, targets: Collection[int] = ()
+    ) -> Partition:
+        """Return what `partition_file` reads."""
+        if self.sha256 not in (None, found := self.digest()):
+            raise DataError(
+                f"population.partition.sha256={self.sha256!r}: {self.path} now deals otherwise ({found}): give the file that it "
+                f"was, or leave this out in a new run"
+            )
+        return partition_file.read(self._file, labels)
+
+
 PARTITIONS: Mapping[str, type[PartitionConfig]] = {
     "iid": Iid,
     "label_sorted": LabelSorted,
@@ -143,4 +272,11 @@ PARTITIONS: Mapping[str, type[PartitionConfig]] = {
     "quantity_skew": QuantitySkew,
     "by_domain": ByDomain,
     "domain_share": DomainShare,
+    "pathological": Pathological,
+    "distribution": Distribution,
+    "inner_dirichlet": InnerDirichlet,
+    "linear": Linear,
+    "square": Square,
+    "exponential": Exponential,
+    "file": File,
 }

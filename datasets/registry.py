@@ -36,6 +36,7 @@ from fedfleet.datasets import (
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.published import Photographs, Published, chosen
+from fedfleet.datasets.sources import SOURCES
 
 GREY = {"mnist": mnist.load_mnist, "fashion_mnist": mnist.load_fashion_mnist}
 
@@ -88,6 +89,10 @@ FEDERATED: Mapping[str, Federated] = {
     "synthetic": Federated(synthetic.SyntheticOptions, synthetic.load, "any number of clients, drawn when invited"),
     "disk": Federated(disk.DiskOptions, disk.load, "clients of your own, from Parquet by `fedfleet convert`"),
 }
+
+
+NAMES: Mapping[str, str] = dict.fromkeys(LOADERS, "") | {k: v.about for k, v in {**FEDERATED, **SOURCES}.items()}
+"""Every data set that a configuration can name, and a line on those that say more than their name."""
 
 
 def load(name: str, folder: Path, options: Published | None = None) -> Dataset:

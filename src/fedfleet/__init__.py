@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fedfleet.simulator.errors import ClientError, ConfigError, FedfleetError
 
 if TYPE_CHECKING:
+    from fedfleet import data as data
     from fedfleet.config.schema import Config, load
     from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
     from fedfleet.experiments.experiment import Experiment
@@ -57,6 +58,8 @@ HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for (PEP 562)."""
+    if name == "data":
+        return importlib.import_module(f"{__name__}.data")
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found = getattr(importlib.import_module(f"{__name__}.{HOMES[name]}"), name)

@@ -1,7 +1,9 @@
 """Partitions: what every one has to hold, and what each kind promises."""
 
 import bisect
+import functools
 import itertools
+import operator
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,21 +22,12 @@ from fedfleet.datasets.examples import Dataset
 from fedfleet.datasets.partition import Partition
 from fedfleet.datasets.partition_config import (
     PARTITIONS,
-    ByDomain,
-    Dirichlet,
-    DomainShare,
-    Iid,
-    LabelSorted,
     PartitionConfig,
-    QuantitySkew,
-    Shards,
 )
 from fedfleet.datasets.registry import load
 
 AnyKind: TypeAdapter[PartitionConfig] = TypeAdapter(
-    Annotated[
-        Iid | LabelSorted | Dirichlet | Shards | QuantitySkew | ByDomain | DomainShare, Field(discriminator="kind")
-    ]
+    Annotated[functools.reduce(operator.or_, PARTITIONS.values()), Field(discriminator="kind")]
 )
 
 labels_of = st.lists(st.integers(0, 6), min_size=1, max_size=120).map(torch.tensor)
@@ -127,21 +120,31 @@ CONFIGS = [
     {"kind": "quantity_skew"},
     {"kind": "by_domain"},
     {"kind": "domain_share", "share": 0.75},
+    {"kind": "pathological"},
+    {"kind": "distribution"},
+    {"kind": "inner_dirichlet"},
+    {"kind": "linear"},
+    {"kind": "square"},
+    {"kind": "exponential"},
 ]
+OF_FEW = {"square": 8, "exponential": 5}
+"""Clients where the smallest would have nothing of 240 examples among 12."""
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config["kind"])
 def test_the_seed_decides(config: dict[str, Any]):
     labels = torch.arange(240) % 6
-    first, again, other = (split(config, labels, 12, seed) for seed in (3, 3, 4))
+    clients = OF_FEW.get(config["kind"], 12)
+    first, again, other = (split(config, labels, clients, seed) for seed in (3, 3, 4))
     assert torch.equal(first.indices, again.indices)
     assert torch.equal(first.offsets, again.offsets)
     assert not torch.equal(first.indices, other.indices)
 
 
 def test_every_kind_is_configured_and_tested():
-    assert list(PARTITIONS) == [config["kind"] for config in CONFIGS]
-    assert all(model().model_dump()["kind"] == kind for kind, model in PARTITIONS.items())
+    assert list(PARTITIONS) == [*(config["kind"] for config in CONFIGS), "file"]
+    known = {kind: {"path": "p.parquet"} if kind == "file" else {} for kind in PARTITIONS}
+    assert all(model(**known[kind]).model_dump()["kind"] == kind for kind, model in PARTITIONS.items())
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config["kind"])
@@ -153,7 +156,11 @@ def test_more_clients_than_examples(config: dict[str, Any]):
 
 @pytest.mark.parametrize(
     "config",
-    [{"kind": "dirichlet", "min_size": 0}, *(c for c in CONFIGS if c["kind"] != "dirichlet")],
+    [
+        {"kind": "dirichlet", "min_size": 0},
+        {"kind": "distribution", "least": 1},
+        *(c for c in CONFIGS if c["kind"] not in {"dirichlet", "distribution", "inner_dirichlet", "linear", *OF_FEW}),
+    ],
     ids=lambda c: c["kind"],
 )
 def test_ten_thousand_clients_take_well_under_a_second(config: dict[str, Any]):

@@ -1,12 +1,11 @@
-"""The command line: each function with ``@app.command`` is one of ``fedfleet``'s commands."""
+"""The command line: each function with ``@app.command`` is one of ``fedfleet``'s commands; those about data are in ``data``."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from json import dumps
 from pathlib import Path
@@ -16,25 +15,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedfleet.commands import data
+from fedfleet.commands.arguments import TERMINATED, ConfigArg, OverridesArg, loaded, there
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 
 ABOUT = "Simulate federated learning over very many unreliable devices."
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT)
-FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 PLAIN_WIDTH = 140  # of tables that do not go to a terminal
-
-
-def _there(path: Path) -> Path:
-    """Refuse a file that is not there, before what would read it is imported, which takes seconds."""
-    if not path.exists():
-        raise ConfigError(f"{path}: there is no such file: give the path of one")
-    return path
-
-
-ConfigArg = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")]
-OverridesArg = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as rounds=20.")
-]
 
 
 class Interrupted(Exception):
@@ -55,7 +43,7 @@ def run(
     report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
 ) -> None:
     """Run an experiment and write its run folder."""
-    chosen = _load(config, overrides)
+    chosen = loaded(config, overrides)
     from fedfleet.config.schema import with_overrides
     from fedfleet.experiments import campaign
 
@@ -87,14 +75,14 @@ def resume(
 @app.command()
 def plan(config: ConfigArg, overrides: OverridesArg = None) -> None:
     """Check a configuration and show what a run would do, without running it."""
-    chosen = _load(config, overrides)
+    chosen = loaded(config, overrides)
     from fedfleet.commands.plan import describe
     from fedfleet.experiments import campaign
 
     console = Console()
-    loaded: dict[Any, Any] = {}
+    data_by_key: dict[Any, Any] = {}
     for trial in campaign.distinct(campaign.trials(chosen)):
-        lines = list(describe(campaign.prepare(trial, loaded)))
+        lines = list(describe(campaign.prepare(trial, data_by_key)))
         table = Table(title=trial.name or None, show_header=False)
         for key, value in lines:
             table.add_row(key, value)
@@ -126,7 +114,7 @@ def study(
         raise ConfigError(f"--executor {executor!r}: give local or config")
     if out is None and not dry_run:
         raise ConfigError("--out: not given: give the folder of the study")
-    chosen = _load(config, overrides)
+    chosen = loaded(config, overrides)
     from fedfleet.commands import study as studying
 
     progress = _progress(stderr=True)
@@ -144,7 +132,7 @@ def study(
 @app.command()
 def paper(
     table: Annotated[
-        Path, typer.Argument(metavar="TABLE", callback=_there, help="A file such as configs/afl/adult_table.yaml.")
+        Path, typer.Argument(metavar="TABLE", callback=there, help="A file such as configs/afl/adult_table.yaml.")
     ],
     overrides: OverridesArg = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each row, instead of the configuration's.")] = None,
@@ -180,7 +168,7 @@ def bench(
     ):
         raise ConfigError(f"--json={str(json)!r}: it cannot be written: give the path of a file in an existing folder")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    chosen = _load(config, overrides)
+    chosen = loaded(config, overrides)
     from fedfleet.commands import bench as measuring
     from fedfleet.commands import tune as tuning
     from fedfleet.experiments import campaign
@@ -198,13 +186,13 @@ def bench(
 def list_(what: Annotated[str, typer.Argument(help="algorithms, datasets, tasks or transforms")]) -> None:
     """List what can be named in a configuration."""
     from fedfleet.algorithms.registry import ALGORITHMS
-    from fedfleet.datasets.registry import FEDERATED, LOADERS
+    from fedfleet.datasets.registry import NAMES
     from fedfleet.tasks.registry import TASKS
     from fedfleet.transforms.registry import TRANSFORMS
 
     kinds: dict[str, dict[str, str]] = {
         "algorithms": {k: v.about for k, v in ALGORITHMS.items()},
-        "datasets": dict.fromkeys(LOADERS, "") | {k: v.about for k, v in FEDERATED.items()},
+        "datasets": dict(NAMES),
         "tasks": {k: v.about for k, v in TASKS.items()},
         "transforms": {k: v.about for k, v in TRANSFORMS.items()},
     }
@@ -215,54 +203,8 @@ def list_(what: Annotated[str, typer.Argument(help="algorithms, datasets, tasks 
         typer.echo(f"{name:{width}}  {about}".rstrip())
 
 
-@app.command()
-def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", callback=_there, help="A Parquet file, or a folder of them.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the clients.")],
-    test: Annotated[Path | None, typer.Option(help="Parquet of test examples.")] = None,
-    hold_out: Annotated[
-        float, typer.Option(min=0, max=1, help="Without --test: share of clients held out for testing.")
-    ] = 0.1,
-    classes: Annotated[
-        int | None, typer.Option(min=1, help="Labels are below this; by default the largest + 1.")
-    ] = None,
-    domain: Annotated[str, typer.Option(metavar="COLUMN", help="The column that says the domain.")] = "domain",
-) -> None:
-    """Convert Parquet, a row an example, to a folder of clients for population.dataset=disk.
-
-    Columns: client, y (labels from 0), and x (lists of numbers) or a column a feature; domain, if there are domains.
-    """
-    from fedfleet.datasets.convert import convert as convert_parquet
-
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    started = time.monotonic()
-    with _rows_done() as tell:
-        given = {"test": test, "hold_out": hold_out, "classes": classes, "domain": domain}
-        totals = convert_parquet(source, out, **given, tell=tell, say=lambda text: typer.echo(text, err=True))
-    typer.echo(
-        f"{out}: {totals.clients:,} clients, {totals.examples:,} examples, {totals.test_examples:,} test examples, "
-        f"{totals.classes} classes, {len(totals.domains)} domains, in {time.monotonic() - started:.1f} s"
-    )
-
-
-@app.command()
-def trace(
-    source: Annotated[
-        Path, typer.Argument(metavar="IN", callback=_there, help="A pickle or JSON file in FedScale's layout.")
-    ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="New Parquet file.")],
-) -> None:
-    """Convert a trace of device behaviour in FedScale's layout to Parquet for availability=trace. Nothing is unpickled.
-
-    Layout: {client: {active: [seconds, ...], inactive: [seconds, ...], finish_time: seconds}}.
-    """
-    from fedfleet.datasets.fedscale import convert_trace
-
-    done = convert_trace(source, out)
-    typer.echo(
-        f"{out}: {done.clients:,} clients, {done.intervals:,} intervals; left out: {done.empty_intervals:,} intervals without a "
-        f"length, {done.idle_clients:,} clients that are never active"
-    )
+for command in (data.convert, data.trace, data.show, data.partition):
+    app.command()(command)
 
 
 @app.command()
@@ -282,18 +224,6 @@ def report(
         raise ConfigError(str(e)) from None
 
 
-def _load(config: Path, overrides: list[str] | None) -> Any:
-    """Load a configuration. What cannot be read at all is said before PyTorch is imported, which takes seconds."""
-    from fedfleet.config.reading import override, read
-
-    read(config)
-    for text in overrides or []:
-        override(text)
-    from fedfleet.config.schema import load
-
-    return load(config, overrides)
-
-
 def _progress(*, stderr: bool = False) -> Any:
     from fedfleet.experiments.progress import Progress
 
@@ -310,27 +240,6 @@ def _interruptible(mend: str) -> Iterator[None]:
         raise Interrupted(mend, INTERRUPTED) from None
     except SystemExit:  # raised by our handler of SIGTERM, or by Ray's, which replaces it
         raise Interrupted(mend, TERMINATED) from None
-
-
-@contextmanager
-def _rows_done() -> Iterator[Callable[[int, int], None]]:
-    """Show how many rows are done: a bar on a terminal, a line every few seconds elsewhere."""
-    from rich.progress import Progress as Bar
-
-    from fedfleet.experiments.progress import PLAIN_EVERY_S
-
-    console, shown = Console(stderr=True), time.monotonic()
-    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("rows", total=None)
-
-        def tell(done: int, total: int) -> None:
-            nonlocal shown
-            bar.update(task, completed=done, total=total)
-            if not console.is_terminal and time.monotonic() - shown > PLAIN_EVERY_S:
-                shown = time.monotonic()
-                console.print(f"{done:,} of {total:,} rows")
-
-        yield tell
 
 
 def _new_folder(config: Path) -> Path:

@@ -9,11 +9,14 @@ from torch import Tensor
 
 from fedfleet.config import schema as C
 from fedfleet.config.schema import Config
-from fedfleet.datasets import registry
+from fedfleet.datasets import registry, sources
 from fedfleet.datasets.domain_config import Vectors
 from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
 from fedfleet.datasets.files import DataError, data_dir
+from fedfleet.datasets.partition import Partition
+from fedfleet.datasets.sources import SOURCES
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
+from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.fleet.policies import rounded_up
@@ -39,10 +42,48 @@ def data_key(config: Config) -> str:
 def load_data(config: Config) -> Data:
     """Load the configured data set. Raises DataError, and ConfigError where it comes in clients and a partition is given."""
     p, name = config.population, C.named(config, "population.dataset")
+    if name in SOURCES:
+        data = sources.load(name, C.options(config, "population.dataset"))
+        if isinstance(data, FederatedDataset):
+            check_undealt(config, name)
+        return data
     if name not in registry.FEDERATED:
         return registry.load(name, data_dir(p.data_dir), C.options(config, "population.dataset"))
     check_undealt(config, name)
     return registry.FEDERATED[name].load(C.options(config, "population.dataset"), p.clients, p.partition_seed)
+
+
+def with_digests(config: Config, data: Data) -> Config:
+    """Return the configuration with digests of what it names by a path and was read: of the data, and of a partition.
+
+    So runs on two tables that have lain at one path are never taken for the same. Raises DataError where a digest is given and
+    is another.
+    """
+    p, given = config.population, C.options(config, "population.dataset")
+    changes = {}
+    if hasattr(given, "sha256"):
+        changes["dataset"] = {**p.dataset, "sha256": (found := _digest(data))}
+        if given.sha256 not in (None, found):
+            raise DataError(
+                f"population.dataset.sha256={given.sha256!r}: {data.name} now holds other data ({found}): give those that it "
+                f"held, or leave this out in a new run"
+            )
+    dealing = C.options(config, "population.partition")
+    if isinstance(data, Dataset) and getattr(dealing, "sha256", "") is None:  # one that is given, it checks itself
+        changes["partition"] = {**p.partition, "sha256": dealing.digest()}
+    return config.model_copy(update={"population": p.model_copy(update=changes)}) if changes else config
+
+
+def _digest(data: Data) -> str:
+    """Return a digest of all examples and of who holds them."""
+    tensors: dict[str, Tensor] = {}
+    parts = {"test": data.test} | ({"train": data.train} if isinstance(data, Dataset) else {})
+    for name, part in parts.items():
+        found = {"x": part.x, "y": part.y, "domain": part.domain}
+        tensors |= {f"{name} {column}": tensor for column, tensor in found.items() if tensor is not None}
+    if isinstance(data, FederatedDataset) and isinstance(whole := data.population, InMemoryPopulation):
+        tensors |= {**whole.data, "indices": whole.indices, "offsets": whole.offsets, " domain": whole.domain}
+    return digest(f"{data.test.classes} {data.domains}", tensors)
 
 
 def check_undealt(config: Config, name: str) -> None:
@@ -154,18 +195,9 @@ def _clients(config: Config, data: Data) -> Population:
     if isinstance(data, FederatedDataset):
         check_undealt(config, data.name)
         return data.population
-    p, examples = config.population, data.train
-    clients = 100 if p.clients is None else p.clients
-    chosen = targets(config, data)
-    try:
-        partition = C.options(config, "population.partition").split(
-            examples.y, examples.domain, clients, p.partition_seed, chosen
-        )
-    except DataError:
-        raise
-    except ValueError as e:
-        kind = C.named(config, "population.partition")
-        raise ConfigError(f"population.partition={kind!r}, population.clients={clients}: {one_line(e)}") from None
+    examples = data.train
+    partition = dealt(config, data)
+    clients = len(partition.sizes)
     domain = torch.zeros(clients, dtype=torch.int64)
     if examples.domain is not None:
         each, sizes = examples.domain[partition.indices], partition.offsets.diff()
@@ -175,6 +207,19 @@ def _clients(config: Config, data: Data) -> Population:
         elif partition.home is not None:  # otherwise clients that hold several are of none
             domain = partition.home
     return InMemoryPopulation({"x": examples.x, "y": examples.y}, partition.indices, partition.offsets, domain)
+
+
+def dealt(config: Config, data: Dataset) -> Partition:
+    """Return which training examples of a data set every client holds, as configured. Raises ConfigError, DataError."""
+    p, examples, chosen = config.population, data.train, C.options(config, "population.partition")
+    clients = chosen.clients(p.clients)
+    try:
+        return chosen.split(examples.y, examples.domain, clients, p.partition_seed, targets(config, data))
+    except DataError:
+        raise
+    except ValueError as e:
+        kind = C.named(config, "population.partition")
+        raise ConfigError(f"population.partition={kind!r}, population.clients={clients}: {one_line(e)}") from None
 
 
 def problem(population: Population) -> Problem:

@@ -30,6 +30,7 @@ from fedfleet.datasets.domain_config import DOMAINS
 from fedfleet.datasets.partition_config import PARTITIONS
 from fedfleet.datasets.registry import FEDERATED
 from fedfleet.datasets.registry import OPTIONS as PUBLISHED
+from fedfleet.datasets.sources import SOURCES
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tasks.registry import TASKS
 
@@ -149,7 +150,9 @@ class Named(NamedTuple):
 NAMED = {
     "task": Named("name", {k: v.options for k, v in TASKS.items()}, "classification"),
     "algorithm": Named("name", {k: v.options for k, v in ALGORITHMS.items()}, "fedavg"),
-    "population.dataset": Named("name", {**PUBLISHED, **{k: v.options for k, v in FEDERATED.items()}}, "digits"),
+    "population.dataset": Named(
+        "name", {**PUBLISHED, **{k: v.options for k, v in {**FEDERATED, **SOURCES}.items()}}, "digits"
+    ),
     "population.partition": Named("kind", PARTITIONS, "iid"),
     "domains": Named("kind", DOMAINS, "given"),
     "availability": Named("kind", {k: v.options for k, v in AVAILABILITY.items()}, "always"),

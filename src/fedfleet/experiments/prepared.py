@@ -27,6 +27,7 @@ from fedfleet.config.population import (
     make_population,
     parted,
     problem,
+    with_digests,
     with_held_out,
     with_roles,
 )
@@ -101,6 +102,7 @@ class Prepared:
             if name in self.own:
                 config = C.with_own(config, section, self.own[name])
         data = data or loaded or load_data(config)
+        config = with_digests(config, data)
         data, validation = parted(config, data)
         if "data" not in self.own:
             self._train = data.train if isinstance(data, Dataset) else None

@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 
 from fedfleet.algorithms.registry import ALGORITHMS
-from fedfleet.datasets.registry import FEDERATED, LOADERS
+from fedfleet.datasets.registry import NAMES
 from fedfleet.experiments.progress import Progress
 from fedfleet.tasks.registry import TASKS
 from fedfleet.transforms.registry import TRANSFORMS
@@ -45,7 +45,7 @@ def summary(run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("what", "names"),
-    [("algorithms", ALGORITHMS), ("datasets", [*LOADERS, *FEDERATED]), ("tasks", TASKS), ("transforms", TRANSFORMS)],
+    [("algorithms", ALGORITHMS), ("datasets", NAMES), ("tasks", TASKS), ("transforms", TRANSFORMS)],
 )
 def test_list(command: Command, what: str, names: Any) -> None:
     status, out, _ = command("list", what)

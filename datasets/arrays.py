@@ -1,0 +1,218 @@
+"""Arrays and data frames as clients' data: every mistake is said before any work, in one line."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from fedfleet.datasets import given
+from fedfleet.datasets.examples import Dataset, FederatedDataset
+from fedfleet.datasets.given import Codes, Rows, fail
+
+if TYPE_CHECKING:
+    import pandas as pd  # elsewhere only where it is used: workers need none of it
+
+WRITTEN = re.compile(r"Unnamed: \d+(_level_\d+)?|__index_level_\d+__")
+"""What pandas calls an index that was written beside the data and read as a column."""
+COUNTED = ("index", "level_0")  # what reset_index makes of an index; a feature may be called so, too
+
+
+def from_arrays(
+    x: Any,
+    y: Any,
+    *,
+    client: Any = None,
+    domain: Any = None,
+    test: Any = 0.1,
+    classes: int | None = None,
+    name: str = "arrays",
+) -> Dataset | FederatedDataset:
+    """Return examples in arrays as data for ``fedfleet.run(data=…)``.
+
+    Args:
+        x: (n, ...) examples. Unsigned bytes are pixels, which nets read as -1 … 1; other integers stay integers, such as words;
+            all else becomes float32. Images have their channels first.
+        y: (n,) integer labels from 0.
+        client: (n,) which client holds each example, an integer or text; None: ``population.partition`` deals them.
+        domain: (n,) the domain of each, an integer or text; a client is of one.
+        test: the test examples: a share, of clients if there are any, else of examples, of every domain (a fixed draw); (n,)
+            booleans; or arrays of their own, ``(x, y)`` or ``(x, y, domain)``.
+        classes: labels are below it; one more than the largest, if not given.
+        name: in reports.
+
+    Raises DataError, a ValueError of one line.
+
+    """
+    rows = _rows("", x, y, client, domain, classes)
+    if isinstance(test, tuple):
+        if len(test) not in (2, 3):
+            fail("test", f"has {len(test)} entries", "give (x, y), or (x, y, domain)")
+        held: Any = _rows("test ", test[0], test[1], None, test[2] if len(test) == 3 else None, classes)
+    else:
+        held = test if isinstance(test, int | float) else given.flags(test, "test", len(rows.y))
+    return given.made(name, given.split(rows, held, classes))
+
+
+def from_dataframe(
+    df: pd.DataFrame,
+    *,
+    client: str | None = None,
+    label: str = "y",
+    features: Sequence[str] | None = None,
+    domain: str | None = None,
+    test: float | str | pd.DataFrame = 0.1,
+    classes: int | None = None,
+    name: str = "dataframe",
+) -> Dataset | FederatedDataset:
+    """Return a pandas data frame, a row an example, as data for ``fedfleet.run(data=…)``.
+
+    Args:
+        df: columns of numbers, or one column whose entries are arrays of one shape.
+        client: the column that says which client holds a row, integers or text; None: ``population.partition`` deals them.
+        label: the column of integer labels from 0.
+        features: the columns that make an example; all others, if not given. Integers alone stay integers; with a number that is
+            none all become float32.
+        domain: the column that says the domain, integers or text; a client is of one.
+        test: the test examples: a share, as in `from_arrays`; a column of True and False; or a data frame of their own, in which
+            `client` may be missing.
+        classes: labels are below it; one more than the largest, if not given.
+        name: in reports.
+
+    Raises DataError, a ValueError of one line. Rows are counted from 0, whatever the index.
+
+    """
+    import pandas as pd
+
+    check_frame(df, "df")
+    own = {"client": client, "label": label, "domain": domain, "test": test if isinstance(test, str) else None}
+    check_own(df, "df", own)
+    chosen = _features(df, features, [c for c in own.values() if c is not None])
+    rows = _of_frame(df, "df", chosen, label, client, domain, classes)
+    if isinstance(test, pd.DataFrame):
+        check_frame(test, "test")
+        there = domain if domain in test.columns else None
+        check_own(test, "test", {"label": label})
+        if missing := [c for c in chosen if c not in test.columns]:
+            fail("test", f"no column {missing[0]!r}", "give both data frames the same features")
+        held: Any = _of_frame(test, "test", chosen, label, None, there, classes)
+    elif isinstance(test, str):
+        held = given.flags(df[test], f"column {test!r}", len(df))
+    else:
+        held = test
+    return given.made(name, given.split(rows, held, classes))
+
+
+def _rows(prefix: str, x: Any, y: Any, client: Any, domain: Any, classes: int | None) -> Rows:
+    examples = given.inputs(x, f"{prefix}x")
+    count = len(examples)
+    return Rows(
+        f"{prefix}x",
+        examples,
+        given.labels(y, f"{prefix}y", classes, count),
+        None if client is None else given.codes(client, f"{prefix}client", "client", count),
+        None if domain is None else given.codes(domain, f"{prefix}domain", "domain", count, rising=True),
+    )
+
+
+def check_frame(df: Any, where: str) -> None:
+    """Refuse what is no data frame with rows, or one in which two columns are called alike. Raises DataError."""
+    import pandas as pd
+
+    if not isinstance(df, pd.DataFrame):
+        mend = "give a pandas DataFrame" if where == "df" else "give a share, a column's name or a pandas DataFrame"
+        fail(where, f"is a {type(df).__name__}", mend)
+    if len(df) == 0:
+        fail(where, "has no rows", "give one with examples")
+    if twice := df.columns[df.columns.duplicated()].tolist():
+        fail(where, f"two columns {twice[0]!r}", "rename one")
+
+
+def check_own(df: pd.DataFrame, where: str, own: dict[str, str | None], among: Sequence[Any] = ()) -> None:
+    """Refuse columns that are named and not there, or named twice; `among` is what there is. Raises DataError."""
+    named = {argument: column for argument, column in own.items() if column is not None}
+    for argument, column in named.items():
+        if column not in df.columns:
+            known = [str(c) for c in among or df.columns]
+            nearest = difflib.get_close_matches(str(column), known, n=1)
+            mend = f"did you mean {nearest[0]!r}" if nearest else f"choose {argument}= among {', '.join(known)}"
+            fail(where, f"no column {column!r}", mend)
+        if list(named.values()).count(column) > 1:
+            fail(where, f"the column {column!r} is named twice", f"give {argument}= another")
+
+
+def _features(df: pd.DataFrame, asked: Sequence[str] | None, own: Sequence[str]) -> list[Any]:
+    if asked is not None:
+        if isinstance(asked, str) or not asked:
+            fail("features", f"is {asked!r}", "give a list of columns")
+        for column in asked:
+            if column in own:
+                fail("features", f"the column {column!r} is no feature", "leave it out")
+        check_own(df, "df", {f"features[{i}]": column for i, column in enumerate(asked)})
+        return list(asked)
+    chosen = [c for c in df.columns if c not in own]
+    for column in chosen:
+        is_count = column in COUNTED and (_is(df[column], np.arange(len(df))) or _is(df[column], df.index))
+        if WRITTEN.fullmatch(str(column)) or is_count:
+            mend = f"read the table with index_col=0, or leave it out: df.drop(columns={column!r})"
+            fail("df", f"the column {column!r} is an index and no feature", mend)
+    if not chosen:
+        fail("df", "no columns are left for features", "give a column a feature, or features= a list of them")
+    return chosen
+
+
+def _is(column: Any, values: Any) -> bool:
+    return bool(np.array_equal(column.to_numpy(), np.asarray(values)))
+
+
+def _of_frame(
+    df: pd.DataFrame,
+    where: str,
+    features: Sequence[Any],
+    label: str,
+    client: str | None,
+    domain: str | None,
+    classes: int | None,
+) -> Rows:
+    def at(column: Any) -> str:
+        return f"{where}: column {column!r}"
+
+    x = example_columns(df, features, at)
+    count = len(df)
+    return Rows(
+        where,
+        x,
+        given.labels(df[label], at(label), classes, count),
+        None if client is None else _codes(df, client, "client", at),
+        None if domain is None else _codes(df, domain, "domain", at),
+    )
+
+
+def _codes(df: pd.DataFrame, column: str, what: str, at: Any) -> Codes:
+    return given.codes(df[column], at(column), what, len(df), rising=what == "domain")
+
+
+def example_columns(df: pd.DataFrame, features: Sequence[Any], at: Any) -> Tensor:
+    """Return columns of numbers, or one of arrays, as examples (n, ...); `at` says where a column is. Raises DataError."""
+    import pandas as pd
+
+    if len(features) == 1 and df[features[0]].dtype == object:
+        return given.inputs(df[features[0]].tolist(), at(features[0]))
+    columns = []
+    for name in features:
+        column = df[name]
+        if isinstance(column.dtype, pd.CategoricalDtype) or not pd.api.types.is_numeric_dtype(column):
+            kind = pd.api.types.infer_dtype(column, skipna=True)
+            mend = f"make it numbers, by pd.get_dummies(df, columns=[{name!r}]) for instance, or leave it out"
+            fail(at(name), f"is {'text' if kind == 'string' else kind}, no numbers", mend)
+        if (missing := column.isna().to_numpy()).any():
+            fail(f"{at(name)}, row {missing.argmax()}", "is missing", "fill it in, or leave the row out")
+        columns.append(column.to_numpy())
+    numbers = {c.dtype.kind for c in columns} - {"b"}
+    kind = None if numbers and numbers <= {"i", "u"} else np.float64
+    as_one = [c.astype(np.int64) if kind is None and c.dtype.kind == "b" else np.asarray(c, kind) for c in columns]
+    return given.joined([given.inputs(c[:, None], at(name)) for name, c in zip(features, as_one, strict=True)])

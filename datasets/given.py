@@ -1,0 +1,312 @@
+"""Data of one's own, checked and put together: what arrays, tables, folders of images and other layouts all come to.
+
+A source reads its rows into a `Rows`; `made` splits training from test examples and gives what `fedfleet.run(data=…)` takes.
+Every mistake is a DataError of one line that says where it is and how it is mended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
+from fedfleet.datasets.files import DataError
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.errors import one_line
+from fedfleet.simulator.population import InMemoryPopulation
+
+if TYPE_CHECKING:
+    pass  # elsewhere only where it is used: workers need none of it
+
+KINDS = {"i": np.int64, "u": np.int64, "b": np.float32, "f": np.float32}
+"""What numbers of each of NumPy's kinds are kept as, but for bytes, which are pixels."""
+CHANNELS = (1, 3, 4)
+
+
+class Codes(NamedTuple):
+    """What each row belongs to, of several: number (n,) int64 of `names`, integers or text."""
+
+    number: Tensor
+    names: tuple[Any, ...]
+
+    def of(self, rows: Tensor) -> Codes:
+        """Return the codes of some rows (mask), without names that none of them has; the names stay in their order."""
+        there, number = self.number[rows].unique(return_inverse=True)
+        return Codes(number, tuple(self.names[i] for i in there))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Checked examples: x (n, ...) uint8, int64 or float32, y (n,) int64; clients and domains where they are known.
+
+    `where` is what messages call them, `row` what they call a row.
+    """
+
+    where: str
+    x: Tensor
+    y: Tensor
+    client: Codes | None = None
+    domain: Codes | None = None
+
+    def of(self, rows: Tensor) -> Rows:
+        """Return some of the rows (mask)."""
+        client, domain = (None if c is None else c.of(rows) for c in (self.client, self.domain))
+        return replace(self, x=self.x[rows], y=self.y[rows], client=client, domain=domain)
+
+
+class Parts(NamedTuple):
+    """Training rows, test rows, and how many classes both have."""
+
+    train: Rows
+    test: Rows
+    classes: int
+
+
+def fail(where: str, problem: str, mend: str) -> NoReturn:
+    """Raise the DataError that says so."""
+    raise DataError(f"{where}: {problem}: {mend}")
+
+
+def inputs(values: Any, where: str) -> Tensor:
+    """Return examples (n, ...): bytes stay uint8 and are pixels, other integers become int64, all else finite float32.
+
+    Raises DataError.
+    """
+    array = _array(values, where)
+    if array.dtype.kind not in KINDS:
+        fail(where, f"is {array.dtype}, no numbers", "make them numbers")
+    if array.ndim < 2:
+        shape = "x[:, None]" if array.ndim else "an array of shape (examples, features)"
+        fail(where, f"is of shape {array.shape}, and an example is a row", f"give {shape}")
+    if 0 in array.shape:
+        fail(where, f"is of shape {array.shape}, and holds nothing", "give some examples")
+    if array.ndim == 4 and array.shape[3] in CHANNELS and array.shape[1] not in CHANNELS:
+        fail(where, f"is of shape {array.shape}, channels last", "give x.transpose(0, 3, 1, 2)")
+    if array.dtype == np.uint8:
+        return torch.from_numpy(np.ascontiguousarray(array).copy())
+    with np.errstate(over="ignore"):
+        kept = np.ascontiguousarray(array).astype(KINDS[array.dtype.kind])
+    fine = np.isfinite(kept) if kept.dtype == np.float32 else (kept >= 0) | (array.dtype.kind == "i")
+    if len(bad := np.flatnonzero(~fine.reshape(len(kept), -1).all(1))):
+        fail(f"{where}, row {bad[0]}", f"has a number that is no finite {kept.dtype}", "mend it, or leave the row out")
+    return torch.from_numpy(kept)
+
+
+def joined(columns: Sequence[Tensor]) -> Tensor:
+    """Return columns (n, 1) of numbers as one tensor (n, columns); bytes are numbers here, and no pixels."""
+    return torch.cat([c.long() if c.dtype == torch.uint8 else c for c in columns], 1)
+
+
+def labels(values: Any, where: str, classes: int | None, rows: int) -> Tensor:
+    """Return labels (n,) int64 from 0, below `classes` where given. Raises DataError."""
+    import pandas as pd
+
+    found = pd.Series(values) if isinstance(values, pd.Categorical) else values
+    if isinstance(found, pd.Series):
+        if (missing := found.isna().to_numpy()).any():
+            fail(f"{where}, row {missing.argmax()}", "has no label", "fill it in, or leave the row out")
+        if isinstance(found.dtype, pd.CategoricalDtype):
+            found = found.astype(found.cat.categories.dtype)
+        if pd.api.types.infer_dtype(found.astype(object)) == "string":
+            found = found.astype(str).to_numpy(dtype="U")
+    array = _array(found, where)
+    if array.ndim == 2:
+        mend = "give y[:, 0]" if array.shape[1] == 1 else "give y.argmax(1)"
+        fail(where, f"is of shape {array.shape}, and a label is one number", mend)
+    if array.shape != (rows,):
+        fail(where, f"is of shape {array.shape}, and there are {rows} examples", "give a label an example")
+    if array.dtype.kind in "fc" and not (finite := np.isfinite(array)).all():
+        fail(f"{where}, row {finite.argmin()}", "has no label", "fill it in, or leave the row out")
+    if array.dtype.kind in "fc":
+        fail(where, f"labels are {array.dtype}", "make them integers from 0, as by .astype(int)")
+    if array.dtype.kind not in "iub":
+        fail(where, "labels are no numbers", "number them from 0, as by np.unique(y, return_inverse=True)[1]")
+    y = array.astype(np.int64)
+    if len(bad := np.flatnonzero((y < 0) | (y >= (classes or np.inf)))):
+        row, most = bad[0], "" if classes is None else f" to {classes - 1}"
+        mend = "number the classes from 0" if y[row] < 0 else "mend the label, or say how many classes there are"
+        fail(f"{where}, row {row}", f"the label {array[row]} is none from 0{most}", mend)
+    return torch.from_numpy(y)
+
+
+def codes(values: Any, where: str, what: str, rows: int, *, rising: bool = False) -> Codes:
+    """Return which of several each row belongs to; they are integers or text, in the order they appear in, or `rising`.
+
+    `what` they are goes into messages. Raises DataError.
+    """
+    import pandas as pd
+
+    values = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+    try:
+        found = values if isinstance(values, pd.Series) else pd.Series(values)
+    except ValueError as e:
+        fail(where, one_line(e), f"give a {what} a row")
+    if len(found) != rows:
+        fail(where, f"there are {len(found)} entries, and {rows} examples", f"give a {what} a row")
+    if (missing := found.isna().to_numpy()).any():
+        fail(f"{where}, row {missing.argmax()}", f"has no {what}", "fill it in, or leave the row out")
+    kind = pd.api.types.infer_dtype(found.astype(object), skipna=False)
+    if kind not in ("integer", "string"):
+        fail(where, f"is {kind}", "make it integers or text")
+    number, names = pd.factorize(found.astype(object), sort=rising)
+    plain = tuple(int(n) if kind == "integer" else str(n) for n in names)
+    return Codes(torch.from_numpy(number.astype(np.int64)), plain)
+
+
+def flags(values: Any, where: str, rows: int) -> Tensor:
+    """Return which rows (n,) are test examples: booleans, or 0 and 1. Raises DataError."""
+    array = _array(values, where)
+    if array.shape != (rows,) or array.dtype.kind not in "bui" or not np.isin(array, (0, 1)).all():
+        fail(where, "does not say of each row whether it is a test example", "give True or False a row")
+    found = torch.from_numpy(array.astype(bool))
+    if found.all() or not found.any():
+        fail(where, f"{'all' if found.all() else 'no'} rows are test examples", "leave some of both")
+    return found
+
+
+def split(rows: Rows, test: float | Tensor | Rows, classes: int | None = None) -> Parts:
+    """Return training and test rows.
+
+    `test` are the rows (mask) or other examples, or a share: of clients, where there are any, whose examples are the test
+    examples then, else of examples; of every domain, and a fixed draw. Raises DataError.
+    """
+    if isinstance(test, Rows):
+        train, held = rows, test
+        if train.x.shape[1:] != held.x.shape[1:] or train.x.dtype != held.x.dtype:
+            fail(
+                held.where,
+                f"an example is {_kind(held.x)}, and one of {train.where} {_kind(train.x)}",
+                "make them alike",
+            )
+    else:
+        out = test if isinstance(test, Tensor) else _share(rows, test)
+        train, held = rows.of(~out), rows.of(out)
+    if train.domain is None and held.domain is not None:
+        fail(held.where, f"test examples say a domain, and those of {train.where} none", "give both theirs, or neither")
+    if train.domain is not None and held.domain is not None:
+        held = _numbered_alike(train, held)
+    most = max(int(train.y.max()), int(held.y.max())) + 1
+    if classes is not None and most > classes:
+        fail(rows.where, f"there are labels up to {most - 1}, and classes={classes}", "give the number of classes")
+    return Parts(train, held, classes or most)
+
+
+def made(name: str, parts: Parts) -> Dataset | FederatedDataset:
+    """Return the data: in clients, where these are known, else to be dealt by a partition. Raises DataError."""
+    train, test = (_examples(part, parts.classes) for part in parts[:2])
+    of, domain = parts.train.client, parts.train.domain
+    domains = () if domain is None else tuple(map(str, domain.names))
+    if of is None:
+        return Dataset(name, train, test, domains)
+    order = of.number.argsort(stable=True)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), of.number.bincount().cumsum(0)])
+    at_home = torch.zeros(len(of.names), dtype=torch.int64) if domain is None else client_domains(parts.train)
+    population = InMemoryPopulation({"x": train.x, "y": train.y}, order, offsets, at_home)
+    return FederatedDataset(name, population, test, train.sample, domains)
+
+
+def client_domains(rows: Rows) -> Tensor:
+    """Return the domain of every client (N,). Raises DataError where a client has two."""
+    assert rows.client is not None
+    assert rows.domain is not None
+    found = torch.zeros(len(rows.client.names), dtype=torch.int64)
+    found[rows.client.number] = rows.domain.number
+    if (wrong := found[rows.client.number] != rows.domain.number).any():
+        row = int(wrong.long().argmax())
+        client = rows.client.names[int(rows.client.number[row])]
+        two = sorted(rows.domain.names[int(d)] for d in (rows.domain.number[row], found[rows.client.number[row]]))
+        fail(
+            rows.where,
+            f"client {client!r} has examples of {two[0]!r} and {two[1]!r}",
+            "a client is of one domain: make it a client a domain",
+        )
+    return found
+
+
+def _share(rows: Rows, share: float) -> Tensor:
+    """Return which rows (n,) are held out as test examples. Raises DataError."""
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
+        fail("test", f"is {share!r}", "give a share between 0 and 1, or the test examples")
+    count = len(rows.y) if rows.client is None else len(rows.client.names)
+    what = "examples" if rows.client is None else "clients"
+    group = torch.zeros(count, dtype=torch.int64)
+    if rows.domain is not None:
+        group = rows.domain.number if rows.client is None else client_domains(rows)
+    out, key = torch.zeros(count, dtype=torch.bool), rng.fold(rng.key(0), "hold_out")
+    for number in group.unique().tolist():
+        mine = (group == number).nonzero().flatten()
+        held = max(1, round(share * len(mine)))
+        if held >= len(mine):
+            of = f" of the domain {rows.domain.names[number]!r}" if rows.domain is not None else ""
+            fail(
+                rows.where,
+                f"holding out {held} of {len(mine)} {what}{of} for testing leaves none",
+                "hold out a smaller share, or give test= the test examples",
+            )
+        out[mine[rng.sample(rng.fold(key, number) if rows.domain is not None else key, len(mine), held)]] = True
+    return out if rows.client is None else out[rows.client.number]
+
+
+def _numbered_alike(train: Rows, test: Rows) -> Rows:
+    """Return the test rows with their domains numbered as the training rows'. Raises DataError."""
+    assert train.domain is not None
+    assert test.domain is not None
+    place = {name: i for i, name in enumerate(train.domain.names)}
+    if strange := [name for name in test.domain.names if name not in place]:
+        fail(
+            test.where, f"test examples are of the domain {strange[0]!r}, and no training example is", "leave them out"
+        )
+    if missing := [name for name in place if name not in test.domain.names]:
+        fail(test.where, f"no test example is of the domain {missing[0]!r}", "give some, or leave the domain out")
+    number = torch.tensor([place[name] for name in test.domain.names])[test.domain.number]
+    return replace(test, domain=Codes(number, train.domain.names))
+
+
+def _examples(rows: Rows, classes: int) -> Examples:
+    return Examples(rows.x, rows.y, classes, None if rows.domain is None else rows.domain.number)
+
+
+def _array(values: Any, where: str) -> NDArray[Any]:
+    """Return an array; of rows that are not alike a DataError that names the first."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu().numpy()
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        array = np.empty(0, dtype=object)
+    if array.dtype != object:
+        return array
+    try:  # a column of arrays, or numbers among which something else is
+        return np.stack([np.asarray(row) for row in values]) if _alike(values, where) else array
+    except DataError:
+        raise
+    except ValueError as e:
+        fail(where, one_line(e), "make all rows alike")
+
+
+def _alike(rows: Sequence[Any], where: str) -> bool:
+    """Return whether rows are arrays of numbers. Raises DataError where they differ in shape."""
+    first: tuple[int, ...] | None = None
+    for i, row in enumerate(rows):
+        try:
+            array = np.asarray(row)
+        except ValueError:
+            fail(f"{where}, row {i}", "holds rows of unequal lengths", "pad or cut them, so that all are alike")
+        first = array.shape if first is None else first
+        if array.shape != first:
+            mend = "pad or cut them, so that all rows are alike"
+            fail(f"{where}, row {i}", f"is of shape {array.shape}, and row 0 of {first}", mend)
+        if array.dtype.kind not in KINDS:
+            what = "is missing" if row is None else f"is {type(row).__name__}, no number"
+            fail(f"{where}, row {i}", what, "make it a number, or leave the row out")
+    return True
+
+
+def _kind(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape[1:])}"

@@ -1,0 +1,192 @@
+"""Data sets of Hugging Face's `datasets` library, in memory, in a local folder, or by their name on the hub.
+
+The library (4 or newer, which runs no script of a data set) is imported when it is asked for. Images are decoded here, from their
+bytes, and as JPEG or PNG alone.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedfleet.datasets import arrays, given
+from fedfleet.datasets.examples import Dataset, FederatedDataset
+from fedfleet.datasets.files import DataError
+from fedfleet.datasets.given import Parts, Rows, fail
+from fedfleet.datasets.image_folder import MODES, read_images
+from fedfleet.simulator.errors import one_line
+
+
+class HuggingFaceOptions(BaseModel):
+    """A data set of Hugging Face's library."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    path: str
+    """Folder that ``save_to_disk`` wrote, or of files of data; else the name of a data set on the hub."""
+    subset: str | None = None
+    """Configuration of a data set on the hub, or of a folder of files, that has several."""
+    client: str | None = None
+    """Column that says which client holds a row; ``population.partition`` deals them if not given."""
+    label: str = "label"
+    """Column of integer labels from 0."""
+    features: list[str] | None = Field(default=None, min_length=1)
+    """Columns that make an example, or one of images or of lists; all others if not given."""
+    domain: str | None = None
+    """Column that says the domain."""
+    train: str = "train"
+    """Split of training examples."""
+    test: str = "test"
+    """Split of test examples; where there is none, ``hold_out``."""
+    hold_out: float = Field(default=0.1, gt=0, lt=1)
+    """Without a split of test examples: the share, of clients if there are any, of examples else, that are tested on."""
+    side: int | None = Field(default=None, ge=1)
+    """Of images: pixels that both sides are resized to."""
+    channels: int = Field(default=3, ge=1, le=3)
+    """Of images: 3, or 1 for grey."""
+    classes: int | None = Field(default=None, ge=1)
+    """Labels are below it; one more than the largest, if not given."""
+    sha256: str | None = None
+    """Digest of what was read; a run says here what it was."""
+
+
+def from_hf(
+    dataset: Any,
+    *,
+    client: str | None = None,
+    label: str = "label",
+    features: Sequence[str] | None = None,
+    domain: str | None = None,
+    test: Any = None,
+    side: int | None = None,
+    channels: int = 3,
+    classes: int | None = None,
+    name: str = "hf",
+) -> Dataset | FederatedDataset:
+    """Return a data set of Hugging Face's library as data for ``fedfleet.run(data=…)``.
+
+    Args:
+        dataset: a ``datasets.Dataset``, or a ``DatasetDict`` with the splits "train" and, maybe, "test".
+        client, label, features, domain, classes, name: as in `from_dataframe`; a single feature may be images or lists.
+        test: another ``Dataset``, or a share as in `from_arrays`; the split "test", else 0.1, if not given.
+        side, channels: of images, as in `from_image_folder`.
+
+    Raises DataError, a ValueError of one line.
+
+    """
+    train, there = dataset, test
+    if isinstance(dataset, Mapping):
+        if "train" not in dataset:
+            fail("dataset", f"has the splits {', '.join(map(str, dataset))}", "give one of them, or call one 'train'")
+        train = dataset["train"]
+        there = dataset.get("test") if test is None else test
+    for where, one in {"dataset": train, "test": there}.items():
+        if not (hasattr(one, "column_names") and hasattr(one, "features") and hasattr(one, "to_pandas")):
+            if where == "dataset":
+                fail(where, f"is a {type(one).__name__}", "give a datasets.Dataset, or a DatasetDict of them")
+            if one is not None and not isinstance(one, int | float):
+                fail(where, f"is a {type(one).__name__}", "give a share, or a datasets.Dataset")
+    share = 0.1 if there is None else there
+    asked = HuggingFaceOptions.model_construct(
+        client=client, label=label, features=features, domain=domain, side=side, channels=channels, classes=classes
+    )
+    return given.made(name, _parts(train, share, asked))
+
+
+def read(options: HuggingFaceOptions) -> Parts:
+    """Return what a data set of the library holds. Raises DataError."""
+    found = _loaded(options)
+    splits = found if isinstance(found, Mapping) else {options.train: found}
+    if options.train not in splits:
+        mend = f"set population.dataset.train to one of {', '.join(map(str, splits))}"
+        fail(options.path, f"there is no split {options.train!r}", mend)
+    return _parts(splits[options.train], splits.get(options.test, options.hold_out), options)
+
+
+def _loaded(options: HuggingFaceOptions) -> Any:
+    path = Path(options.path).expanduser()
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(
+            f"{path}: it is read by Hugging Face's datasets, which is not installed: pip install datasets"
+        ) from None
+    if int(datasets.__version__.partition(".")[0]) < 4:
+        fail(
+            f"{path}",
+            f"datasets {datasets.__version__} may run a script that comes with data",
+            "pip install 'datasets>=4'",
+        )
+    try:
+        if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+            return datasets.load_from_disk(str(path))
+        return datasets.load_dataset(str(path) if path.is_dir() else options.path, options.subset)
+    except Exception as e:  # of any of the formats that the library reads
+        mend = "give a folder of save_to_disk or of files of data, or a name on the hub, where there is a network"
+        fail(options.path, f"cannot be read ({type(e).__name__}: {one_line(e)[:200]})", mend)
+
+
+def _parts(train: Any, test: Any, options: HuggingFaceOptions) -> Parts:
+    if options.channels not in MODES:
+        fail("channels", f"is {options.channels}", "give 3, or 1 for grey")
+    rows = _rows("train", train, options, clients=True)
+    held = test if isinstance(test, int | float) else _rows("test", test, options, clients=False)
+    return given.split(rows, held, options.classes)
+
+
+def _rows(where: str, data: Any, options: HuggingFaceOptions, *, clients: bool) -> Rows:
+    plain = data.with_format(None)
+    client = options.client if clients else None
+    domain = options.domain if clients or options.domain in data.column_names else None
+    own = {"client": client, "label": options.label, "domain": domain}
+    named = [column for column in own.values() if column is not None]
+    left_out = [*named, options.client]
+    features = [c for c in data.column_names if c not in left_out] if options.features is None else [*options.features]
+    about = plain.select_columns([c for c in dict.fromkeys(named) if c in data.column_names]).to_pandas()
+    arrays.check_frame(about, where)
+    arrays.check_own(about, where, own, data.column_names)
+    if missing := [c for c in features if c not in data.column_names]:
+        fail(where, f"no column {missing[0]!r}", f"choose among {', '.join(data.column_names)}")
+    if not features:
+        fail(where, "no columns are left for features", "name some")
+    count = len(about)
+
+    def at(column: Any) -> str:
+        return f"{where}: column {column!r}"
+
+    return Rows(
+        where,
+        _examples(plain, features, options, at),
+        given.labels(about[options.label], at(options.label), options.classes, count),
+        None if client is None else given.codes(about[client], at(client), "client", count),
+        None if domain is None else given.codes(about[domain], at(domain), "domain", count, rising=True),
+    )
+
+
+def _examples(plain: Any, features: list[str], options: HuggingFaceOptions, at: Any) -> Any:
+    kind = plain.features[features[0]]
+    if len(features) == 1 and type(kind).__name__ == "Image":
+        import datasets
+
+        kept = plain.cast_column(features[0], datasets.Image(decode=False))
+        files = [_file(row[features[0]], at(features[0]), i) for i, row in enumerate(kept.select_columns(features))]
+        return read_images(files, options.side, options.channels)
+    if len(features) == 1 and type(kind).__name__ != "Value":
+        inner = kind
+        while hasattr(inner, "feature"):
+            inner = inner.feature
+        rows = [row[features[0]] for row in plain.select_columns(features)]
+        is_bytes = getattr(inner, "dtype", None) == "uint8"
+        return given.inputs(np.asarray(rows, np.uint8) if is_bytes else rows, at(features[0]))
+    return arrays.example_columns(plain.select_columns(features).to_pandas(), features, at)
+
+
+def _file(image: Any, where: str, row: int) -> Path | io.BytesIO:
+    if image is None:
+        fail(f"{where}, row {row}", "has no image", "fill it in, or leave the row out")
+    return io.BytesIO(image["bytes"]) if image["bytes"] is not None else Path(image["path"])

@@ -1,0 +1,72 @@
+"""Clients in memory, written to a folder that `disk` maps: what `fedfleet convert` makes of other layouts than Parquet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from pydantic import BaseModel, ValidationError
+
+from fedfleet.datasets import given
+from fedfleet.datasets.convert import allocate, beside
+from fedfleet.datasets.disk import CLIENTS, EXAMPLES, TEST_DOMAINS, TOTALS, Totals
+from fedfleet.datasets.files import DataError
+from fedfleet.datasets.given import Parts
+from fedfleet.datasets.sources import SOURCES
+
+
+def keep(layout: str, asked: dict[str, Any], out: Path) -> Totals:
+    """Write the clients of one of `SOURCES` to the new folder `out`, which appears once it is whole. Raises DataError."""
+    if out.exists():
+        raise DataError(f"{out}: exists: choose another folder, or remove it first")
+    kind = SOURCES[layout].options
+    if strange := [name for name in asked if name not in kind.model_fields]:
+        raise DataError(f"{strange[0]}: no option of {layout}: give some of {', '.join(kind.model_fields)}")
+    return write(SOURCES[layout].read(_checked(kind, asked)), out)
+
+
+def write(parts: Parts, out: Path) -> Totals:
+    """Write training rows that come in clients, and test rows. Raises DataError."""
+    train, test = parts.train, parts.test
+    if train.client is None:
+        raise DataError(
+            f"{train.where}: says no clients: name the column that does, or read it as it is, without converting"
+        )
+    counts = train.client.number.bincount()
+    domain = torch.zeros_like(counts) if train.domain is None else given.client_domains(train)
+    start = counts.cumsum(0) - counts
+    order = train.client.number.argsort(stable=True)
+    with beside(out) as folder:
+        x, y = allocate(folder / EXAMPLES, len(train.y) + len(test.y), train.x.numpy())
+        x[: len(train.y)], y[: len(train.y)] = train.x[order].numpy(), train.y[order].numpy()
+        x[len(train.y) :], y[len(train.y) :] = test.x.numpy(), test.y.numpy()
+        places = {"start": start.numpy(), "count": counts.numpy(), "domain": domain.numpy()}
+        tables = {CLIENTS: {"client": pa.array(list(train.client.names)), **places}}
+        if test.domain is not None:
+            tables[TEST_DOMAINS] = {"domain": test.domain.number.numpy()}
+        for name, table in tables.items():
+            batch = pa.record_batch(table)
+            with pa.ipc.new_file(str(folder / name), batch.schema) as writer:
+                writer.write_batch(batch)
+        totals = Totals(
+            clients=len(counts),
+            examples=len(train.y),
+            test_examples=len(test.y),
+            min_examples=int(counts.min()),
+            max_examples=int(counts.max()),
+            classes=parts.classes,
+            domains=[0] if train.domain is None else list(train.domain.names),
+            file_bytes={name: (folder / name).stat().st_size for name in (*tables, EXAMPLES)},
+        )
+        (folder / TOTALS).write_text(totals.model_dump_json(indent=2), encoding="utf-8")
+    return totals
+
+
+def _checked(kind: type[BaseModel], asked: dict[str, Any]) -> BaseModel:
+    try:
+        return kind.model_validate(asked)
+    except ValidationError as e:
+        first = e.errors()[0]
+        raise DataError(f"{'.'.join(map(str, first['loc']))}={first['input']!r}: {first['msg']}: mend it") from None

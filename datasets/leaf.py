@@ -1,0 +1,158 @@
+"""Data in LEAF's JSON: FEMNIST, Shakespeare, Sent140, CelebA and others that its scripts make.
+
+S. Caldas et al., "LEAF: a benchmark for federated settings", 2018, arXiv:1812.01097. A folder `train` and a folder `test` of files
+
+    {"users": [name, …], "num_samples": [n, …], "user_data": {name: {"x": [example, …], "y": [label, …]}, …}}
+
+A user is a client, with its examples in `train`; all of `test` is tested on. What an example is, the data say:
+
+| x | y | what an example becomes |
+|---|---|---|
+| numbers | an integer | float32, or int64 where all are integers; 784 of them, FEMNIST's, are an image (1, 28, 28) |
+| text, as Shakespeare's | the next character | int64 `CHARACTERS`, the next one last, for task=language_model; y says nothing |
+| tweets, as Sent140's: lists, text at 4 | 0 or 1 | float32: how often each of the most frequent words of training is there |
+| files' names, as CelebA's | an integer | uint8 images out of the folder `images`, resized to `side` |
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from fedfleet.datasets import given
+from fedfleet.datasets.given import Parts, Rows, fail
+from fedfleet.datasets.image_folder import read_images
+from fedfleet.simulator.errors import one_line
+
+CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""The 80 characters of LEAF's Shakespeare; any other is read as a blank."""
+TEXT_AT = 4  # in a tweet of Sent140: its id, date, query, user, text
+WORD = re.compile(r"[\w']+|[.,!?;]")
+
+
+class LeafOptions(BaseModel):
+    """Data in LEAF's JSON."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    path: str
+    """Folder with the folders ``train`` and ``test``, of .json files."""
+    classes: int | None = Field(default=None, ge=1)
+    """Labels are below it; one more than the largest, if not given."""
+    words: int = Field(default=500, ge=1)
+    """Of tweets: the most frequent words, whose numbers are an example."""
+    images: str | None = None
+    """Of names of files: the folder that they are in."""
+    side: int = Field(default=84, ge=1)
+    """Of names of files: pixels that both sides are resized to."""
+    sha256: str | None = None
+    """Digest of what was read; a run says here what it was."""
+
+
+def read(options: LeafOptions) -> Parts:
+    """Return the examples of a folder. Raises DataError."""
+    root = Path(options.path).expanduser()
+    sides = [list(_users(root / part)) for part in ("train", "test")]
+    users, xs, ys = ([[entry[i] for entry in side] for side in sides] for i in range(3))
+    for part, side in zip(("train", "test"), sides, strict=True):
+        if not side:
+            fail(f"{root / part}", "holds no examples", "make them with LEAF's preprocess.sh")
+    found = _encoded(root, xs, ys, options)
+    rows = []
+    for part, (x, y), of in zip(("train", "test"), found, users, strict=True):
+        where = f"{root / part}"
+        client = given.codes(of, where, "user", len(of)) if part == "train" else None
+        rows.append(Rows(where, x, given.labels(y, f"{where}: y", options.classes, len(x)), client))
+    classes = len(CHARACTERS) if isinstance(xs[0][0], str) and not _is_file(xs[0][0]) else options.classes
+    return given.split(rows[0], rows[1], classes)
+
+
+def _users(folder: Path) -> Iterator[tuple[str, Any, Any]]:
+    """Give the user, x and y of every example. Raises DataError."""
+    files = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    if not files:
+        fail(f"{folder}", "no file in it ends in .json", "give the folder that has LEAF's train and test")
+    for file in files:
+        try:
+            told = json.loads(file.read_text(encoding="utf-8"))
+            data = {user: (told["user_data"][user]["x"], told["user_data"][user]["y"]) for user in told["users"]}
+        except (OSError, ValueError) as e:
+            fail(f"{file}", f"is no JSON ({one_line(e)})", "make it again")
+        except (KeyError, TypeError, IndexError) as e:
+            fail(f"{file}", f"is not laid out as LEAF's ({type(e).__name__}: {one_line(e)})", "make it again")
+        for user, (x, y) in data.items():
+            if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
+                fail(f"{file}", f"user {user!r} has not one y for each x", "make it again")
+            yield from ((user, a, b) for a, b in zip(x, y, strict=True))
+
+
+def _encoded(root: Path, xs: list[list[Any]], ys: list[list[Any]], options: LeafOptions) -> list[tuple[Tensor, Any]]:
+    """Return x and y of the training and of the test examples."""
+    first = xs[0][0]
+    if isinstance(first, str) and _is_file(first):
+        return list(zip(_images(root, xs, options), ys, strict=True))
+    if isinstance(first, str):
+        return [_characters(f"{root}", x, y) for x, y in zip(xs, ys, strict=True)]
+    if isinstance(first, list) and len(first) > TEXT_AT and isinstance(first[TEXT_AT], str):
+        return list(zip(_counts(f"{root}", xs, options.words), ys, strict=True))
+    found = [given.inputs(x, f"{root / part}: x") for part, x in zip(("train", "test"), xs, strict=True)]
+    if len({x.dtype for x in found}) > 1:
+        found = [x.float() for x in found]
+    shape = (1, 28, 28) if found[0].shape[1:] == (784,) else found[0].shape[1:]
+    return [(x.reshape(-1, *shape) if x[0].numel() == 784 else x, y) for x, y in zip(found, ys, strict=True)]
+
+
+def _is_file(text: str) -> bool:
+    return text.lower().endswith((".jpg", ".jpeg", ".png"))
+
+
+def _characters(where: str, x: list[str], y: list[str]) -> tuple[Tensor, Any]:
+    number = {c: i for i, c in enumerate(CHARACTERS)}
+    blank, length = number[" "], len(x[0])
+    for i, (text, after) in enumerate(zip(x, y, strict=True)):
+        if not isinstance(text, str) or len(text) != length or not isinstance(after, str) or len(after) != 1:
+            fail(f"{where}, example {i}", f"is not text of {length} characters and one that follows", "make it again")
+    windows = [[number.get(c, blank) for c in text + after] for text, after in zip(x, y, strict=True)]
+    return torch.tensor(windows), np.zeros(len(x), dtype=np.int64)
+
+
+def _counts(where: str, xs: list[list[Any]], words: int) -> list[Tensor]:
+    """Return how often each word is in a tweet (n, words); the words are the most frequent of the training tweets."""
+    try:
+        split = [[WORD.findall(tweet[TEXT_AT].lower()) for tweet in x] for x in xs]
+    except (TypeError, AttributeError, IndexError):
+        fail(where, "not every example is a tweet, a list with its text at 4", "make them again")
+    often = Counter(word for tweet in split[0] for word in tweet)
+    number = {word: i for i, word in enumerate(sorted(often, key=lambda word: (-often[word], word))[:words])}
+    found = []
+    for side in split:
+        x = torch.zeros(len(side), words)
+        for row, tweet in zip(x, side, strict=True):
+            for word in tweet:
+                if word in number:
+                    row[number[word]] += 1
+        found.append(x)
+    return found
+
+
+def _images(root: Path, xs: list[list[Any]], options: LeafOptions) -> list[Tensor]:
+    if options.images is None:
+        fail(
+            f"{root}",
+            f"examples are names of files, such as {xs[0][0]}",
+            "set population.dataset.images to their folder",
+        )
+    at = Path(options.images).expanduser()
+    for name in (name for x in xs for name in x):
+        if not isinstance(name, str) or Path(name).name != name:
+            fail(f"{root}", f"{name!r} is no name of a file", "make it again")
+    return [read_images([at / name for name in x], options.side, 3) for x in xs]

@@ -1,0 +1,37 @@
+"""What several commands take: a configuration, overrides, and files that have to be there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedfleet.simulator.errors import ConfigError
+
+TERMINATED = 143
+
+
+def there(path: Path) -> Path:
+    """Refuse a file that is not there, before what would read it is imported, which takes seconds."""
+    if not path.exists():
+        raise ConfigError(f"{path}: there is no such file: give the path of one")
+    return path
+
+
+ConfigArg = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")]
+OverridesArg = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as rounds=20.")
+]
+
+
+def loaded(config: Path, overrides: list[str] | None) -> Any:
+    """Load a configuration. What cannot be read at all is said before PyTorch is imported, which takes seconds."""
+    from fedfleet.config.reading import override, read
+
+    read(config)
+    for text in overrides or []:
+        override(text)
+    from fedfleet.config.schema import load
+
+    return load(config, overrides)

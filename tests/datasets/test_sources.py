@@ -1,0 +1,406 @@
+"""LEAF's JSON, TensorFlow Federated's HDF5, Hugging Face's and torchvision's data sets: read, converted, recorded, refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+import fedfleet
+from fedfleet.config.population import load_data
+from fedfleet.config.schema import load
+from fedfleet.data import DataError, from_hf
+from fedfleet.datasets import disk, given, keep
+from fedfleet.datasets.leaf import CHARACTERS
+
+needs_h5py = pytest.mark.skipif(importlib.util.find_spec("h5py") is None, reason="h5py is not installed")
+needs_hf = pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="datasets is not installed")
+
+
+def read(name: str, **options: Any) -> Any:
+    return load_data(load({"population": {"dataset": {"name": name, **options}}}))
+
+
+def held(data: Any, client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    local = data.population.local_data(torch.tensor([client]))
+    rows = local.rows[0][: local.counts[0]]
+    return local.data["x"][rows], local.data["y"][rows]
+
+
+def leaf(
+    root: Path, users: dict[str, tuple[list[Any], list[Any]]], test: dict[str, tuple[list[Any], list[Any]]]
+) -> Path:
+    for part, of in (("train", users), ("test", test)):
+        (root / part).mkdir(parents=True, exist_ok=True)
+        for i, (user, (x, y)) in enumerate(of.items()):  # a file a user
+            told = {"users": [user], "num_samples": [len(y)], "user_data": {user: {"x": x, "y": y}}}
+            (root / part / f"all_data_{i}.json").write_text(json.dumps(told))
+    return root
+
+
+@pytest.fixture
+def femnist(tmp_path: Path) -> Path:
+    def x(n):
+        return (np.full((n, 784), 0.25) + np.arange(n)[:, None]).tolist()
+
+    users = {f"f{i}": (x(i + 2), [i] * (i + 2)) for i in range(4)}
+    return leaf(tmp_path / "femnist", users, {"f0": (x(3), [61, 0, 1]), "g": (x(1), [2])})
+
+
+def test_femnist_of_leaf(femnist: Path):
+    data = read("leaf", path=str(femnist))
+    assert (data.population.size, len(data.test), data.test.classes) == (4, 4, 62)
+    for client in range(4):
+        x, y = held(data, client)
+        assert y.tolist() == [client] * (client + 2)
+        assert x[:, 0, 27, 27].tolist() == [0.25 + i for i in range(client + 2)]
+        assert x.shape[1:] == (1, 28, 28)
+    assert data.test.y.tolist() == [61, 0, 1, 2]
+
+
+def test_shakespeare_of_leaf_is_characters_and_the_next(tmp_path: Path):
+    train = {"romeo": (["but soft, what", "ut soft, what "], [" ", "é"]), "juliet": (["Romeo, Romeo!\n"], ["}"])}
+    data = read("leaf", path=str(leaf(tmp_path / "s", train, {"romeo": (["deny thy fathe"], ["r"])})))
+    x, y = held(data, 0)
+    assert ["".join(CHARACTERS[i] for i in row) for row in x] == ["but soft, what ", "ut soft, what  "]
+    assert (x.dtype, y.tolist(), data.test.classes, len(CHARACTERS)) == (torch.int64, [0, 0], 80, 80)
+    assert "".join(CHARACTERS[i] for i in data.test.x[0]) == "deny thy father"
+    assert CHARACTERS[int(held(data, 1)[0][0, -1])] == "}"
+
+
+def test_sent140_of_leaf_is_numbers_of_words(tmp_path: Path):
+    def tweet(text):
+        return ["1", "today", "NO_QUERY", "u", text, "train"]
+
+    train = {"u": ([tweet("Good good day"), tweet("bad")], [1, 0]), "v": ([tweet("good day, day")], [1])}
+    data = read("leaf", path=str(leaf(tmp_path / "s", train, {"w": ([tweet("day of good good")], [1])})), words=3)
+    assert held(data, 0)[0].tolist() == [[1, 2, 0], [0, 0, 0]]  # day and good are there three times, a comma once
+    assert held(data, 1)[0].tolist() == [[2, 1, 1]]
+    assert data.test.x.tolist() == [[1, 2, 0]]
+
+
+def test_celeba_of_leaf_is_images_out_of_a_folder(tmp_path: Path):
+    (tmp_path / "raw").mkdir()
+    for i in range(3):
+        Image.new("RGB", (6, 9), (i, 50, 100)).save(tmp_path / "raw" / f"{i}.png")
+    root = leaf(tmp_path / "c", {"a": (["0.png"], [1]), "b": (["1.png"], [0])}, {"a": (["2.png"], [1])})
+    data = read("leaf", path=str(root), images=str(tmp_path / "raw"), side=4)
+    assert held(data, 1)[0][0, :, 3, 3].tolist() == [1, 50, 100]
+    assert data.test.x.shape == (1, 3, 4, 4)
+    with pytest.raises(
+        DataError, match=r"examples are names of files, such as 0\.png: set population\.dataset\.images"
+    ):
+        read("leaf", path=str(root))
+    leaf(root, {"a": (["../0.png"], [1])}, {"a": (["2.png"], [1])})
+    with pytest.raises(DataError, match=r"'\.\./0\.png' is no name of a file"):
+        read("leaf", path=str(root), images=str(tmp_path / "raw"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda at: (at / "train" / "all_data_0.json").write_text("{"), "all_data_0.json: is no JSON"),
+        (
+            lambda at: (at / "train" / "all_data_0.json").write_text('{"users": ["a"]}'),
+            "not laid out as LEAF's (KeyError",
+        ),
+        (lambda at: leaf(at, {"a": ([[1.0]], [0, 1])}, {}), "user 'a' has not one y for each x"),
+        (lambda at: leaf(at, {"a": ([[1.0], [1.0, 2]], [0, 1])}, {}), "row 1: is of shape (2,), and row 0 of (1,)"),
+        (lambda at: leaf(at, {"f0": ([[1.0] * 784], [-1])}, {}), "the label -1 is none from 0"),
+        (lambda at: leaf(at, {"f0": ([["a"] * 9, [1]], [0, 1])}, {}), "not every example is a tweet"),
+        (lambda at: leaf(at, {"f0": (["abc", "ab"], ["a", "b"])}, {}), "is not text of 3 characters and one"),
+        (
+            lambda at: [p.unlink() for p in (at / "test").iterdir()],
+            "test: no file in it ends in .json: give the folder",
+        ),
+    ],
+)
+def test_bad_leaf_is_refused_in_one_line(femnist: Path, spoil, says):
+    spoil(femnist)
+    with pytest.raises(DataError) as e:
+        read("leaf", path=str(femnist))
+    assert says in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+def hdf5(path: Path, clients: dict[str, dict[str, Any]]) -> Path:
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        for name, fields in clients.items():
+            for field, values in fields.items():
+                file[f"examples/{name}/{field}"] = values
+    return path
+
+
+def emnist(path: Path, clients: int = 5) -> Path:
+    return hdf5(
+        path,
+        {
+            f"f{i:02}": {"pixels": np.full((i + 1, 28, 28), i, np.float32), "label": np.full(i + 1, i, np.int32)}
+            for i in range(clients)
+        },
+    )
+
+
+@needs_h5py
+def test_emnist_of_tensorflow_federated(tmp_path: Path):
+    train, test = emnist(tmp_path / "train.h5"), emnist(tmp_path / "test.h5", 2)
+    data = read("tff", path=str(train), test=str(test))
+    assert (data.population.size, len(data.test)) == (5, 3)
+    for client in range(5):
+        x, y = held(data, client)
+        assert (x.shape, y.tolist()) == ((client + 1, 1, 28, 28), [client] * (client + 1))
+        assert (x == client).all()
+    assert read("tff", path=str(train), hold_out=0.4).population.size == 3
+    images = {"a": {"image": np.zeros((2, 8, 8, 3), np.uint8), "coarse_label": [0, 1], "label": [5, 6]}}
+    images["b"] = images["a"]
+    colour = read("tff", path=str(hdf5(tmp_path / "c.h5", images)), label="coarse_label")
+    assert (colour.test.x.shape, colour.test.x.dtype, colour.test.classes) == ((2, 3, 8, 8), torch.uint8, 2)
+
+
+@needs_h5py
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            lambda f, h: f.move("examples", "other"),
+            "has no 'examples': give a file in the layout examples/<client>/<field>",
+        ),
+        (lambda f, h: f.move("examples/f01/pixels", "p"), "a client has no field pixels or image or x: set"),
+        (lambda f, h: f.__setitem__("examples/f01/z", 1) or f.move("examples/f01/label", "l"), "one of pixels, z"),
+        (lambda f, h: f.__setitem__("examples/g", h.ExternalLink("other.h5", "/examples/f01")), "'g' is a link"),
+        (
+            lambda f, h: f.__setitem__("examples/g", h.SoftLink("/examples/f01")),
+            "'g' is a link: give a file that holds",
+        ),
+        (
+            lambda f, h: (
+                f.create_dataset("examples/g/pixels", (2, 28, 28), "f4", external="other.bin")
+                and f.__setitem__("examples/g/label", [0, 1])
+            ),
+            "'pixels' lies in another file",
+        ),
+        (
+            lambda f, h: f.__setitem__("examples/g/pixels", [b"text"]) or f.__setitem__("examples/g/label", [1]),
+            "no numbers",
+        ),
+        (
+            lambda f, h: (
+                f.__setitem__("examples/g/pixels", np.zeros((1, 9, 9))) or f.__setitem__("examples/g/label", [1])
+            ),
+            "client 'g': examples are of shape (9, 9), and the first's of (28, 28)",
+        ),
+        (
+            lambda f, h: (
+                f.__setitem__("examples/g/pixels", np.zeros((2, 28, 28))) or f.__setitem__("examples/g/label", [1])
+            ),
+            "client 'g': has 2 examples and 1 labels",
+        ),
+    ],
+)
+def test_bad_hdf5_is_refused_in_one_line(tmp_path: Path, change, says):
+    import h5py
+
+    path = emnist(tmp_path / "train.h5")
+    with h5py.File(path, "a") as file:
+        change(file, h5py)
+    with pytest.raises(DataError) as e:
+        read("tff", path=str(path))
+    assert says in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+@needs_h5py
+def test_what_is_no_hdf5_is_said(tmp_path: Path):
+    (tmp_path / "a.h5").write_bytes(b"no")
+    with pytest.raises(DataError, match=r"a\.h5: is not readable as HDF5"):
+        read("tff", path=str(tmp_path / "a.h5"))
+    with pytest.raises(DataError, match="there is no such file: give the path of one"):
+        read("tff", path=str(tmp_path / "b.h5"))
+
+
+def columns(rows: int = 12) -> dict[str, Any]:
+    return {"user": [f"u{i % 4}" for i in range(rows)], "a": list(range(rows)), "label": [i % 3 for i in range(rows)]}
+
+
+@needs_hf
+def test_hugging_face_in_memory_and_in_folders(tmp_path: Path):
+    import datasets
+
+    table = datasets.Dataset.from_dict(columns())
+    data = from_hf(table, client="user", test=table)
+    assert (data.population.size, len(data.test), data.test.x.dtype) == (4, 12, torch.int64)
+    assert held(data, 1)[0].flatten().tolist() == [1, 5, 9]
+    both = datasets.DatasetDict({"train": table, "test": table.select(range(3))})
+    assert len(from_hf(both, client="user").test) == 3
+    assert len(from_hf(both, test=0.5, features=["a"]).test) == 6
+    both.save_to_disk(str(tmp_path / "saved"))
+    there = read("hf", path=str(tmp_path / "saved"), client="user")
+    assert (there.population.size, there.test.y.tolist()) == (4, [0, 1, 2])
+    (tmp_path / "csv").mkdir()
+    table.to_csv(str(tmp_path / "csv" / "train.csv"))
+    dealt = read("hf", path=str(tmp_path / "csv"), features=["a"], hold_out=0.25)
+    assert isinstance(dealt, fedfleet.Dataset)
+    assert len(dealt.test) == 3
+    lists = datasets.Dataset.from_dict({"x": [[[i, 1], [2, 3]] for i in range(10)], "label": [0, 1] * 5})
+    assert from_hf(lists).train.x.shape == (9, 2, 2)
+
+
+@needs_hf
+def test_images_of_hugging_face(tmp_path: Path):
+    import datasets
+
+    def image(value, size=(5, 4)):
+        buffer = io.BytesIO()
+        Image.new("RGB", size, (value, 1, 2)).save(buffer, "PNG")
+        return {"bytes": buffer.getvalue(), "path": None}
+
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    table = datasets.Dataset.from_dict({"image": [image(i) for i in range(10)], "label": [0, 1] * 5}, features=features)
+    data = from_hf(table, test=table)
+    assert data.train.x[:, 0, 0, 0].tolist() == list(range(10))
+    assert data.train.x.shape[1:] == (3, 4, 5)
+    assert from_hf(table, side=3, channels=1).train.x.shape[1:] == (1, 3, 3)
+    odd = datasets.Dataset.from_dict({"image": [image(1), image(2, (9, 9))], "label": [0, 1]}, features=features)
+    with pytest.raises(DataError, match="image 1: is of 9 x 9 pixels, and image 0 of 5 x 4: give side=4"):
+        from_hf(odd, test=0.5)
+
+
+@needs_hf
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda t, d: from_hf([1]), "dataset: is a list: give a datasets.Dataset"),
+        (lambda t, d: from_hf({"validation": t}), "dataset: has the splits validation: give one of them"),
+        (lambda t, d: from_hf(t, test="test"), "test: is a str: give a share, or a datasets.Dataset"),
+        (lambda t, d: from_hf(t, client="usr"), "train: no column 'usr': did you mean 'user'"),
+        (lambda t, d: from_hf(t, features=["b"]), "train: no column 'b': choose among user, a, label"),
+        (lambda t, d: from_hf(t), "column 'user': is text, no numbers"),
+        (lambda t, d: from_hf(t, label="user", features=["a"]), "labels are no numbers"),
+        (lambda t, d: from_hf(t, client="user", channels=2), "channels: is 2: give 3, or 1 for grey"),
+        (lambda t, d: read("hf", path=str(d)), "cannot be read ("),
+        (lambda t, d: read("hf", path="nobody/nothing"), "nobody/nothing: cannot be read ("),
+    ],
+)
+def test_bad_tables_of_hugging_face_are_refused_in_one_line(tmp_path: Path, make, says, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError) as e:
+        make(datasets.Dataset.from_dict(columns()), tmp_path)
+    assert says in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+def test_torchvision_by_name(tmp_path: Path):
+    raw = tmp_path / "KMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part, count in (("train", 6), ("t10k", 4)):
+        x = np.arange(count, dtype=np.uint8)[:, None, None].repeat(28, 1).repeat(28, 2)
+        y = np.arange(count, dtype=np.uint8) % 3
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">HBB3I", 0, 8, 3, count, 28, 28) + x.tobytes())
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">HBBI", 0, 8, 1, count) + y.tobytes())
+    data = read("torchvision", dataset="KMNIST", path=str(tmp_path), channels=1)
+    assert isinstance(data, fedfleet.Dataset)
+    assert (data.train.x.shape, data.train.x[:, 0, 5, 5].tolist()) == ((6, 1, 28, 28), [0, 1, 2, 3, 4, 5])
+    assert (data.test.y.tolist(), data.test.classes) == ([0, 1, 2, 0], 3)
+    assert read("torchvision", dataset="KMNIST", path=str(tmp_path), side=7).train.x.shape == (6, 3, 7, 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"dataset": "KMNST"}, "population.dataset.dataset='KMNST': none that is read: did you mean 'KMNIST'"),
+        ({"dataset": "CIFAR10"}, "cifar10 and cifar100 are read here without a pickle"),
+        ({"dataset": "LSUN"}, "none that is read: "),
+        ({"dataset": "KMNIST", "channels": 2}, "population.dataset.channels=2: no images have two"),
+        ({"dataset": "KMNIST"}, "KMNIST cannot be read (Dataset not found."),
+    ],
+)
+def test_bad_names_of_torchvision_are_refused_in_one_line(tmp_path: Path, options, says):
+    with pytest.raises(DataError) as e:
+        read("torchvision", path=str(tmp_path), **options)
+    assert says in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+def test_what_is_kept_on_disk_is_what_was_read(femnist: Path, tmp_path: Path):
+    totals = keep.keep("leaf", {"path": str(femnist)}, tmp_path / "out")
+    here, there = read("leaf", path=str(femnist)), disk.load(disk.DiskOptions(path=str(tmp_path / "out")), None, 0)
+    assert (totals.clients, totals.examples, totals.test_examples, totals.classes) == (4, 14, 4, 62)
+    for client in range(4):
+        for a, b in zip(held(here, client), held(there, client), strict=True):
+            assert torch.equal(a, b)
+    assert torch.equal(here.test.x, there.test.x)
+    assert torch.equal(here.test.y, there.test.y)
+    with pytest.raises(DataError, match="exists: choose another folder"):
+        keep.keep("leaf", {"path": str(femnist)}, tmp_path / "out")
+    with pytest.raises(DataError, match="sides: no option of leaf: give some of path"):
+        keep.keep("leaf", {"sides": 3}, tmp_path / "other")
+    with pytest.raises(DataError, match="words='many': "):
+        keep.keep("leaf", {"path": str(femnist), "words": "many"}, tmp_path / "other")
+    with pytest.raises(DataError, match="says no clients"):
+        keep.keep(
+            "image_folder", {"path": str(folder(tmp_path)), "each": "domain", "hold_out": 0.5}, tmp_path / "other"
+        )
+    assert not (tmp_path / "other").exists()
+
+
+def folder(root: Path) -> Path:
+    for owner in "abc":
+        for i, label in enumerate("xyxy"):
+            (at := root / "images" / owner / label).mkdir(parents=True, exist_ok=True)
+            Image.new("L", (4, 4), 60 * i).save(at / f"{i}.png")
+    return root / "images"
+
+
+def test_a_run_records_what_was_read_and_goes_on_with_the_same_alone(tmp_path: Path):
+    images = folder(tmp_path)
+    config = {
+        "rounds": 1,
+        "population": {"dataset": {"name": "image_folder", "path": str(images), "channels": 1}},
+        "task": {"model": "logistic"},
+        "algorithm": {"batch_size": 2},
+        "cohort": {"invite": 2},
+        "executor": {"kind": "local"},
+    }
+    run = fedfleet.run(config, out=tmp_path / "run")
+    written = yaml.safe_load((run.folder / "config.yaml").read_text())["population"]["dataset"]
+    assert len(written["sha256"]) == 64
+    fedfleet.resume(run.folder, overrides={"rounds": 2})
+    Image.new("L", (4, 4), 7).save(images / "a" / "x" / "0.png")
+    other = fedfleet.run(config, out=tmp_path / "other")
+    assert (
+        yaml.safe_load((other.folder / "config.yaml").read_text())["population"]["dataset"]["sha256"]
+        != written["sha256"]
+    )
+    with pytest.raises(DataError, match="image_folder now holds other data"):
+        fedfleet.resume(run.folder, overrides={"rounds": 3})
+    with pytest.raises(fedfleet.ConfigError, match="comes in clients: leave it out, or at iid"):
+        fedfleet.run(config, {"population.partition": "shards"}, out=tmp_path / "third")
+
+
+def test_clients_whose_rows_are_mixed_are_kept_together_with_their_domains(tmp_path: Path):
+    of = [1, 0, 2, 1, 2, 0]
+    x, y = torch.arange(12.0).view(6, 2), torch.arange(6)
+    client, domain = given.Codes(torch.tensor(of), ("a", "b", "c")), given.Codes(torch.tensor(of) // 2, ("p", "q"))
+    train, test = (
+        given.Rows("x", x, y, client, domain),
+        given.Rows("t", x[:4], y[:4], None, given.Codes(y[:4] % 2, ("p", "q"))),
+    )
+    assert keep.write(given.split(train, test), tmp_path / "out").domains == ["p", "q"]
+    there = disk.load(disk.DiskOptions(path=str(tmp_path / "out")), None, 0)
+    assert [held(there, i)[1].tolist() for i in range(3)] == [[1, 5], [0, 3], [2, 4]]
+    assert held(there, 2)[0].tolist() == x[[2, 4]].tolist()
+    assert there.population.domains(torch.arange(3)).tolist() == [0, 0, 1]
+    assert (there.test.y.tolist(), there.test.domain.tolist()) == ([0, 1, 2, 3], [0, 1, 0, 1])

@@ -1,0 +1,163 @@
+"""``fedfleet show data`` and ``fedfleet partition``: who holds what, in tables, as a picture, and as a file to share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+import fedfleet
+from fedfleet.commands import show_data
+from fedfleet.config.population import load_data, make_population
+from fedfleet.config.schema import load
+from fedfleet.report.data_figures import ROWS, figure
+
+TINY = {
+    "rounds": 1,
+    "population": {"clients": 20, "partition": {"kind": "dirichlet", "alpha": 0.3}},
+    "task": {"model": "logistic"},
+    "algorithm": {"batch_size": 5},
+    "cohort": {"invite": 4},
+    "executor": {"kind": "local"},
+}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY), encoding="utf-8")
+    return path
+
+
+def test_what_is_counted_is_what_clients_hold():
+    config = load(TINY)
+    seen = show_data.look(config)
+    population = make_population(config, load_data(config))
+    for client in range(20):
+        local = population.local_data(torch.tensor([client]))
+        y = local.data["y"][local.rows[0]]
+        assert seen.labels[client].tolist() == y.bincount(minlength=10).tolist()
+        assert seen.sizes[client] == len(y)
+    assert (seen.clients, seen.domains, seen.targets, seen.test_domains) == (20, ("0",), (), None)
+    assert seen.test_labels.sum() == 355
+
+
+def test_clients_that_know_no_labels_beforehand_are_asked_for_their_examples():
+    seen = show_data.look(load({"population": {"dataset": {"name": "synthetic", "domains": 3}, "clients": 30}}))
+    assert seen.labels.sum(1).tolist() == seen.sizes.tolist()
+    assert seen.domain.tolist() == [i % 3 for i in range(30)]
+
+
+def test_of_very_many_clients_some_are_looked_at(monkeypatch):
+    monkeypatch.setattr(show_data, "LOOKED_AT", 50)
+    monkeypatch.setattr(show_data, "SIZES", 80)
+    seen = show_data.look(load({"population": {"dataset": "synthetic", "clients": 10**10}}))
+    assert (seen.clients, len(seen.shown), len(seen.sizes), len(seen.labels)) == (10**10, 50, 80, 50)
+    assert "about" in "".join(str(cell) for cell in next(show_data.tables(seen, 0)).columns[1].cells)
+    assert figure(seen).axes[0].get_ylabel() == "client, 50 of 10,000,000,000"
+
+
+def test_the_tables(command, tiny):
+    status, out, _ = command("show", "data", tiny, "--clients", 3)
+    seen = show_data.look(load(TINY))
+    assert status == 0
+    for text in (
+        "digits, dealt by dirichlet",
+        "1,442",
+        "and 17 more",
+        f"{seen.sizes.min()} to {seen.sizes.max()}, median",
+    ):
+        assert text in out
+    first = seen.labels[0]
+    assert f"{first.argmax()}: {first.max()}" in out
+    label = next(line for line in out.splitlines() if line.startswith("│     3 │"))
+    assert [cell.strip() for cell in label.strip("│").split("│")][1:] == [
+        f"{seen.labels[:, 3].sum()}",
+        f"{100 * seen.labels[:, 3].sum() / seen.labels.sum():.3g} %",
+        f"{(seen.labels[:, 3] > 0).sum()}",
+        f"{seen.labels[:, 3].max()}",
+        f"{seen.test_labels[3]}",
+    ]
+    assert "Clients" not in command("show", "data", tiny, "--clients", 0)[1]
+
+
+def test_domains_and_targets(command, tiny):
+    given = ("population.dataset=rect4", "population.partition=by_domain")
+    names = show_data.look(load({"population": {"dataset": "rect4", "partition": "by_domain", "clients": 12}})).domains
+    status, out, _ = command("show", "data", tiny, *given, f"domains.target=[{names[1]}]")
+    assert status == 0
+    assert f"{names[1]} (target)" in out
+    seen = show_data.look(load(TINY, [*given, f"domains.target=[{names[1]}]"]))
+    assert seen.targets == (names[1],)
+    assert np.bincount(seen.domain, seen.sizes).sum() == seen.labels.sum()
+    assert seen.test_domains is not None
+    assert seen.test_domains.sum() == seen.test_labels.sum()
+    drawn = figure(seen)
+    assert [t.get_text() for t in drawn.axes[2].get_yticklabels()][1].endswith("(target)")
+
+
+def test_the_picture_is_the_same_bytes_each_time(command, tiny, tmp_path):
+    for suffix, begin in ((".svg", b"<?xml"), (".png", b"\x89PNG")):
+        paths = [tmp_path / f"{name}{suffix}" for name in "ab"]
+        for path in paths:
+            assert command("show", "data", tiny, "--out", path)[0] == 0
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+        assert paths[0].read_bytes().startswith(begin)
+
+
+def test_the_picture_shows_shares_of_clients():
+    seen = show_data.look(load(TINY, {"population.clients": 150}))
+    axes = figure(seen).axes[0]
+    shown = axes.images[0].get_array()
+    assert shown.shape == (ROWS, 10)
+    assert np.allclose(shown.sum(1), 1)
+    assert np.allclose(shown[0], seen.labels[0] / seen.labels[0].sum())
+    assert np.allclose(shown[-1], seen.labels[-1] / seen.labels[-1].sum())
+    assert axes.get_yticklabels()[-1].get_text() == "149"
+
+
+def test_a_partition_that_was_written_runs_to_the_same_model(command, tiny, tmp_path):
+    status, out, _ = command("partition", tiny, tmp_path / "p.parquet")
+    assert (status, out) == (0, f"{tmp_path / 'p.parquet'}: 20 clients, 1,442 of 1,442 examples\n")
+    shared = {"population": {"partition": {"kind": "file", "path": "p.parquet"}}}
+    config = {k: v for k, v in TINY.items() if k != "population"} | shared
+    there, here = fedfleet.run(TINY, out="there"), fedfleet.run(config, out="here")
+    assert (there.folder / "model.safetensors").read_bytes() == (here.folder / "model.safetensors").read_bytes()
+    written = yaml.safe_load((here.folder / "config.yaml").read_text())["population"]
+    assert len(written["partition"]["sha256"]) == 64
+    assert written["clients"] == 20
+    fedfleet.resume(here.folder, overrides={"rounds": 2})
+    frame = pd.read_parquet(tmp_path / "p.parquet")
+    frame.assign(client=(frame.client + 1) % 20).to_parquet(tmp_path / "p.parquet")
+    with pytest.raises(ValueError, match=r"p\.parquet now deals otherwise"):
+        fedfleet.resume(here.folder, overrides={"rounds": 3})
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("show", "model", "tiny.yaml"), "error: show 'model': choose data"),
+        (("show", "data", "none.yaml"), "no such configuration file"),
+        (("show", "data", "tiny.yaml", "--out", "x.pdf"), "--out='x.pdf': give a name that ends in .svg or .png"),
+        (("show", "data", "tiny.yaml", "--out", "/proc/none/x.svg"), "it cannot be written"),
+        (("show", "data", "tiny.yaml", "domains={kind: clusters, by: gradient, count: 2}"), "there is no model"),
+        (("show", "data", "tiny.yaml", "population.partition={kind: file, path: none.parquet}"), "no such file"),
+        (("partition", "tiny.yaml", "tiny.yaml"), "tiny.yaml: exists: choose another name, or remove it first"),
+        (
+            ("partition", "tiny.yaml", "p.parquet", "population.dataset=synthetic", "population.partition=iid"),
+            "in clients",
+        ),
+        (("partition", "tiny.yaml", "p.parquet", "population.clients=9999"), "9999 clients cannot share 1442 examples"),
+        (("partition", "tiny.yaml", "p.parquet", "population.partition=linear", "population.clients=99"), "at most 53"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(command, tiny, words, says):
+    status, _, err = command(*words)
+    assert status == 2
+    assert says in err
+    assert err.count("\n") == 1
