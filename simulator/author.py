@@ -17,6 +17,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.optim import Optimizer, adagrad, adam, adaptive, sgd
 from fedfleet.simulator.arithmetic.reduction import ByDomainMean, Mean, Reduction, Rows, Store, Total
 from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.arithmetic.stored import Stored
 from fedfleet.simulator.arithmetic.tree import Scalar, Tree
 from fedfleet.simulator.domains import Domains
 from fedfleet.simulator.errors import ClientError, ConfigError, FedfleetError
@@ -34,6 +35,7 @@ from fedfleet.simulator.work import (
     Slots,
     Stage,
     Transform,
+    learnt,
 )
 
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "Slots",
     "Stage",
     "Store",
+    "Stored",
     "T",
     "Task",
     "Total",
@@ -77,6 +80,7 @@ __all__ = [
     "adagrad",
     "adam",
     "adaptive",
+    "learnt",
     "positions",
     "rng",
     "sgd",

@@ -1,8 +1,8 @@
 """The configuration: a typed schema, and one line of help for every mistake.
 
 A configuration is YAML plus ``dotted.key=value`` overrides. Sections that name a thing (``task``, ``algorithm``,
-``population.dataset``, ``population.partition``, ``availability``, ``devices``, ``selection``) take that thing's own options;
-``algorithm: fedavg`` is short for ``algorithm: {name: fedavg}``.
+``population.dataset``, ``population.partition``, ``availability``, ``devices``, ``selection``, ``attack``) take that thing's own
+options; ``algorithm: fedavg`` is short for ``algorithm: {name: fedavg}``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field
 from fedfleet.algorithms import omg
 from fedfleet.algorithms.options import CohortOptions, Options
 from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.attacks.registry import ATTACKS
 from fedfleet.config.availability import AVAILABILITY
 from fedfleet.config.checking import unknown, validated
 from fedfleet.config.devices import DEVICES
@@ -115,6 +116,8 @@ class Config(Options):
     availability: dict[str, Any] = Field(default={"kind": "always"})
     devices: dict[str, Any] = Field(default={"kind": "alike"})
     selection: dict[str, Any] = Field(default={"kind": "uniform"})
+    attack: dict[str, Any] = Field(default={"kind": "none"})
+    """What some clients do to the others: kind, and its options; ``fedfleet list attacks`` shows the kinds."""
     transforms: Transforms = Transforms()
     executor: Executor = Executor()
     faults: FaultOptions = FaultOptions()
@@ -152,6 +155,7 @@ NAMED = {
     "availability": Named("kind", {k: v.options for k, v in AVAILABILITY.items()}, "always"),
     "selection": Named("kind", {k: v.options for k, v in SELECTIONS.items()}, "uniform"),
     "devices": Named("kind", {k: v.options for k, v in DEVICES.items()}, "alike"),
+    "attack": Named("kind", {k: v.options for k, v in ATTACKS.items()}, "none"),
 }
 NESTED = {"algorithm.of": Named("name", {k: v.options for k, v in ALGORITHMS.items() if k != omg.NAME}, "fedavg")}
 """Sections within those, of names that have such an option."""

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from fedfleet.algorithms.registry import ALGORITHMS
-from fedfleet.config import resolve, rules, timing, transforms
+from fedfleet.config import attack, resolve, rules, timing, transforms
 from fedfleet.config import schema as C
 from fedfleet.config.federation import federation, selection
 from fedfleet.config.population import (
@@ -107,6 +107,7 @@ class Prepared:
             C.options(config, "algorithm"), self.task, config.cohort
         )
         resolve.check_pairing(config, self.algorithm, self.task)
+        attack.check_early(config, self.algorithm)
         dealt = make_population(config, data, lambda kind, clients: self._vectors(config)(kind, clients))
         if "data" in self.own:
             own.check_data(config, given, data, dealt)
@@ -140,9 +141,14 @@ class Prepared:
                 f"training images of a published data set: choose one"
             )
         self.evaluation, self.final = evaluation_data(config, data, validation), final_data(config, data)
+        self.attack = attack.placed(config, self.task, size, self.evaluation["test"], data.test.classes)
+        if self.attack is not None:
+            self.evaluation |= self.attack.splits(self.evaluation["test"])
         self.config = config
         if config.transforms.up or transforms.remembers(self.algorithm):
             self.algorithm = self._transformed(config)
+        if self.attack is not None:
+            self.algorithm = self.attack.on(self.algorithm)
         resolve.check_metrics(config, self.metric_names)
         self.config = resolve.resolved(config, self._inner(), self._block_size())
         self.federation = federation(self.config, self.population)
@@ -301,7 +307,7 @@ class Prepared:
         made = Setup.of(
             self.algorithm,
             self.task,
-            self.population,
+            self.population if self.attack is None else self.attack.clients(self.population),
             e.inner,
             evaluation={**self.evaluation, **self.final},
             device=e.device,
