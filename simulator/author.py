@@ -10,6 +10,7 @@ from fedfleet.simulator.algorithm import (
     Saddle,
     Task,
     View,
+    beneath,
     positions,
 )
 from fedfleet.simulator.arithmetic import rng
@@ -17,7 +18,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.optim import Optimizer, adagrad, adam, adaptive, sgd
 from fedfleet.simulator.arithmetic.reduction import ByDomainMean, Mean, Reduction, Rows, Store, Total
 from fedfleet.simulator.arithmetic.rng import Key
-from fedfleet.simulator.arithmetic.stored import Stored
+from fedfleet.simulator.arithmetic.stored import Stored, krum_shares
 from fedfleet.simulator.arithmetic.tree import Scalar, Tree
 from fedfleet.simulator.domains import Domains
 from fedfleet.simulator.errors import ClientError, ConfigError, FedfleetError
@@ -80,6 +81,8 @@ __all__ = [
     "adagrad",
     "adam",
     "adaptive",
+    "beneath",
+    "krum_shares",
     "learnt",
     "positions",
     "rng",

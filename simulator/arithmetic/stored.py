@@ -162,24 +162,28 @@ class Stored(NamedTuple):
         return self.reduce(lambda v: v.sort(0).values[cut : len(v) - cut].mean(0))
 
     def krum(self, byzantine: int, keep: int = 1) -> Tree:
-        """Return the mean of the ``keep`` uploads of lowest Krum score (Blanchard et al. 2017; keep > 1 is Multi-Krum).
+        """Return the mean of the ``keep`` uploads of lowest Krum score (Blanchard et al. 2017; keep > 1 is Multi-Krum)."""
+        return self.combine(krum_shares(self.gram(), byzantine, keep))
 
-        A score is the sum of squared distances to the S - byzantine - 2 nearest others. Raises ValueError if that is < 1.
-        """
-        size = len(self.weight)
-        near = size - byzantine - 2
-        if near < 1 or not 1 <= keep <= size:
-            raise ValueError(
-                f"krum: {size} uploads with byzantine={byzantine}, keep={keep}: it needs byzantine <= {size - 3} and "
-                f"1 <= keep <= {size}"
-            )
-        gram = self.gram()
-        squared = gram.diagonal()[:, None] + gram.diagonal()[None] - 2 * gram
-        squared.fill_diagonal_(torch.inf)
-        score = squared.sort(1).values[:, :near].sum(1)
-        chosen = torch.zeros(size, dtype=torch.float64)
-        chosen[score.argsort(stable=True)[:keep]] = 1.0 / keep
-        return self.combine(chosen)
+
+def krum_shares(gram: Tensor, byzantine: int, keep: int = 1) -> Tensor:
+    """Return what each of S uploads counts (S,): 1/keep for those of lowest Krum score, by the inner products (S, S).
+
+    A score is the sum of squared distances to the S - byzantine - 2 nearest others. Raises ValueError if that is < 1.
+    """
+    size = len(gram)
+    near = size - byzantine - 2
+    if near < 1 or not 1 <= keep <= size:
+        raise ValueError(
+            f"krum: {size} uploads with byzantine={byzantine}, keep={keep}: it needs byzantine <= {size - 3} and "
+            f"1 <= keep <= {size}"
+        )
+    squared = gram.diagonal()[:, None] + gram.diagonal()[None] - 2 * gram
+    squared.fill_diagonal_(torch.inf)
+    score = squared.sort(1).values[:, :near].sum(1)
+    chosen = torch.zeros(size, dtype=torch.float64)
+    chosen[score.argsort(stable=True)[:keep]] = 1.0 / keep
+    return chosen
 
 
 def _threads() -> Executor:

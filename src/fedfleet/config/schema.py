@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from fedfleet.algorithms import omg
 from fedfleet.algorithms.options import CohortOptions, Options
 from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.algorithms.wrapping import WrapperOptions
 from fedfleet.attacks.registry import ATTACKS
 from fedfleet.config.availability import AVAILABILITY
 from fedfleet.config.checking import unknown, validated
@@ -157,7 +157,8 @@ NAMED = {
     "devices": Named("kind", {k: v.options for k, v in DEVICES.items()}, "alike"),
     "attack": Named("kind", {k: v.options for k, v in ATTACKS.items()}, "none"),
 }
-NESTED = {"algorithm.of": Named("name", {k: v.options for k, v in ALGORITHMS.items() if k != omg.NAME}, "fedavg")}
+_PLAIN = {k: v.options for k, v in ALGORITHMS.items() if not issubclass(v.options, WrapperOptions)}
+NESTED = {"algorithm.of": Named("name", _PLAIN, "fedavg")}
 """Sections within those, of names that have such an option."""
 OWN = {"task": ("task",), "algorithm": ("algorithm",), "population.dataset": ("data", "population")}
 """Named sections whose thing may be made in Python instead, and the arguments of ``fedfleet.run`` it is given as. The section of
