@@ -56,6 +56,8 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
         yield "transforms up", ", ".join(t["name"] for t in x.config.transforms.up)
         up, down = f"{invite * sum(x.notes.bytes_up.values()) / 1e6:.3g}", f"at least {up} MB"
     yield "traffic a round", f"about {up} MB up, {down} down, if all answer"
+    if x.attack is not None:
+        yield "attack", f"{named(x.config, 'attack')} by {len(x.attack.attackers):,} of {x.problem.clients:,} clients"
     if isinstance(x.federation.devices, Machines):
         seconds, parts = timing.typical(x.federation.devices, x.algorithm, x.problem, x.costs)
         if x.algorithm.asynchronous:

@@ -29,6 +29,19 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm": {"name": "fedavg", "steps": 2},
         "transforms": {"up": [{"name": "top_k", "share": 0.1, "feedback": True}, {"name": "qsgd", "levels": 15}]},
     },
+    "attacked": {
+        "algorithm": {"name": "robust", "of": {"name": "fedavg", "steps": 2}, "rule": "foolsgold"},
+        "attack": {"kind": "backdoor", "share": 0.3, "scale": 3.0},
+    },
+    "colluding": {
+        "algorithm": {
+            "name": "robust",
+            "of": {"name": "scaffold", "steps": 2},
+            "rule": "geometric_median",
+            "bucket": 2,
+        },
+        "attack": {"kind": "alie", "share": 0.4, "z": 1.0},
+    },
     "late answers": {
         "algorithm": {"name": "fedavg", "steps": 2},
         "cohort": {"late": "keep", "stale_discount": 0.5, "respond": 4},
