@@ -17,6 +17,7 @@ import yaml
 from rich.console import Console
 
 from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.attacks.registry import ATTACKS
 from fedfleet.datasets.registry import FEDERATED, LOADERS
 from fedfleet.experiments.progress import Progress
 from fedfleet.tasks.registry import TASKS
@@ -45,7 +46,13 @@ def summary(run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("what", "names"),
-    [("algorithms", ALGORITHMS), ("datasets", [*LOADERS, *FEDERATED]), ("tasks", TASKS), ("transforms", TRANSFORMS)],
+    [
+        ("algorithms", ALGORITHMS),
+        ("attacks", ATTACKS),
+        ("datasets", [*LOADERS, *FEDERATED]),
+        ("tasks", TASKS),
+        ("transforms", TRANSFORMS),
+    ],
 )
 def test_list(command: Command, what: str, names: Any) -> None:
     status, out, _ = command("list", what)
