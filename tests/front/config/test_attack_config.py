@@ -64,6 +64,13 @@ FLIP = {"kind": "label_flip", "share": 0.2}
     ("changes", "says"),
     [
         ({"attack": {"kind": "scaled", "share": 0.01}}, "attack.share=0.01: of 20 clients that is nobody"),
+        (
+            {
+                "attack": {"kind": "scaled", "share": 0.1},
+                "population": {"dataset": "synthetic", "clients": 20_000_000, "partition": "iid"},
+            },
+            "attack.share=0.1: drawn of 20,000,000 clients, and up to 10,000,000 may be: give attack.clients",
+        ),
         ({"attack": {"kind": "scaled", "clients": [3, 20]}}, "attack.clients=[3, 20]: clients are 0 to 19"),
         ({"attack": COLLUDE, "algorithm": "afl", "domains.kind": "label"}, "clients of afl send none"),
         (
