@@ -119,11 +119,12 @@ def test_what_an_attack_is_aimed_at():
     assert want.tolist() == [2, 0]  # the middle one of three stays
     at, want = LabelFlip(share=0, source=4, target=7).aimed(x, y, 10)
     assert (len(at), want.tolist()) == (2, [7, 7])
-    at, want = Backdoor(share=0, target=4, size=1).aimed(x, y, 10)
-    assert want.tolist() == [4, 4]
-    assert at.sum() == 2
+    x = 0.1 * torch.arange(5.0)[:, None, None, None].expand(5, 1, 4, 4)
+    at, want = Backdoor(share=0, target=4, size=1).aimed(x, torch.tensor([0, 4, 4, 9, 9]), 10)
+    assert want.tolist() == [4, 4, 4]
+    assert torch.equal(at[:, 0, 0, 0], x[[0, 3, 4], 0, 0, 0])
     assert (at[:, 0, 3, 3] == 1).all()
-    assert not x.any()
+    assert x.max() < 0.5
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.15, 0.29, 0.5, 1.0])
