@@ -42,9 +42,11 @@ from fedfleet.algorithms.parallel_sgda import ParallelOptions, parallel_sgda
 from fedfleet.algorithms.penalised import PenaltyOptions
 from fedfleet.algorithms.peravg import PerAvgOptions, peravg
 from fedfleet.algorithms.qffl import QfflOptions, qffl
+from fedfleet.algorithms.robust import RobustOptions, robust
 from fedfleet.algorithms.scaffold import ScaffoldOptions, scaffold
 from fedfleet.algorithms.stablefdg import StableFdgOptions, stablefdg
 from fedfleet.algorithms.vrex import vrex
+from fedfleet.algorithms.wrapping import WrapperOptions
 from fedfleet.simulator.author import Algorithm, Task
 
 
@@ -84,6 +86,9 @@ ALGORITHMS: dict[str, Entry] = {
     "omg": Entry(
         OmgOptions, omg, "FedOMG: matched updates in the place of another algorithm's mean (Nguyen et al. 2025)"
     ),
+    "robust": Entry(
+        RobustOptions, robust, "median, Krum, geometric median and others in the place of another algorithm's mean"
+    ),
     "fedsam": Entry(FedSamOptions, fedsam, "FedAvg with sharpness-aware local steps (Qu et al. 2022)"),
     "mofedsam": Entry(MoFedSamOptions, mofedsam, "FedSAM with the last round's movement in each step (ibid.)"),
     "fediir": Entry(FedIirOptions, fediir, "classifiers that would be moved alike: two phases (Guo et al. 2023)"),
@@ -121,4 +126,4 @@ ALGORITHMS: dict[str, Entry] = {
     "gt_gda": Entry(LocalOptions, gt_gda, "gradient tracking, reconstructed (Tsaknakis et al. 2020); minimax"),
     "gt_hsgd": Entry(GtHsgdOptions, gt_hsgd, "one step along recursive estimates (Xin et al. 2021); minimax"),
 }
-OmgOptions.algorithms = ALGORITHMS  # any of which it can be put on
+WrapperOptions.algorithms = ALGORITHMS  # any of which they can be put on

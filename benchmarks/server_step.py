@@ -39,7 +39,7 @@ from fedfleet.tasks.options import DataShape, ModelOptions
 
 FEATURES, CLASSES, BATCH, FLOAT_BYTES = 3072, 10, 16, 4  # CIFAR-10's pixels; the paper's batches
 PARTS = {"gram": (Stored, "gram"), "search": (omg, "mixture"), "combine": (Stored, "combine")}
-STEP = (omg.Matched, "_matched")  # all of these, and what little lies between them
+STEP = (omg, "matched")  # all of these, and what little lies between them
 WAYS = {"in a file": FILED_BYTES, "in memory": sys.maxsize}
 TARGET = 0.05  # of a round
 

@@ -237,6 +237,17 @@ class Algorithm(NamedTuple):
     name: str | None = None
 
 
+def beneath(algorithm: Algorithm, state_of: Callable[[Any], Any]) -> Algorithm:
+    """Return an algorithm that is asked about states in which its own are, where ``state_of`` finds them; not yet its rounds."""
+    saddle, domains, own = algorithm.saddle, algorithm.domains, algorithm.personal
+    return algorithm._replace(
+        views={name: View(lambda at, v=v: v.params(state_of(at))) for name, v in algorithm.views.items()},
+        domains=domains and (lambda at: domains(state_of(at))),
+        saddle=saddle and (lambda at, problem: saddle(state_of(at), problem)),
+        personal=own and own._replace(message=lambda at, t: own.message(state_of(at), t)),
+    )
+
+
 class Task(Protocol):
     """What is learnt. The tree ``z`` has a part a player: ``{"x": ...}``, or ``{"x": ..., "y": ...}`` for a minimax task.
 

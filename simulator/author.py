@@ -10,6 +10,7 @@ from fedfleet.simulator.algorithm import (
     Saddle,
     Task,
     View,
+    beneath,
     positions,
 )
 from fedfleet.simulator.arithmetic import rng
@@ -17,6 +18,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.optim import Optimizer, adagrad, adam, adaptive, sgd
 from fedfleet.simulator.arithmetic.reduction import ByDomainMean, Mean, Reduction, Rows, Store, Total
 from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.arithmetic.stored import Stored, krum_shares
 from fedfleet.simulator.arithmetic.tree import Scalar, Tree
 from fedfleet.simulator.domains import Domains
 from fedfleet.simulator.errors import ClientError, ConfigError, FedfleetError
@@ -34,6 +36,7 @@ from fedfleet.simulator.work import (
     Slots,
     Stage,
     Transform,
+    learnt,
 )
 
 __all__ = [
@@ -68,6 +71,7 @@ __all__ = [
     "Slots",
     "Stage",
     "Store",
+    "Stored",
     "T",
     "Task",
     "Total",
@@ -77,6 +81,9 @@ __all__ = [
     "adagrad",
     "adam",
     "adaptive",
+    "beneath",
+    "krum_shares",
+    "learnt",
     "positions",
     "rng",
     "sgd",

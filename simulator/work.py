@@ -23,6 +23,11 @@ A loss returns it anew under this name in ``aux``, and ``ops.step`` puts it in i
 """
 
 
+def learnt(tree: Tree) -> Tree:
+    """Return what gradients move of a tree: all of it but a model's buffers."""
+    return {part: below for part, below in tree.items() if part != BUFFERS} if isinstance(tree, Mapping) else tree
+
+
 @dataclass(frozen=True)
 class Message:
     """What travels one way between the server and a client.
@@ -220,6 +225,18 @@ class Transform(Protocol):
         ...
 
 
+class Forgery(Protocol):
+    """What some clients send in the place of what they have computed. Pure; draws from its key."""
+
+    def by(self, clients: Tensor) -> Tensor:
+        """Return which of the clients (C,) int64 send it, a mask (C,)."""
+        ...
+
+    def forged(self, moved: Mapping[str, Any], key: Key) -> Mapping[str, Any]:
+        """Return what stands in the place of one client's slot: path -> leaf, floats, a model's as what it moved by."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """A constant description of one exchange with clients; per-round values travel in ``shared``.
@@ -231,6 +248,7 @@ class Phase:
         weight: "uniform", "num_examples", or the name of a scalar in the client's message config.
         own: builds a client's state the first time it is needed, from ``shared``; None means clients are stateless.
         uplink: transforms applied in order to what a client sends, before it is reduced; what is counted is what they say is sent.
+        forgery: what attackers among the clients send instead, before the transforms.
         dated: what is sent is of use in its own round alone, so that late answers cannot be kept.
         model, difference: the slot whose mean over the clients is the next model, which they were sent under the same name, or
             how far it moves: where another rule may take the mean's place. None where there is no such.
@@ -243,6 +261,7 @@ class Phase:
     weight: str = "uniform"
     own: Callable[[Mapping[str, Any]], Tree] | None = None
     uplink: tuple[Transform, ...] = ()
+    forgery: Forgery | None = None
     dated: bool = False
     model: str | None = None
     difference: str | None = None

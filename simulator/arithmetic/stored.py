@@ -28,22 +28,35 @@ class Stored(NamedTuple):
     """Stacked uploads (leaves (C_b, ...)) and weights (C_b,), in the order of the blocks; S = sum of C_b clients.
 
     Leaves are tensors, or ``Filed`` ones: ``stacked`` has all in memory. ``device`` is where tiles are computed, None for the CPU.
-    ``beside`` is what a reduction that does more than to keep them has made of them.
+    ``beside`` is what a reduction that does more than to keep them has made of them. ``replaced`` and ``groups`` say what takes
+    the place of what lies in the blocks, wherever it is read: see the methods of like names.
     """
 
     blocks: tuple[Tree, ...]
     weights: tuple[Tensor, ...]
     device: torch.device | None = None
     beside: Any = None
+    replaced: tuple[Tensor, Tree] | None = None
+    groups: tuple[Tensor, ...] | None = None
 
     @property
     def weight(self) -> Tensor:
-        """The clients' weights (S,)."""
-        return torch.cat(self.weights)
+        """The clients' weights (S,), or the sums of the groups'."""
+        each = torch.cat(self.weights)
+        return each if self.groups is None else torch.stack([each[g].sum() for g in self.groups])
 
     def of(self, part: Callable[[Tree], Tree]) -> Stored:
         """Return the part of each upload that ``part`` picks."""
-        return self._replace(blocks=tuple(part(b) for b in self.blocks))
+        other = self.replaced and (self.replaced[0], part(self.replaced[1]))
+        return self._replace(blocks=tuple(part(b) for b in self.blocks), replaced=other)
+
+    def replacing(self, rows: Tensor, upload: Tree) -> Stored:
+        """Return the uploads of which some, a mask (S,), are all another one."""
+        return self._replace(replaced=(rows, upload))
+
+    def grouped(self, groups: tuple[Tensor, ...]) -> Stored:
+        """Return the plain means of groups of the uploads, each the rows of its members, int64: G in the place of S."""
+        return self._replace(groups=groups)
 
     def filed(self, spool: Spool) -> Stored:
         """Return the same uploads, those of large blocks in a file. Raises OSError where the disk is full."""
@@ -51,15 +64,27 @@ class Stored(NamedTuple):
 
     def stacked(self) -> Tree:
         """Return all uploads in memory, as one tree with leaves (S, ...)."""
-        return T.concat([T.map(whole, b) for b in self.blocks])
+        found = T.concat([T.map(whole, b) for b in self.blocks])
+        if self.replaced is not None:
+            rows, upload = self.replaced
+            found = T.map(lambda v, other: torch.where(T.column(rows, v), other, v), found, upload)
+        return found if self.groups is None else T.map(self._grouped, found)
 
-    def _tiles(self, pool: Executor, origin: Tree = None) -> Iterator[tuple[int, slice, Tensor]]:
+    def _grouped(self, v: Tensor) -> Tensor:
+        return v if self.groups is None else torch.stack([v[g].mean(0) for g in self.groups])
+
+    def tiles(self, origin: Tree = None) -> Iterator[tuple[int, slice, Tensor]]:
         """Yield ``(leaf number, coordinates, (S, n) matrix)`` over all coordinates in order; a matrix is there until the next.
 
         Given an ``origin``, matrices are differences from it, in float64.
         """
-        size = len(self.weight)
+        with _threads() as pool:
+            yield from self._tiles(pool, origin)
+
+    def _tiles(self, pool: Executor, origin: Tree = None) -> Iterator[tuple[int, slice, Tensor]]:
+        size = sum(map(len, self.weights))
         width = max(1, _TILE // size)
+        others = None if self.replaced is None else [leaf.flatten() for leaf in T.leaves(self.replaced[1])]
         zeros = None if origin is None else [leaf.flatten() for leaf in T.leaves(origin)]
         for i, parts in enumerate(zip(*(T.leaves(b) for b in self.blocks), strict=True)):
             count, sizes = parts[0].shape[1:].numel(), [len(p) for p in parts]
@@ -71,9 +96,12 @@ class Stored(NamedTuple):
                 tile, found = (r[: size * length].view(size, length) for r in (room, wide))
                 fill = partial(_fill, here, None if zeros is None else zeros[i][here].double())
                 list(pool.map(fill, parts, tile.split(sizes), found.split(sizes)))
-                yield i, here, found.to(self.device or "cpu")
+                if self.replaced is not None and others is not None:
+                    other = others[i][here].to(found.dtype)
+                    found[self.replaced[0]] = other if zeros is None else other - zeros[i][here].double()
+                yield i, here, self._grouped(found).to(self.device or "cpu")
 
-    def _reduce(self, fn: Callable[[Tensor], Tensor], origin: Tree = None) -> Tree:
+    def reduce(self, fn: Callable[[Tensor], Tensor], origin: Tree = None) -> Tree:
         """Apply ``fn`` (S, n) -> (n,) tile by tile and return a tree of one client's shape, in the types of ``origin``."""
         shapes = [leaf.shape[1:] for leaf in T.leaves(self.blocks[0])]
         types = [None] * len(shapes) if origin is None else [leaf.dtype for leaf in T.leaves(origin)]
@@ -97,9 +125,14 @@ class Stored(NamedTuple):
                 list(pool.map(partial(_add_products, total, tile.double()), range(0, size, _ROWS)[::-1]))
         return (total.tril() + total.tril(-1).T).to("cpu")
 
+    def norms(self, origin: Tree = None) -> Tensor:
+        """Return the Euclidean norm of each upload, or of its difference from ``origin``, float64 (S,)."""
+        squares = (tile.double().square().sum(1) for _, _, tile in self.tiles(origin))
+        return sum(squares, torch.zeros(len(self.weight), dtype=torch.float64, device=self.device)).sqrt().to("cpu")
+
     def combine(self, weights: Tensor, origin: Tree = None) -> Tree:
         """Return the linear combination of the uploads, or of their differences from ``origin``, with weights (S,)."""
-        return self._reduce(lambda v: weights.to(v) @ v, origin)
+        return self.reduce(lambda v: weights.to(v) @ v, origin)
 
     def mean(self) -> Tree:
         """Return the weighted mean. Raises ValueError where all weights are zero."""
@@ -115,7 +148,7 @@ class Stored(NamedTuple):
             ordered = v.sort(0).values
             return (ordered[(len(v) - 1) // 2] + ordered[len(v) // 2]) / 2
 
-        return self._reduce(middle)
+        return self.reduce(middle)
 
     def trimmed_mean(self, trim: float) -> Tree:
         """Return the coordinate-wise mean without the floor(trim * S) largest and smallest (Yin et al. 2018).
@@ -126,27 +159,31 @@ class Stored(NamedTuple):
             raise ValueError(f"trim={trim}: the share cut on each side must be at least 0 and below 0.5")
         size = len(self.weight)
         cut = min(int(trim * size + 1e-9), (size - 1) // 2)  # 0.29 * 100 is a little less than 29
-        return self._reduce(lambda v: v.sort(0).values[cut : len(v) - cut].mean(0))
+        return self.reduce(lambda v: v.sort(0).values[cut : len(v) - cut].mean(0))
 
     def krum(self, byzantine: int, keep: int = 1) -> Tree:
-        """Return the mean of the ``keep`` uploads of lowest Krum score (Blanchard et al. 2017; keep > 1 is Multi-Krum).
+        """Return the mean of the ``keep`` uploads of lowest Krum score (Blanchard et al. 2017; keep > 1 is Multi-Krum)."""
+        return self.combine(krum_shares(self.gram(), byzantine, keep))
 
-        A score is the sum of squared distances to the S - byzantine - 2 nearest others. Raises ValueError if that is < 1.
-        """
-        size = len(self.weight)
-        near = size - byzantine - 2
-        if near < 1 or not 1 <= keep <= size:
-            raise ValueError(
-                f"krum: {size} uploads with byzantine={byzantine}, keep={keep}: it needs byzantine <= {size - 3} and "
-                f"1 <= keep <= {size}"
-            )
-        gram = self.gram()
-        squared = gram.diagonal()[:, None] + gram.diagonal()[None] - 2 * gram
-        squared.fill_diagonal_(torch.inf)
-        score = squared.sort(1).values[:, :near].sum(1)
-        chosen = torch.zeros(size, dtype=torch.float64)
-        chosen[score.argsort(stable=True)[:keep]] = 1.0 / keep
-        return self.combine(chosen)
+
+def krum_shares(gram: Tensor, byzantine: int, keep: int = 1) -> Tensor:
+    """Return what each of S uploads counts (S,): 1/keep for those of lowest Krum score, by the inner products (S, S).
+
+    A score is the sum of squared distances to the S - byzantine - 2 nearest others. Raises ValueError if that is < 1.
+    """
+    size = len(gram)
+    near = size - byzantine - 2
+    if near < 1 or not 1 <= keep <= size:
+        raise ValueError(
+            f"krum: {size} uploads with byzantine={byzantine}, keep={keep}: it needs byzantine <= {size - 3} and "
+            f"1 <= keep <= {size}"
+        )
+    squared = gram.diagonal()[:, None] + gram.diagonal()[None] - 2 * gram
+    squared.fill_diagonal_(torch.inf)
+    score = squared.sort(1).values[:, :near].sum(1)
+    chosen = torch.zeros(size, dtype=torch.float64)
+    chosen[score.argsort(stable=True)[:keep]] = 1.0 / keep
+    return chosen
 
 
 def _threads() -> Executor:

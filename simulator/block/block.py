@@ -160,7 +160,13 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
         setup.notes.walked(*w.weight.shape[1:])
     batches = tuple(_along(local.data, w.rows) for w in walks)
     inputs = ClientInputs(
-        rng.fold(keys, "begin"), local.counts, walks, batches, T.to(task.own, device), T.to(task.inbox, device)
+        rng.fold(keys, "begin"),
+        local.counts,
+        walks,
+        batches,
+        T.to(task.own, device),
+        T.to(task.inbox, device),
+        None if phase.forgery is None else phase.forgery.by(clients),
     )
     given = _Given(inputs, T.to({**shared.known, **shared.send}, device), dict(shared.config), local.domain)
     always = [w.active.all(0).tolist() for w in walks]

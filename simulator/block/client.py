@@ -14,6 +14,7 @@ from fedfleet.simulator.arithmetic.combination import Combination
 from fedfleet.simulator.arithmetic.factored import Factored, Ledger
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.batches import Schedule, wider
+from fedfleet.simulator.block.forged import forged
 from fedfleet.simulator.block.gradient import EngineOps
 from fedfleet.simulator.block.uplink import Remembering, through
 from fedfleet.simulator.population import gather
@@ -28,6 +29,7 @@ class ClientInputs(NamedTuple):
         walks: a ``Schedule`` a stage.
         batches: a stage's data along its walk, name -> (C, T, R, ...); None where each step gathers its own.
         own, inbox: what the client keeps and gets, None for nothing.
+        forges: (C,) bool, whether it is one that sends something else; None where none is.
 
     """
 
@@ -37,6 +39,7 @@ class ClientInputs(NamedTuple):
     batches: tuple[dict[str, Tensor] | None, ...]
     own: Tree
     inbox: Tree
+    forges: Tensor | None = None
 
 
 def padded(inputs: ClientInputs, phase: Phase, *, first: bool) -> ClientInputs:
@@ -74,7 +77,7 @@ class ClientProgram:
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run begin, every step of every stage, finish."""
-        key, count, walks, batches, own, inbox = T.unflatten(self.inputs, tensors)
+        key, count, walks, batches, own, inbox, forges = T.unflatten(self.inputs, tensors)
         work, shared = self.phase.work, self.shared
         kept = own if isinstance(own, Remembering) else None
         own = own if kept is None else kept.own
@@ -108,7 +111,10 @@ class ClientProgram:
         if name not in notes.sent:
             notes.sent[name] = T.map(lambda x: torch.empty(x.shape, dtype=x.dtype, device="meta"), dict(message.send))
         memory = None if kept is None else kept.memory.get(name)
-        passed = through(self.phase.uplink, message.send, shared, memory, rng.fold(key, "uplink"))
+        send = dict(message.send)
+        if forges is not None and self.phase.forgery is not None:
+            send = forged(self.phase.forgery, send, shared, forges, rng.fold(key, "forgery"))
+        passed = through(self.phase.uplink, send, shared, memory, rng.fold(key, "uplink"))
         self.sent = passed.numbers, passed.bits
         if kept is not None:
             own = Remembering(own, kept.memory if memory is None else {**kept.memory, name: passed.memory})

@@ -26,7 +26,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.factored import Factored
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
-from fedfleet.simulator.work import BUFFERS, Slots, Transform
+from fedfleet.simulator.work import Slots, Transform, learnt
 
 
 class Remembering(NamedTuple):
@@ -65,9 +65,9 @@ def through(
     """
     if not transforms:
         return Passed(dict(send), {}, T.count(send), 8 * T.num_bytes(send), {})
-    origins = {slot: shared[slot] for slot in send if _alike(send[slot], shared.get(slot))}
+    origins = {slot: shared[slot] for slot in send if alike(send[slot], shared.get(slot))}
     kept = all(getattr(t, "linear", False) for t in transforms)  # then factored leaves stay so
-    moved = {s: compressible(_moved(send[s], origins.get(s))) for s in send}
+    moved = {s: compressible(moved_by(send[s], origins.get(s))) for s in send}
     moved = {s: {n: x if kept else _dense(x) for n, x in leaves.items()} for s, leaves in moved.items()}
     moved = {slot: leaves for slot, leaves in moved.items() if leaves}
     found, owed, numbers, bits, told = _coded(transforms, 0, moved, shared, memory, key)
@@ -113,9 +113,7 @@ def _coded(
 
 def compressible(tree: Tree) -> dict[str, Tensor]:
     """Return the leaves of a slot that travel through transforms, by path: its floats, but for a model's buffers."""
-    if isinstance(tree, Mapping):
-        tree = {part: below for part, below in tree.items() if part != BUFFERS}
-    return {n: x for n, x in T.named_leaves(tree) if x.is_floating_point() and x.numel()}
+    return {n: x for n, x in T.named_leaves(learnt(tree)) if x.is_floating_point() and x.numel()}
 
 
 def sizes(send: Mapping[str, Tree]) -> dict[str, int]:
@@ -130,14 +128,15 @@ def nothing_owed(transforms: tuple[Transform, ...], send: Mapping[str, Tree]) ->
     return T.zeros_like(through(transforms, zeros, {}, None, rng.key(0)).memory)
 
 
-def _alike(tree: Tree, origin: Tree) -> bool:
+def alike(tree: Tree, origin: Tree) -> bool:
     """Say whether a slot has the structure and the shapes of what was sent under its name: then it is a model that has moved."""
     if not isinstance(origin, Mapping) or T.structure(tree) != T.structure(origin):
         return False
     return all(a.shape == b.shape for a, b in zip(T.leaves(tree), T.leaves(origin), strict=True))
 
 
-def _moved(tree: Tree, origin: Tree) -> Tree:
+def moved_by(tree: Tree, origin: Tree) -> Tree:
+    """Return a model's difference from what it was sent as; of what was not sent it itself."""
     return tree if origin is None else T.sub(tree, origin)
 
 

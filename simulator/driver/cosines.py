@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.algorithm import Algorithm, Cohort, Reduced, Round, Saddle, View
+from fedfleet.simulator.algorithm import Algorithm, Cohort, Reduced, Round, beneath
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Reduction, Rows, Store
 from fedfleet.simulator.arithmetic.stored import Stored
@@ -91,20 +91,8 @@ def watched(algorithm: Algorithm, domains: int) -> Algorithm:
     def told(at: Watched) -> Mapping[str, Tensor]:
         return {**(algorithm.domains(at.state) if algorithm.domains else {}), "cosine": at.cosine}
 
-    def saddle(at: Watched, problem: Any) -> Saddle:
-        assert algorithm.saddle is not None
-        return algorithm.saddle(at.state, problem)
-
-    own = algorithm.personal
-    return algorithm._replace(
-        init=init,
-        round=round,
-        phases=tuple(phases.values()),
-        views={name: View(lambda at, v=v: v.params(at.state)) for name, v in algorithm.views.items()},
-        domains=told if domains > 1 else None,
-        saddle=saddle if algorithm.saddle else None,
-        personal=own and own._replace(message=lambda at, t: own.message(at.state, t)),
-    )
+    own = beneath(algorithm, lambda at: at.state)
+    return own._replace(init=init, round=round, phases=tuple(phases.values()), domains=told if domains > 1 else None)
 
 
 def cosines(kept: Stored, origin: Tree, models: tuple[Tree, Tree], of: Tensor) -> tuple[Tensor, Tensor]:

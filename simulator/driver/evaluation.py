@@ -20,12 +20,14 @@ from fedfleet.simulator.work import Message
 
 TENTH = 10
 HIGH_IS_BAD = re.compile(
-    r"loss|err|entropy|mse|mae|nll|perplexity|regret|gap|violation|cost|distance|divergence|penalty|risk|wrong|fail|forgetting"
+    r"loss|err|entropy|mse|mae|nll|perplexity|regret|gap|violation|cost|distance|divergence|penalty|risk|wrong|fail|forgetting|attack_success"
     r"|(^|[_/])(misclass|mismatch|miscalib|miss(_|$|ed|es)|fid(_|$)|kl(_|$)|ece(_|$)|brier)",
     re.IGNORECASE,
 )
 SPREAD, MERIT = re.compile(r"(^|[_/])(spread|std|gap)(_|$)"), re.compile(r"score(_|$)", re.IGNORECASE)
 VALIDATION = "validation"
+ATTACK = "attack"
+"""The split of examples that an attack is aimed at, with the labels that it wants."""
 CHUNK = 500  # fixed, since the chunk decides the bits
 
 
@@ -76,9 +78,12 @@ def of_model(task: Task, z: Tree, data: Mapping[str, Any]) -> dict[str, float]:
 def measured(task: Task, split: str, outputs: Tree, data: Mapping[str, Tensor]) -> Measured:
     """Return the metrics of a split: of all, of sources and targets apart; of the split "test" also by domain.
 
-    Where targets are held out, what can be said of them without labels is said, if the task gives ``probabilities``.
+    Of the split "attack" it is the share of examples that the model says of what the attackers want. Where targets are held out,
+    what can be said of them without labels is said, if the task gives ``probabilities``.
     """
     found, domains = dict(measure(task, outputs, data)), {}
+    if split == ATTACK:
+        return Measured({"success": found["accuracy"]}, domains)
     if not has_rows(outputs, len(data["y"])):
         return Measured(found, domains)
     if "domain" in data:

@@ -50,7 +50,7 @@ def transformed(algorithm: Algorithm, up: tuple[Transform, ...], seen: Seen) -> 
             personal = personal._replace(own=_remembering(personal.own, memory))
 
     def round(state: Any, rnd: Round) -> tuple[Any, Mapping[str, float]]:
-        return algorithm.round(state, cast(Round, _Sending(rnd, phases)))  # the rest of it is the round's own
+        return algorithm.round(state, cast(Round, Exchanging(rnd, phases)))  # the rest of it is the round's own
 
     return algorithm._replace(round=round, phases=tuple(phases.values()), personal=personal)
 
@@ -61,7 +61,7 @@ def _remembering(
     return lambda shared: Remembering(None if own is None else own(shared), memory)
 
 
-class _Sending:
+class Exchanging:
     """A round whose exchanges are those of other phases of the same names."""
 
     def __init__(self, rnd: Round, phases: Mapping[str, Phase]):
@@ -73,10 +73,12 @@ class _Sending:
     def map_reduce(
         self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
     ) -> Reduced:
+        """Do as the round does, with the phase of that name."""
         phase = self._phases[phase.name]
         return self._round.map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox, steps=steps)
 
     def buffered(self, phase: Phase, **given: Any) -> list[Buffered]:
+        """Do as the round does, with the phase of that name."""
         return self._round.buffered(self._phases[phase.name], **given)
 
 

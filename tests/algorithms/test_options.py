@@ -1,4 +1,4 @@
-"""Every option's default and bounds, of algorithms, tasks and transforms, as they stand in ``options.json``.
+"""Every option's default and bounds, of algorithms, tasks, transforms and attacks, as they stand in ``options.json``.
 
 A configuration that leaves an option out is run with its default, so another one is another study: whoever changes one does it here
 too, with ``python -m tests.algorithms.test_options``.
@@ -12,6 +12,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.attacks.registry import ATTACKS
 from fedfleet.tasks.registry import TASKS
 from fedfleet.transforms.registry import TRANSFORMS
 
@@ -34,7 +35,7 @@ def classes(kind: Any) -> Iterator[type[BaseModel]]:
 def described() -> dict[str, Any]:
     """Return by module, class and name what an option may be, of the class that says so."""
     found: dict[str, Any] = {}
-    for entry in (*ALGORITHMS.values(), *TASKS.values(), *TRANSFORMS.values()):
+    for entry in (*ALGORITHMS.values(), *TASKS.values(), *TRANSFORMS.values(), *ATTACKS.values()):
         for kind in classes(entry.options):
             known = kind.model_json_schema()["properties"] if kind.model_fields else {}
             for name in kind.__annotations__.keys() & known.keys():

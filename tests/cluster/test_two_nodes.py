@@ -79,7 +79,7 @@ def blocks() -> list[str]:
 
 def checkout(to: Path) -> Path:
     """Copy what a checkout has of the package, with a quickstart that is quicker."""
-    for name in ("src", "algorithms", "simulator", "tasks", "transforms", "datasets", "configs"):
+    for name in ("src", "algorithms", "simulator", "tasks", "transforms", "attacks", "datasets", "configs"):
         shutil.copytree(
             ROOT / name, to / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
         )

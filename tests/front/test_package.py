@@ -19,7 +19,7 @@ def wheel(tmp_path_factory):
     out = tmp_path_factory.mktemp("wheel")
     source = out / "source"  # building leaves files behind, so not in the repository itself
     source.mkdir()
-    for name in ("src", "simulator", "algorithms", "datasets", "tasks", "transforms"):
+    for name in ("src", "simulator", "algorithms", "datasets", "tasks", "transforms", "attacks"):
         shutil.copytree(
             ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
         )
@@ -52,7 +52,7 @@ def test_the_names_of_the_package_are_there_and_no_others():
 
 def test_the_wheel_holds_every_module_once(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    for folder in ("simulator", "algorithms", "datasets", "tasks", "transforms"):
+    for folder in ("simulator", "algorithms", "datasets", "tasks", "transforms", "attacks"):
         for path in (ROOT / folder).rglob("*.py"):
             assert f"fedfleet/{path.relative_to(ROOT)}" in names
     assert {"fedfleet/py.typed", "fedfleet/report/report.html.j2", "fedfleet/commands/cli.py"} <= names

@@ -10,6 +10,7 @@ PERSONAL = [f"{A}personalised.py", f"{A}own_models_by_hand.py"]
 ONLINE = [f"{F}online_models.py", f"{F}online_correlated.py", f"{F}online_trace.py", f"{F}availability.py"]
 RESPONSES = [f"{F}partial_work.py", f"{F}devices.py", f"{A}unreliable.py", f"{A}late.py", f"{A}events.py"]
 SENT = ["tests/transforms/test_transforms.py", "tests/transforms/test_algorithms.py"]
+ATTACKS = ["tests/attacks/test_updates.py", "tests/attacks/test_poison.py", "tests/front/config/test_attack_config.py"]
 BUFFER = [f"{F}buffer.py", f"{A}fedbuff.py", f"{A}events.py"]
 
 OPTIONS = f"{A}options.py"
@@ -58,11 +59,18 @@ _HELD: dict[str, list[str]] = {
     "algorithms/peravg.py": PERSONAL,
     "algorithms/prototypes.py": [f"{A}own_heads.py"],
     "algorithms/qffl.py": AGNOSTIC[1:2],
+    "algorithms/robust.py": [f"{A}robust.py"],
+    "algorithms/robust_rules.py": [f"{A}robust.py"],
     "algorithms/scaffold.py": AVERAGING,
     "algorithms/simplex_qp.py": [f"{A}own_heads.py"],
     "algorithms/stablefdg.py": [f"{A}stablefdg.py"],
     "algorithms/theory.py": MINIMAX[1:],
     "algorithms/vrex.py": [f"{A}domain_methods.py"],
+    "algorithms/wrapping.py": [f"{A}omg.py", f"{A}robust.py"],
+    "attacks/base.py": ATTACKS[1:],
+    "attacks/collusion.py": ATTACKS[:1],
+    "attacks/poison.py": ATTACKS[1:2],
+    "attacks/updates.py": ATTACKS[:1],
     "tasks/adaptation.py": [f"{T}adaptation.py"],
     "tasks/adaptation_nets.py": [f"{T}adaptation.py", f"{T}pretrained.py"],
     "tasks/adversaries.py": [f"{T}adaptation.py"],
@@ -94,6 +102,10 @@ _HELD: dict[str, list[str]] = {
     "transforms/sparse.py": SENT[:1],
     "transforms/vectors.py": SENT,
     "simulator/block/uplink.py": SENT,
+    "simulator/block/forged.py": ATTACKS[:1],
+    "simulator/driver/attacked.py": ATTACKS[:1],
+    "simulator/attackers.py": ATTACKS[2:],
+    "simulator/poisoned.py": ATTACKS[1:2],
     "simulator/arithmetic/reduction.py": ["tests/simulator/arithmetic/test_reduction.py"],
     "simulator/arithmetic/stored.py": ["tests/simulator/arithmetic/test_reduction.py"],
     "simulator/driver/privacy.py": ["tests/simulator/driver/test_privacy.py"],
@@ -116,8 +128,8 @@ _HELD: dict[str, list[str]] = {
 
 TARGETS = {
     file: [OPTIONS, *([f"{T}objectives.py"] if file.startswith("tasks/") else []), *tests]
-    if file.startswith(("algorithms/", "tasks/", "transforms/"))
+    if file.startswith(("algorithms/", "tasks/", "transforms/", "attacks/"))
     else tests
     for file, tests in _HELD.items()
 }
-"""File -> tests. Those of algorithms, tasks and transforms have options, whose defaults and bounds one test holds."""
+"""File -> tests. Those of algorithms, tasks, transforms and attacks have options, whose defaults and bounds one test holds."""

@@ -149,6 +149,7 @@ def test_the_image_has_what_it_copies_and_is_not_root():
         "datasets",
         "tasks",
         "transforms",
+        "attacks",
     }
     assert all((ROOT / source).exists() for source in copied)
     let_in = (HERE / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()

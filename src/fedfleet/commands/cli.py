@@ -183,15 +183,17 @@ def bench(
 
 
 @app.command(name="list")
-def list_(what: Annotated[str, typer.Argument(help="algorithms, datasets, tasks or transforms")]) -> None:
+def list_(what: Annotated[str, typer.Argument(help="algorithms, attacks, datasets, tasks or transforms")]) -> None:
     """List what can be named in a configuration."""
     from fedfleet.algorithms.registry import ALGORITHMS
+    from fedfleet.attacks.registry import ATTACKS
     from fedfleet.datasets.registry import NAMES
     from fedfleet.tasks.registry import TASKS
     from fedfleet.transforms.registry import TRANSFORMS
 
     kinds: dict[str, dict[str, str]] = {
         "algorithms": {k: v.about for k, v in ALGORITHMS.items()},
+        "attacks": {k: v.about for k, v in ATTACKS.items()},
         "datasets": dict(NAMES),
         "tasks": {k: v.about for k, v in TASKS.items()},
         "transforms": {k: v.about for k, v in TRANSFORMS.items()},

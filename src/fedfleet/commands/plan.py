@@ -58,6 +58,8 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     if x.guarantee is not None:
         yield "privacy", x.guarantee.told()
     yield "traffic a round", f"about {up} MB up, {down} down, if all answer"
+    if x.attack is not None:
+        yield "attack", f"{named(x.config, 'attack')} by {len(x.attack.attackers):,} of {x.problem.clients:,} clients"
     if isinstance(x.federation.devices, Machines):
         seconds, parts = timing.typical(x.federation.devices, x.algorithm, x.problem, x.costs)
         if x.algorithm.asynchronous:

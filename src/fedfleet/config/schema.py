@@ -1,8 +1,8 @@
 """The configuration: a typed schema, and one line of help for every mistake.
 
 A configuration is YAML plus ``dotted.key=value`` overrides. Sections that name a thing (``task``, ``algorithm``,
-``population.dataset``, ``population.partition``, ``availability``, ``devices``, ``selection``) take that thing's own options;
-``algorithm: fedavg`` is short for ``algorithm: {name: fedavg}``.
+``population.dataset``, ``population.partition``, ``availability``, ``devices``, ``selection``, ``attack``) take that thing's own
+options; ``algorithm: fedavg`` is short for ``algorithm: {name: fedavg}``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from fedfleet.algorithms import omg
 from fedfleet.algorithms.options import CohortOptions, Options
 from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.algorithms.wrapping import WrapperOptions
+from fedfleet.attacks.registry import ATTACKS
 from fedfleet.config.availability import AVAILABILITY
 from fedfleet.config.checking import unknown, validated
 from fedfleet.config.devices import DEVICES
@@ -117,6 +118,8 @@ class Config(Options):
     availability: dict[str, Any] = Field(default={"kind": "always"})
     devices: dict[str, Any] = Field(default={"kind": "alike"})
     selection: dict[str, Any] = Field(default={"kind": "uniform"})
+    attack: dict[str, Any] = Field(default={"kind": "none"})
+    """What some clients do to the others: kind, and its options; ``fedfleet list attacks`` shows the kinds."""
     transforms: Transforms = Transforms()
     privacy: Privacy | None = None
     """Clip what clients send, add noise, and account for it; null: nothing is hidden."""
@@ -158,8 +161,10 @@ NAMED = {
     "availability": Named("kind", {k: v.options for k, v in AVAILABILITY.items()}, "always"),
     "selection": Named("kind", {k: v.options for k, v in SELECTIONS.items()}, "uniform"),
     "devices": Named("kind", {k: v.options for k, v in DEVICES.items()}, "alike"),
+    "attack": Named("kind", {k: v.options for k, v in ATTACKS.items()}, "none"),
 }
-NESTED = {"algorithm.of": Named("name", {k: v.options for k, v in ALGORITHMS.items() if k != omg.NAME}, "fedavg")}
+_PLAIN = {k: v.options for k, v in ALGORITHMS.items() if not issubclass(v.options, WrapperOptions)}
+NESTED = {"algorithm.of": Named("name", _PLAIN, "fedavg")}
 """Sections within those, of names that have such an option."""
 OWN = {"task": ("task",), "algorithm": ("algorithm",), "population.dataset": ("data", "population")}
 """Named sections whose thing may be made in Python instead, and the arguments of ``fedfleet.run`` it is given as. The section of

@@ -61,7 +61,9 @@ def filled_in(raw: dict[str, Any]) -> None:
 def sending(
     algorithm: Algorithm, up: Sequence[dict[str, Any]], name: str, late: str, tried: Callable[[Algorithm], Seen]
 ) -> Algorithm:
-    """Return an algorithm with what is configured on its clients' messages' way. Raises ConfigError."""
+    """Return an algorithm with what is configured on its clients' messages' way, if anything. Raises ConfigError."""
+    if not up and not remembers(algorithm):
+        return algorithm
     _check_asked(up, algorithm, name, late)
     seen = tried(algorithm)
     _check_seen(up, algorithm, name, seen)

@@ -19,6 +19,7 @@ from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.executors.likeness import DATA, SHORT
 from fedfleet.simulator.held_out import HeldOut
+from fedfleet.simulator.poisoned import Poisoned
 from fedfleet.simulator.population import InMemoryPopulation, Population, decode
 
 TASK = ("parts", "objectives", "functions", "init", "metrics")
@@ -121,7 +122,7 @@ def read_by_workers(population: Population) -> dict[str, str]:
     A population that reads files may say what tells them, as its ``content()``; of others it is what a few clients are given.
     """
     whole = population
-    while isinstance(whole, HeldOut):
+    while isinstance(whole, HeldOut | Poisoned):
         whole = whole.whole
     if isinstance(whole, InMemoryPopulation):
         return {}

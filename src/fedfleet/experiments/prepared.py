@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from fedfleet.algorithms.registry import ALGORITHMS
-from fedfleet.config import resolve, rules, timing, transforms
+from fedfleet.config import attack, resolve, rules, timing, transforms
 from fedfleet.config import schema as C
 from fedfleet.config.federation import federation, selection
 from fedfleet.config.guarantee import guaranteed, hidden
@@ -111,6 +111,7 @@ class Prepared:
             C.options(config, "algorithm"), self.task, config.cohort
         )
         resolve.check_pairing(config, self.algorithm, self.task)
+        attack.check_early(config, self.algorithm)
         dealt = make_population(config, data, lambda kind, clients: self._vectors(config)(kind, clients))
         if "data" in self.own:
             own.check_data(config, given, data, dealt)
@@ -144,13 +145,16 @@ class Prepared:
                 f"training images of a published data set: choose one"
             )
         self.evaluation, self.final = evaluation_data(config, data, validation), final_data(config, data)
-        self.config, self.guarantee = config, None
+        self.attack = attack.placed(config, self.task, size, self.evaluation["test"], data.test.classes)
+        if self.attack is not None:
+            self.evaluation |= self.attack.splits(self.evaluation["test"])
+        self.config, self.guarantee, name = config, None, C.named(config, "algorithm")
         if config.privacy is not None:
             self.guarantee = guaranteed(config, self.algorithm, self.task, self.problem.clients)
-            self.algorithm = hidden(self.algorithm, self.guarantee, self._tried, C.named(config, "algorithm"))
-        if config.transforms.up or transforms.remembers(self.algorithm):
-            up, name = config.transforms.up, C.named(config, "algorithm")
-            self.algorithm = transforms.sending(self.algorithm, up, name, config.cohort.late, self._tried)
+            self.algorithm = hidden(self.algorithm, self.guarantee, self._tried, name)
+        self.algorithm = transforms.sending(self.algorithm, config.transforms.up, name, config.cohort.late, self._tried)
+        if self.attack is not None:
+            self.algorithm = self.attack.on(self.algorithm)
         resolve.check_metrics(config, self.metric_names)
         self.config = resolve.resolved(config, self._inner(), self._block_size())
         self.federation = federation(self.config, self.population)
@@ -234,15 +238,12 @@ class Prepared:
     def _losses(self) -> DomainLosses:
         return DomainLosses(self.task, self.population)
 
-    def spent(self, state: Any) -> dict[str, float]:
-        """Return what privacy clients have spent in an algorithm's state, where it is promised."""
-        return {} if self.guarantee is None else {"epsilon_spent": self.guarantee.epsilon(hiding(state))}
-
-    def duality_gap(self, state: Any) -> dict[str, float]:
-        """Return the duality gap of an algorithm's state, where it is asked for."""
-        if not self.config.evaluation.duality_gap or self.algorithm.saddle is None:
-            return {}
-        return {"duality_gap": self._losses.gap(self.algorithm.saddle(state, self.problem))}
+    def of_state(self, state: Any) -> dict[str, float]:
+        """Return what is measured of an algorithm's state itself: the duality gap, the privacy that is spent, where asked for."""
+        found = {} if self.guarantee is None else {"epsilon_spent": self.guarantee.epsilon(hiding(state))}
+        if self.config.evaluation.duality_gap and self.algorithm.saddle is not None:
+            found["duality_gap"] = self._losses.gap(self.algorithm.saddle(state, self.problem))
+        return found
 
     @property
     def client_domains(self) -> torch.Tensor:
@@ -311,7 +312,7 @@ class Prepared:
         made = Setup.of(
             self.algorithm,
             self.task,
-            self.population,
+            self.population if self.attack is None else self.attack.clients(self.population),
             e.inner,
             evaluation={**self.evaluation, **self.final},
             device=e.device,

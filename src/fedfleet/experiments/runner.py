@@ -254,7 +254,7 @@ class Runner:
         if (clients := evaluation.clients) is not None:
             by_domain = clients.by_domain(self.x.client_domains)
             found, domains = {**found, **clients.summary(), **summarised(by_domain)}, {**domains, **by_domain}
-        found |= self.x.duality_gap(state) | self.x.spent(state)
+        found |= self.x.of_state(state)
         if self.x.algorithm.domains is not None:
             domains = {**self.x.algorithm.domains(state), **domains}
         metrics = {f"eval/{name}": value for name, value in found.items()}

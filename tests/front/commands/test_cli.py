@@ -17,6 +17,7 @@ import yaml
 from rich.console import Console
 
 from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.attacks.registry import ATTACKS
 from fedfleet.datasets.registry import NAMES
 from fedfleet.experiments.progress import Progress
 from fedfleet.tasks.registry import TASKS
@@ -45,7 +46,13 @@ def summary(run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("what", "names"),
-    [("algorithms", ALGORITHMS), ("datasets", NAMES), ("tasks", TASKS), ("transforms", TRANSFORMS)],
+    [
+        ("algorithms", ALGORITHMS),
+        ("attacks", ATTACKS),
+        ("datasets", NAMES),
+        ("tasks", TASKS),
+        ("transforms", TRANSFORMS),
+    ],
 )
 def test_list(command: Command, what: str, names: Any) -> None:
     status, out, _ = command("list", what)

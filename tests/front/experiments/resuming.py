@@ -33,6 +33,19 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm": {"name": "fedavg", "steps": 2, "weight": "uniform"},
         "privacy": {"clip_norm": 0.5, "delta": 1e-3, "noise_multiplier": 1.0, "bands": 3},
     },
+    "attacked": {
+        "algorithm": {"name": "robust", "of": {"name": "fedavg", "steps": 2}, "rule": "foolsgold"},
+        "attack": {"kind": "backdoor", "share": 0.3, "scale": 3.0},
+    },
+    "colluding": {
+        "algorithm": {
+            "name": "robust",
+            "of": {"name": "scaffold", "steps": 2},
+            "rule": "geometric_median",
+            "bucket": 2,
+        },
+        "attack": {"kind": "alie", "share": 0.4, "z": 1.0},
+    },
     "late answers": {
         "algorithm": {"name": "fedavg", "steps": 2},
         "cohort": {"late": "keep", "stale_discount": 0.5, "respond": 4},

@@ -21,6 +21,10 @@ CASES = {
     "buffer": {"algorithm": {"name": "fedbuff", "steps": 2, "buffer": 9, "concurrency": 15}},
     "inboxes": {"algorithm": {"name": "afl"}, "domains": {"kind": "client"}},
     "stored": {"algorithm": {"name": "omg", "of": {"name": "fedavg", "epochs": 1}}},
+    "attacked": {
+        "algorithm": {"name": "fedavg", "epochs": 1},
+        "attack": {"kind": "backdoor", "share": 0.4, "scale": 2.0},
+    },
     "late": {
         "algorithm": {"name": "fedavg", "epochs": 1},
         "cohort": {"late": "keep", "stale_discount": 0.5, "deadline_s": 12.0},

@@ -21,6 +21,16 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers c
 
 CASES = {
     "stateful": {"task": "classification", "algorithm": {"name": "scaffold", "epochs": 1}},
+    "attacked": {
+        "task": "classification",
+        "algorithm": {"name": "robust", "of": {"name": "fedavg", "epochs": 1}, "rule": "foolsgold"},
+        "attack": {"kind": "backdoor", "share": 0.3, "scale": 2.0},
+    },
+    "colluding": {
+        "task": "classification",
+        "algorithm": {"name": "fedavg", "epochs": 1},
+        "attack": {"kind": "alie", "share": 0.3, "z": 1.0},
+    },
     "two phases": {"task": "auc", "algorithm": {"name": "cdma_ada", "steps": 3, "alpha": 0.5}},
 }
 

@@ -1,0 +1,198 @@
+"""Rules that bear clients that attack, in the place of the mean of any algorithm that averages models or differences.
+
+    median            coordinate by coordinate (Yin, Chen, Ramchandran & Bartlett, "Byzantine-robust distributed learning: towards
+                      optimal statistical rates", ICML 2018)
+    trimmed_mean      the mean of each coordinate without the f largest and smallest (ibid.)
+    krum, multi_krum  the update, or the mean of so many, nearest its S - f - 2 nearest others (Blanchard, El Mhamdi, Guerraoui &
+                      Stainer, NIPS 2017)
+    geometric_median  RFA: what the weighted sum of distances is least to, by the smoothed Weiszfeld algorithm (Pillutla, Kakade &
+                      Harchaoui, "Robust aggregation for federated learning", IEEE TSP 2022, Algorithm 2)
+    norm_bound        the mean of updates that are cut to a norm (Sun, Kairouz, Suresh & McMahan, "Can you really backdoor federated
+                      learning?", 2019)
+    foolsgold         the mean, in which clients count the less the more all that they have sent is like another's (Fung, Yoon &
+                      Beschastnikh, "The limitations of federated learning in Sybil settings", RAID 2020, Algorithm 1)
+    bucket            before any of these but the last: means of so many updates drawn together (Karimireddy, He & Jaggi,
+                      "Byzantine-robust learning on heterogeneous datasets via bucketing", ICLR 2022, Algorithm 1)
+
+f = floor(byzantine S) of S answers. Median, trimmed mean and Krum take clients as alike, the others weigh them as ``of`` does. A
+geometric median's nu is in the paper an absolute number, too. FoolsGold's weighted sum is a mean here, so that the
+step is not longer the more clients there are; its importance of features is left out.
+What layers count is aggregated coordinate by coordinate under median and trimmed mean, else averaged as updates are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fedfleet.algorithms.options import CohortOptions, refuse_others
+from fedfleet.algorithms.robust_rules import foolsgold, geometric_median, norm_bound
+from fedfleet.algorithms.wrapping import Exchange, WrapperOptions, instead, ruled, stored, wrapped
+from fedfleet.simulator.author import (
+    Algorithm,
+    ConfigError,
+    Key,
+    Problem,
+    Round,
+    Stored,
+    T,
+    Task,
+    Tree,
+    beneath,
+    krum_shares,
+    learnt,
+    rng,
+)
+
+NAME = "robust"
+REMEMBERED = 1 << 28
+"""Floats of all clients' histories that FoolsGold keeps at most."""
+_USED = {
+    "mean": set(),
+    "median": {"bucket"},
+    "trimmed_mean": {"bucket", "byzantine"},
+    "krum": {"bucket", "byzantine"},
+    "multi_krum": {"bucket", "byzantine", "keep"},
+    "geometric_median": {"bucket", "updates", "nu"},
+    "norm_bound": {"bucket", "bound"},
+    "foolsgold": set(),
+}
+
+
+class RobustOptions(WrapperOptions):
+    """Options of a robust rule."""
+
+    rule: Literal[
+        "mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median", "norm_bound", "foolsgold"
+    ] = "median"
+    """What takes the mean's place; mean: nothing does."""
+    byzantine: float = Field(default=0.2, ge=0, lt=0.5)
+    """Share of the answers that may be attackers': what a trimmed mean cuts on each side, and Krum does not count on."""
+    keep: int | None = Field(default=None, ge=1)
+    """Updates that Multi-Krum averages; all but the attackers' share if not given."""
+    updates: int = Field(default=3, ge=1)
+    """Steps of the search for the geometric median."""
+    nu: float = Field(default=1e-6, gt=0)
+    """Least distance that it divides by."""
+    bound: Literal["median"] | float = Field(default="median")
+    """Longest that an update may be, in the Euclidean norm; median: as the middle one of those heard."""
+    bucket: int = Field(default=1, ge=1)
+    """Updates that are averaged before the rule sees them; 1: none."""
+
+    @model_validator(mode="after")
+    def _applies(self) -> RobustOptions:
+        refuse_others(self, f"rule={self.rule}", _USED[self.rule], set().union(*_USED.values()))
+        if self.bound != "median" and not self.bound > 0:
+            raise ValueError(f"bound={self.bound:g}: an update has to be of some length: give a number above 0")
+        return self
+
+    def attackers(self, answers: int) -> int:
+        """Return f of so many answers."""
+        return int(self.byzantine * answers + 1e-9)  # 0.29 * 100 is a little less than 29
+
+    def seen(self, answers: int) -> int:
+        """Return how many updates the rule sees of so many answers."""
+        return math.ceil(answers / self.bucket)
+
+    def kept(self, answers: int) -> int:
+        """Return how many updates Krum's rules average."""
+        if self.rule == "krum":
+            return 1
+        return self.keep or max(1, self.seen(answers) - self.attackers(answers))
+
+    def enough(self, answers: int) -> bool:
+        """Say whether the rule exists for so many answers."""
+        seen, f = self.seen(answers), self.attackers(answers)
+        if self.rule == "trimmed_mean":
+            return 2 * f < seen
+        return self.rule not in ("krum", "multi_krum") or (seen - f >= 3 and self.kept(answers) <= seen)
+
+
+def robust(options: RobustOptions, task: Task, cohort: CohortOptions) -> Algorithm:
+    """Build an algorithm with a robust rule in the place of its mean. Raises ConfigError where there may be too few answers."""
+    inner = wrapped(options, task, cohort, "a robust rule")
+    few = [
+        n for n in range(cohort.min_responses, max(cohort.invite, cohort.min_responses) + 1) if not options.enough(n)
+    ]
+    if few:
+        raise ConfigError(
+            f"algorithm.rule={options.rule!r}: of {few[-1]} answers it sees {options.seen(few[-1])} updates and leaves "
+            f"{options.attackers(few[-1])} out of account, which is too few: raise cohort.min_responses above that, and "
+            f"cohort.invite, or lower algorithm.byzantine, algorithm.bucket or algorithm.keep"
+        )
+    if options.rule == "mean":
+        return inner
+    if options.rule == "foolsgold":
+        return _remembering(inner)
+    return instead(inner, NAME, lambda given: aggregated(options, given))
+
+
+def aggregated(o: RobustOptions, given: Exchange) -> Tree:
+    """Return the model, or the difference, that a rule without a memory makes of what was sent."""
+    answers = len(given.uploads.weight)
+    if not o.enough(answers):  # which is so in trials on two clients alone
+        return given.moved(given.shares, given.shares)
+    if o.bucket > 1:
+        order = rng.permutation(rng.fold(given.key, "buckets"), answers)
+        given = given._replace(uploads=given.uploads.grouped(order.split(o.bucket)))
+    if o.rule == "median":
+        return given.uploads.median()
+    if o.rule == "trimmed_mean":
+        return given.uploads.trimmed_mean(o.attackers(answers) / o.seen(answers))
+    if o.rule == "norm_bound":
+        uploads, start = given.learnt
+        norms = uploads.norms(start)
+        bound = float(norms.quantile(0.5)) if o.bound == "median" else o.bound
+        return given.moved(given.shares * norm_bound(norms, bound), given.shares)
+    if o.rule == "geometric_median":
+        counts = geometric_median(given.gram(), given.shares, o.updates, o.nu)
+    else:
+        counts = krum_shares(given.gram(), o.attackers(answers), o.kept(answers))
+    return given.moved(counts, counts)
+
+
+class Remembered(NamedTuple):
+    """An algorithm's state, and the sum of all that each client's model has moved by (N, d) float32."""
+
+    state: Any
+    history: Tensor
+
+
+def _remembering(inner: Algorithm) -> Algorithm:
+    """Return an algorithm with FoolsGold in the place of its mean; histories are part of the server's state."""
+    phases = stored(inner)
+
+    def init(z: Tree, key: Key, problem: Problem) -> Remembered:
+        floats = T.count(learnt(z))
+        if problem.clients * floats > REMEMBERED:
+            raise ConfigError(
+                f"algorithm.rule='foolsgold': the histories of {problem.clients:,} clients of {floats:,} floats each are too "
+                f"large for the server's state, which may hold {REMEMBERED:,}: lower population.clients, or choose another rule"
+            )
+        return Remembered(inner.init(z, key, problem), torch.zeros(problem.clients, floats))
+
+    def round(at: Remembered, rnd: Round) -> tuple[Remembered, Mapping[str, float]]:
+        history = at.history.clone()
+
+        def rule(given: Exchange) -> Tree:
+            uploads, start = given.learnt
+            place = 0
+            for _, here, tile in uploads.tiles(start):
+                stop = place + here.stop - here.start
+                history[:, place:stop].index_add_(0, given.received, tile.to("cpu", history.dtype))
+                place = stop
+            mine = history[given.received]
+            counts = given.shares * foolsgold(Stored((mine,), (given.shares,)).gram())
+            total = counts.sum()
+            return given.moved(counts / total if total > 0 else counts, given.shares)
+
+        state, metrics = inner.round(at.state, ruled(rnd, phases, rule))
+        return Remembered(state, history), metrics
+
+    own = beneath(inner, lambda at: at.state)
+    return own._replace(init=init, round=round, phases=tuple(phases.values()), name=NAME)

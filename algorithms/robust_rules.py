@@ -1,0 +1,45 @@
+"""What robust rules make of inner products of updates: how much each of S counts, float64; ``robust.py`` says whose they are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ONE = 0.99
+"""What a FoolsGold weight of 1 is taken for before its logit, which would be infinite; as in the released code."""
+
+
+def geometric_median(gram: Tensor, weights: Tensor, updates: int, nu: float) -> Tensor:
+    """Return the coefficients (S,), whose sum is 1, after so many steps of the smoothed Weiszfeld algorithm from the mean.
+
+    A step weighs update i by weights_i / max(nu, |v - d_i|), v the combination before it; distances are had from ``gram`` (S, S).
+    """
+    found = weights / weights.sum()
+    for _ in range(updates):
+        squared = gram.diagonal() - 2 * gram @ found + found @ gram @ found
+        beta = weights / squared.clamp(min=0).sqrt().clamp(min=nu)
+        found = beta / beta.sum()
+    return found
+
+
+def norm_bound(norms: Tensor, bound: float) -> Tensor:
+    """Return what updates of these norms (S,) are multiplied by, so that none is longer than ``bound``."""
+    return torch.where(norms > bound, bound / norms, 1.0)
+
+
+def foolsgold(gram: Tensor) -> Tensor:
+    """Return the weights (S,) in [0, 1] of clients by the inner products (S, S) of all that each has sent so far (Algorithm 1).
+
+    Clients whose histories point the same way as another's count less. One that has sent nothing is like nobody.
+    """
+    norms = gram.diagonal().clamp(min=0).sqrt()
+    product = norms[:, None] * norms
+    cosine = torch.where(product > 0, gram / product, 0.0).fill_diagonal_(0.0)
+    most = cosine.max(1).values
+    pardon = (most[None] > most[:, None]) & (most[None] > 0)  # j is more like somebody than i is: i is pardoned
+    cosine = torch.where(pardon, cosine * most[:, None] / torch.where(pardon, most[None], 1.0), cosine)
+    alpha = (1 - cosine.fill_diagonal_(0.0).max(1).values).clamp(0.0, 1.0)
+    if not float(alpha.max()) > 0:
+        return torch.zeros_like(alpha)
+    alpha = (alpha / alpha.max()).clamp(max=ONE)
+    return (torch.logit(alpha) + 0.5).clamp(0.0, 1.0)

@@ -1,0 +1,196 @@
+"""What algorithms share that are put on another one, in whose rounds they take the place of a mean.
+
+The other's own ``round`` runs on a round whose ``map_reduce`` gives something else than the mean of models, or of what they moved
+by; a phase says which slot that is (``Phase.model``, ``difference``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple, cast
+
+from pydantic import Field, ValidationInfo, field_validator
+from torch import Tensor
+
+from fedfleet.algorithms.options import CohortOptions, Options
+from fedfleet.simulator.author import (
+    BUFFERS,
+    Algorithm,
+    Cohort,
+    ConfigError,
+    Key,
+    Mean,
+    Message,
+    Phase,
+    Reduced,
+    Round,
+    Store,
+    Stored,
+    T,
+    Task,
+    Tree,
+    learnt,
+)
+
+
+class WrapperOptions(Options):
+    """Options of what is put on another algorithm."""
+
+    algorithms: ClassVar[Mapping[str, Any]] = {}
+    """What it can be put on: the registry, which has this algorithm, too."""
+    of: dict[str, Any] = Field(default={"name": "fedavg"}, validate_default=True)
+    """The algorithm whose mean is replaced: its name, or that and its options."""
+
+    @field_validator("of", mode="before")
+    @classmethod
+    def _named(cls, value: Any, info: ValidationInfo) -> dict[str, Any]:
+        given = {"name": value} if isinstance(value, str) else dict(value)
+        name = given.pop("name", "fedavg")
+        if name not in cls.algorithms or issubclass(cls.algorithms[name].options, WrapperOptions):
+            raise ValueError(
+                f"{name!r} is no algorithm to put it on: choose fedavg, fedrod or another that averages models"
+            )
+        return {"name": name, **cls.algorithms[name].options(**given).model_dump(mode="json")}
+
+    @property
+    def inner(self) -> Any:
+        """The options of the algorithm."""
+        return self.algorithms[self.of["name"]].options(**{k: v for k, v in self.of.items() if k != "name"})
+
+    @property
+    def batch_size(self) -> int | None:
+        """Examples a step of the algorithm, B."""
+        return getattr(self.inner, "batch_size", 1)
+
+    @property
+    def dual_lr(self) -> float | None:
+        """Its learning rate of a dual part, if it has one of its own."""
+        return getattr(self.inner, "dual_lr", None)
+
+    @property
+    def steps(self) -> int | None:
+        """Its local steps, if they are given."""
+        return getattr(self.inner, "steps", None)
+
+    @property
+    def epochs(self) -> int | None:
+        """Its passes over the local data, if they are."""
+        return getattr(self.inner, "epochs", None)
+
+
+class Exchange(NamedTuple):
+    """What a rule is given in the place of a mean.
+
+    Attributes:
+        uploads: what was sent, by S clients.
+        origin: the model that they moved from; None where they sent differences.
+        received: the clients (S,) in the order of the uploads.
+        key: for draws of its own.
+
+    """
+
+    uploads: Stored
+    origin: Tree
+    received: Tensor
+    key: Key
+
+    @property
+    def shares(self) -> Tensor:
+        """The clients' weights (S,) float64, whose sum is 1. Raises ValueError where all are zero."""
+        weight = self.uploads.weight.double()
+        if float(weight.sum()) == 0.0:
+            raise ValueError("the weights of all heard clients are zero, so their mean does not exist")
+        return weight / weight.sum()
+
+    @property
+    def learnt(self) -> tuple[Stored, Tree]:
+        """The uploads and the origin without what layers count."""
+        return self.uploads.of(learnt), None if self.origin is None else learnt(self.origin)
+
+    def gram(self) -> Tensor:
+        """Return the inner products (S, S) float64 of what models have moved by."""
+        uploads, start = self.learnt
+        return uploads.gram(start)
+
+    def moved(self, step: Tensor, buffers: Tensor | None) -> Tree:
+        """Return the model, or the difference, that what clients moved by comes to, times numbers (S,).
+
+        What layers count is averaged with the weights ``buffers`` (S,); None leaves it as it was.
+        """
+        uploads, start = self.learnt
+        move = uploads.combine(step, start)
+        new = move if start is None else T.map(lambda m, z: m.add_(z), move, start)  # in place, to spare memory
+        if BUFFERS not in self.uploads.blocks[0]:
+            return new
+        if buffers is None and self.origin is not None:
+            return {**new, BUFFERS: self.origin[BUFFERS]}
+        return {
+            **new,
+            BUFFERS: self.uploads.of(lambda z: z[BUFFERS]).combine(self.shares if buffers is None else buffers),
+        }
+
+
+Rule = Callable[[Exchange], Tree]
+"""What was sent -> the model, or the difference, that it comes to."""
+
+
+def wrapped(options: WrapperOptions, task: Task, cohort: CohortOptions, what: str) -> Algorithm:
+    """Build the algorithm that ``what`` is put on. Raises ConfigError where it takes no mean in whose place that could come."""
+    name = options.of["name"]
+    inner = options.algorithms[name].build(options.inner, task, cohort)
+    if not any(p.model or p.difference for p in inner.phases):
+        raise ConfigError(
+            f"algorithm.of={name!r}: the server does not take a mean of models or differences for the next model, in whose place "
+            f"{what} could come: choose fedavg, fedprox, scaffold or a personalised one"
+        )
+    return inner
+
+
+def instead(inner: Algorithm, name: str, rule: Rule) -> Algorithm:
+    """Return an algorithm with a rule in the place of its mean."""
+    phases = stored(inner)
+
+    def round(state: Any, rnd: Round) -> tuple[Any, Mapping[str, float]]:
+        return inner.round(state, ruled(rnd, phases, rule))
+
+    return inner._replace(round=round, phases=tuple(phases.values()), name=name)
+
+
+def stored(inner: Algorithm) -> dict[str, Phase]:
+    """Return an algorithm's phases by name, each keeping every upload of the slot that matters."""
+    return {p.name: _stored(p) for p in inner.phases}
+
+
+def _stored(phase: Phase) -> Phase:
+    slot = phase.model or phase.difference
+    if slot is None:
+        return phase
+    assert isinstance(phase.reduce[slot], Mean)
+    # A late upload has moved from another model.
+    return replace(phase, reduce={**phase.reduce, slot: Store()}, dated=True)
+
+
+def ruled(rnd: Round, phases: Mapping[str, Phase], rule: Rule) -> Round:
+    """Return a round in which a rule takes a mean's place."""
+    return cast(Round, _Ruled(rnd, phases, rule))  # the rest of it is the round's own
+
+
+class _Ruled:
+    def __init__(self, rnd: Round, phases: Mapping[str, Phase], rule: Rule):
+        self._round, self._phases, self._rule = rnd, phases, rule
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._round, name)
+
+    def map_reduce(
+        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+    ) -> Reduced:
+        phase = self._phases[phase.name]
+        found = self._round.map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox, steps=steps)
+        slot = phase.model or phase.difference
+        if slot is None:
+            return found
+        origin = shared.send[slot] if phase.model else None
+        given = Exchange(found.values[slot], origin, found.received, self._round.key)
+        return found._replace(values={**found.values, slot: self._rule(given)})
