@@ -19,10 +19,11 @@ class Need(NamedTuple):
 
     cpus: float
     gpus: float
+    memory_bytes: int = 0
 
     def fits(self, resources: Mapping[str, float]) -> int:
         """Return how many actors a node with these resources has room for."""
-        asked = (("CPU", self.cpus), ("GPU", self.gpus))
+        asked = (("CPU", self.cpus), ("GPU", self.gpus), ("memory", self.memory_bytes))
         return min(int(resources.get(kind, 0.0) / amount + SLACK) for kind, amount in asked if amount > 0)
 
 

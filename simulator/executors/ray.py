@@ -46,11 +46,12 @@ class RayExecutor:
         cpus: int | None = None,
         allow_differences: bool = False,
         silent_s: float | None = None,
+        memory_gb: float | None = None,
     ):
         self.actors, self.cpus, self.gpus, self.threads = actors, cpus_per_actor, gpus_per_actor, threads
         self.events: list[dict[str, Any]] = []
         self._address, self._node_cpus, self._allow = address, cpus, allow_differences
-        self._silent_s = silent_s
+        self._silent_s, self._memory_bytes = silent_s, round((memory_gb or 0.0) * 1e9)
         self._likeness = Likeness({}, self.events, allow=False)
         self._pool: Pool | None = None
         self._watch: Watch | None = None
@@ -92,7 +93,9 @@ class RayExecutor:
     def _new_pool(self) -> Pool:
         # Ray's own account of every task would grow with the rounds.
         options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus, "enable_task_events": False}
-        need, nodes = Need(self.cpus, self.gpus), None
+        need, nodes = Need(self.cpus, self.gpus, self._memory_bytes), None
+        if self._memory_bytes:
+            options["memory"] = self._memory_bytes
         if self._address is not None:
             options["scheduling_strategy"] = "SPREAD"
             nodes = look(need)

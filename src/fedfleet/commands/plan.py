@@ -46,7 +46,7 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     where = EXECUTORS[e.kind].describe(x.config)
     yield "executor", f"{where}, {e.inner}, {e.threads_per_actor} threads, {e.device}"
     if e.kind == "ray" and e.address is not None:
-        yield "nodes", _nodes(e.address, e.cpus_per_actor, e.gpus_per_actor)
+        yield "nodes", _nodes(e.address, e.cpus_per_actor, e.gpus_per_actor, e.memory_per_actor_gb or 0.0)
     yield "factored weights", _factored(x)
     a_block = block * model_bytes * (1 if e.inner == "serial" else 4)
     yield "memory of a block", f"about {a_block / 1e6:.1f} MB of parameters and gradients"
@@ -72,11 +72,11 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
             yield "round, median device", f"{seconds:.3g} s: {parts}"
 
 
-def _nodes(address: str, cpus: float, gpus: float) -> str:
+def _nodes(address: str, cpus: float, gpus: float, memory_gb: float) -> str:
     """Say how many actors each node of a cluster has room for."""
     from fedfleet.simulator.executors.nodes import Need, visit  # importing Ray takes a second
 
-    found = visit(address, Need(cpus, gpus))
+    found = visit(address, Need(cpus, gpus, round(memory_gb * 1e9)))
     each = (
         f"{found.address[node]} for {room}{', which leaves' if node in found.leaving else ''}"
         for node, room in sorted(found.room.items(), key=lambda item: found.address[item[0]])

@@ -24,6 +24,9 @@ class Executor(Options):
     """CPUs reserved for an actor; may be fractional."""
     gpus_per_actor: float = Field(default=0.0, ge=0)
     """GPUs reserved for an actor; may be fractional. Above 0, clients are trained on the GPU."""
+    memory_per_actor_gb: float | None = Field(default=None, gt=0)
+    """Memory reserved for an actor on a cluster, where nodes have less of it for their CPUs than actors take; `fedfleet plan` says
+    what a block takes."""
     threads_per_actor: int = Field(default=1, ge=1, le=1024)
     """Torch threads of an actor."""
     block_size: Count | Literal["auto"] = "auto"

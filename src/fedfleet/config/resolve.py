@@ -88,6 +88,11 @@ def _check_executor(config: Config) -> None:
             f"executor.node_silence_s={e.node_silence_s:g}: without executor.address there is one node alone: give the "
             f"address of a cluster, or leave it out"
         )
+    if e.memory_per_actor_gb is not None and e.address is None:
+        raise ConfigError(
+            f"executor.memory_per_actor_gb={e.memory_per_actor_gb:g}: without executor.address there is one node, whose memory "
+            f"its actors share as they need it: give the address of a cluster, or leave it out"
+        )
     if e.gpus_per_actor > 1 and not e.gpus_per_actor.is_integer():
         raise ConfigError(f"executor.gpus_per_actor={e.gpus_per_actor:g}: above 1 it must be whole: round it")
     if e.address is not None:

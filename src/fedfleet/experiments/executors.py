@@ -27,7 +27,8 @@ def _ray_asks(config: Config) -> tuple[Any, ...]:
     e = config.executor
     one = (e.cpus_per_actor, e.gpus_per_actor, e.threads_per_actor)
     actors = resolve.actors(config)
-    return None if actors == "auto" else actors, *one, e.address, resolve.cpus(), e.allow_differences, e.node_silence_s
+    more = (e.allow_differences, e.node_silence_s, e.memory_per_actor_gb)
+    return None if actors == "auto" else actors, *one, e.address, resolve.cpus(), *more
 
 
 def _ray(*asked: Any) -> Executor:

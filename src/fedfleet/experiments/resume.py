@@ -31,6 +31,7 @@ WHERE = (
             "address",
             "allow_differences",
             "node_silence_s",
+            "memory_per_actor_gb",
         )
     ),
 )

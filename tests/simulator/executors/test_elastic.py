@@ -34,6 +34,8 @@ def there(room, leaving=()):
         (Need(1, 0.25), {"CPU": 16.0, "GPU": 1.0}, 4),
         (Need(1, 1), {"CPU": 16.0}, 0),
         (Need(1, 0), {}, 0),
+        (Need(1, 0, 3 * 10**9), {"CPU": 8.0, "memory": 1e10}, 3),
+        (Need(1, 0, 3 * 10**9), {"CPU": 2.0, "memory": 1e10}, 2),
     ],
 )
 def test_a_node_has_room_for_what_its_resources_allow(need, resources, room):
@@ -177,6 +179,19 @@ def until(done, executor):
     end = time.monotonic() + 60
     while not done(list(executor.map(where, Message(), [block() for _ in range(8)]))):
         assert time.monotonic() < end, (executor.events, executor.hosts)
+
+
+@pytest.mark.ray
+def test_a_node_takes_as_many_actors_as_its_memory(cluster):
+    node = cluster.add_node(num_cpus=4, num_gpus=4, memory=10**9)
+    executor = RayExecutor(None, cpus_per_actor=0.01, gpus_per_actor=1.0, address="auto", memory_gb=0.4)
+    try:
+        executor.start(SETUP)
+        until(lambda found: node.node_id in found, executor)
+        assert workers(executor) == 1 + 2  # the head has a GPU
+    finally:
+        executor.close()
+        cluster.remove_node(node, allow_graceful=False)
 
 
 @pytest.mark.ray
