@@ -39,8 +39,7 @@ class Clip(Options):
 
     def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
         """Return the message shortened, which the server shortens once more."""
-        bound = shared.get(NORM, self.norm)
-        return Code(shortened(send, bound), lambda rest: shortened(rest, bound))
+        return Code(shortened(send, self.norm), lambda rest: shortened(rest, self.norm))
 
 
 class Hidden(Clip):
@@ -49,11 +48,13 @@ class Hidden(Clip):
     noisy: bool = False
     """Add a part of the noise, as large as the server says; nothing may come after it then."""
     tells: bool = False
-    """Tell whether the message was within the norm, which is to follow a quantile of norms."""
+    """The norm follows a quantile of norms: take it as the server tells it, and tell whether the message was within it."""
 
     def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
         """Return the message shortened, with noise or to be shortened once more, and what is told of its norm."""
-        bound = shared.get(NORM, self.norm)
+        bound = (
+            shared.get(NORM, self.norm) if self.tells else self.norm
+        )  # else a scalar of that name is the algorithm's own
         told = {WITHIN: (length(send) <= bound).to(torch.float64)} if self.tells else {}
         short = shortened(send, bound)
         if not self.noisy:
