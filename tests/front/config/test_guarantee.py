@@ -108,6 +108,14 @@ def test_what_is_spent_is_a_column_and_told_in_the_end(tmp_path):
     assert "final epsilon_spent" not in report
 
 
+def test_a_round_in_which_nobody_was_asked_counts_as_any(tmp_path):
+    found = run(tmp_path, cohort__invite=1, rounds=8, evaluation__cosines=True)
+    assert found.rounds.heard.min() == 0
+    assert (found.rounds["algorithm/noise_std"] == 1.1 * 0.5).all()
+    assert found.summary["privacy"]["exchanges"] == 8
+    assert found.table("phases").attempt.max() == 0
+
+
 def test_without_a_secret_draw_the_client_heard_most_counts(tmp_path):
     found = run(
         tmp_path, selection="uniform", availability={"kind": "bernoulli", "rate": 0.6}, evaluation__cosines=True
@@ -295,6 +303,9 @@ def test_a_promise_is_written_out_and_planned():
     assert x.guarantee.accounting == "poisson"
     assert x.guarantee.mechanism.divide_by == 10
     assert "1.1 times a norm of 0.5" in dict(describe(x))["privacy"]
+    follows = Experiment(load(BASE, {"cohort.invite": 30, "privacy.adaptive": {}})).guarantee.mechanism.follows
+    assert follows is not None
+    assert (follows.quantile, follows.lr, follows.count_noise) == (0.5, 0.2, 1.5)
 
 
 def test_the_norm_bounds_what_one_client_changes(tmp_path):
