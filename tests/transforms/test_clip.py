@@ -46,9 +46,10 @@ def test_nothing_is_left_as_it_is_and_what_is_not_finite_is_not_hidden():
 @given(st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=30), st.sampled_from([0.1, 1.0, 50.0]))
 def test_no_transform_after_it_makes_a_message_longer(x, norm):
     for after in ({"name": "random_k", "share": 0.2}, {"name": "qsgd", "levels": 1}, "ternary", "sign"):
-        up = made({"name": "clip", "norm": norm}, after)
-        found = through(up, {"z": {"x": torch.tensor(x).double()}}, {}, None, rng.key(1)).send["z"]["x"]
-        assert float(found.norm()) <= norm * (1 + 1e-12)
+        for clip in (*made({"name": "clip", "norm": norm}), Hidden(norm=norm), Hidden(norm=9e9, tells=True)):
+            up, told = (clip, *made(after)), {NORM: norm}
+            found = through(up, {"z": {"x": torch.tensor(x).double()}}, told, None, rng.key(1)).send["z"]["x"]
+            assert float(found.norm()) <= norm * (1 + 1e-12)
 
 
 def test_the_server_may_tell_another_norm_and_a_client_whether_it_was_within():
