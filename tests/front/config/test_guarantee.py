@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import dp_accounting
 import pytest
@@ -179,6 +180,9 @@ def test_a_run_ends_before_the_round_that_could_spend_too_much(tmp_path, selecti
     assert 0 < told["rounds"] < 60
     assert told["privacy"]["epsilon"] <= 4
     assert found.rounds["eval/epsilon_spent"].iloc[-1] == told["privacy"]["epsilon"]
+    said: list[str] = []
+    fedfleet.resume(found.folder, progress=cast(Any, SimpleNamespace(say=said.append)))
+    assert "another could spend more than privacy.epsilon" in said[0]
     again = fedfleet.resume(found.folder, {"rounds": 70}).summary
     assert (again["status"], again["rounds"]) == ("stopped", told["rounds"])
     more = told["privacy"]["spent_most"]
