@@ -44,8 +44,7 @@ class Clip(Options):
 
     def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
         """Return the message shortened, which the server shortens once more."""
-        bound = shared.get(NORM, self.norm)
-        return _clipped(send, bound)
+        return _clipped(send, self.norm)
 
 
 class Hidden(Clip):
@@ -54,7 +53,7 @@ class Hidden(Clip):
     noisy: bool = False
     """Add a part of the noise, as large as the server says; nothing may come after it then."""
     tells: bool = False
-    """Tell whether the message was within the norm, which is to follow a quantile of norms."""
+    """The norm follows a quantile of norms: take it as the server tells it, and tell whether the message was within it."""
 
     @property
     def linear(self) -> bool:
@@ -63,7 +62,8 @@ class Hidden(Clip):
 
     def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
         """Return the message shortened, with noise or to be shortened once more, and what is told of its norm."""
-        bound = shared.get(NORM, self.norm)
+        # Where the norm stays, a scalar of that name is the algorithm's own.
+        bound = shared.get(NORM, self.norm) if self.tells else self.norm
         told = {WITHIN: (length(send) <= bound).to(torch.float64)} if self.tells else {}
         if not self.noisy:
             return _clipped(send, bound, told)

@@ -62,6 +62,8 @@ def work(phase: Phase, counts: Tensor, steps: int | None = None) -> tuple[Tensor
 
     """
     total, examples = torch.zeros_like(counts), torch.zeros_like(counts)
+    if not len(counts):  # nobody may be asked where each client is drawn for itself
+        return total, examples
     for plan in (stage.batches for stage in phase.work.stages if stage.batches.works):
         _, an_epoch = _batches(plan, counts, int(counts.max()))
         mine = _steps(plan, an_epoch, steps)

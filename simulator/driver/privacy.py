@@ -68,6 +68,8 @@ class Mechanism(NamedTuple):
         mixing: (b,), mixing[0] = 1: [1] for noise that is independent.
         empty: an exchange that nobody answers releases noise alone, so that it does not tell that nobody was there.
         follows: how the norm changes.
+        invites: clients that are asked in a round, once, as the selection draws them, where that is what is reckoned with; else
+            None. Where ``empty`` is true, too, the algorithm is not told who was heard.
 
     """
 
@@ -80,6 +82,7 @@ class Mechanism(NamedTuple):
     mixing: tuple[float, ...] = (1.0,)
     empty: bool = False
     follows: Adaptive | None = None
+    invites: int | None = None
 
 
 class Ledger(NamedTuple):
@@ -198,9 +201,22 @@ class _Noising:
     def __init__(self, rnd: Round, phase: Phase, mechanism: Mechanism, at: Private, inverse: Tensor):
         self._round, self._phase, self._mechanism, self._inverse = rnd, phase, mechanism, inverse
         self.at, self.metrics = at, dict[str, float]()
+        self._cohort: Cohort | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._round, name)
+
+    def invite(self, size: int, **given: Any) -> Cohort:
+        """Do as the round does. Raises FedfleetError where more may be asked, or more often, than is reckoned with."""
+        wanted = self._mechanism.invites
+        if wanted is not None and (size != wanted or given.get("role") is not None or self._cohort is not None):
+            raise FedfleetError(f"privacy is reckoned for rounds that invite {wanted} of all clients, once")
+        self._cohort = self._round.invite(size, **given)
+        return self._cohort
+
+    def buffered(self, phase: Phase, **given: Any) -> Any:
+        """Raises FedfleetError: nothing hides these answers."""
+        raise FedfleetError("answers are asked for one by one, and noise is reckoned for the sum of a cohort's")
 
     def map_reduce(
         self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
@@ -209,9 +225,13 @@ class _Noising:
         if self.metrics:
             raise FedfleetError("clients are asked twice in a round, and noise is reckoned for one exchange")
         m, before = self._mechanism, self.at
-        told: dict[str, Any] = (
-            {} if m.follows is None else {m.follows.sent: torch.tensor(before.norm, dtype=torch.float64)}
-        )
+        if m.invites is not None and cohort is not self._cohort:
+            raise FedfleetError(
+                "clients are asked whom the selection has not drawn in this round, which is not reckoned with"
+            )
+        told: dict[str, Any] = {}
+        if m.follows is not None:  # a tensor, so that blocks that have been captured serve every norm
+            told[m.follows.sent] = torch.tensor(before.norm, dtype=torch.float64)
         if m.shares is not None:
             told[m.sent] = before.multiplier / math.sqrt(m.shares)
         shared = replace(shared, config={**shared.config, **told})
@@ -239,6 +259,8 @@ class _Noising:
             norm *= math.exp(-m.follows.lr * (self._within(found, m.follows, whole) - m.follows.quantile))
         ledger = before.ledger.after(found.received, self._inverse, factor)
         self.at = before._replace(norm=norm, ledger=ledger)
+        if m.empty:
+            return Reduced({slot: value}, torch.zeros(0, dtype=torch.int64), {}, torch.zeros(0, dtype=torch.float64))
         return found._replace(values={slot: value})
 
     def _hidden(self, value: Tree, origin: Tree, share: float, std: float) -> Tree:

@@ -50,9 +50,10 @@ def test_nothing_is_left_as_it_is_and_what_is_not_finite_is_not_hidden():
 @given(st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=30), st.sampled_from([0.1, 1.0, 50.0]))
 def test_no_transform_after_it_makes_a_message_longer(x, norm):
     for after in ({"name": "random_k", "share": 0.2}, {"name": "qsgd", "levels": 1}, "ternary", "sign"):
-        up = made({"name": "clip", "norm": norm}, after)
-        found = through(up, {"z": {"x": torch.tensor(x).double()}}, {}, None, rng.key(1)).send["z"]["x"]
-        assert float(found.norm()) <= norm * (1 + 1e-12)
+        for clip in (*made({"name": "clip", "norm": norm}), Hidden(norm=norm), Hidden(norm=9e9, tells=True)):
+            up, told = (clip, *made(after)), {NORM: norm}
+            found = through(up, {"z": {"x": torch.tensor(x).double()}}, told, None, rng.key(1)).send["z"]["x"]
+            assert float(found.norm()) <= norm * (1 + 1e-12)
 
 
 def test_the_server_may_tell_another_norm_and_a_client_whether_it_was_within():
@@ -63,20 +64,27 @@ def test_the_server_may_tell_another_norm_and_a_client_whether_it_was_within():
         assert float(length({"z": found.send["z"]})) == pytest.approx(min(13.0, told))
 
 
+def test_a_norm_that_is_configured_stays_whatever_the_server_tells():
+    given = {"z": {"a": torch.zeros(2), "w": torch.zeros(2, 1)}, NORM: 0.1}
+    for clip in (*made({"name": "clip", "norm": 6.5}), Hidden(norm=6.5)):
+        found = through((clip,), {"z": {"a": A, "w": B}}, given, None, rng.key(0)).send["z"]
+        torch.testing.assert_close(found["a"], A / 2)
+
+
 def test_a_client_adds_its_part_of_the_noise_after_it_is_shortened():
-    given = {NORM: 6.5, SHARE: 0.25}
+    given = {NORM: 99.0, SHARE: 0.25}  # where the norm stays, that scalar is the algorithm's own
     z = {"a": A, "w": B, "c": torch.zeros(20_000)}
     one, again, other = (
-        through((Hidden(norm=1.0, noisy=True),), {"z": z}, given, None, rng.key(k)).send["z"] for k in (0, 0, 1)
+        through((Hidden(norm=6.5, noisy=True),), {"z": z}, given, None, rng.key(k)).send["z"] for k in (0, 0, 1)
     )
     assert float(one["c"].std()) == pytest.approx(0.25 * 6.5, rel=0.03)
     assert abs(float(one["c"].mean())) < 0.05
     assert torch.equal(one["c"], again["c"])
     assert abs(float((one["c"] * other["c"]).mean())) < 0.1
-    noise = one["a"] - A / 2
-    assert not torch.equal(noise, one["c"][:2])
+    for name, leaf in (("a", A), ("w", B)):  # each leaf has draws of its own
+        assert float((one[name] - leaf / 2 - one["c"][:2].view_as(leaf)).abs().max()) > 0.05
     many = [
-        through((Hidden(norm=1.0, noisy=True),), {"z": z}, given, None, rng.key(k)).send["z"]["w"] for k in range(300)
+        through((Hidden(norm=6.5, noisy=True),), {"z": z}, given, None, rng.key(k)).send["z"]["w"] for k in range(300)
     ]
     torch.testing.assert_close(torch.stack(many).mean(0), B / 2, rtol=0, atol=0.4)
 

@@ -11,6 +11,8 @@ import torch
 
 from fedfleet.config import accounting
 from fedfleet.config.privacy import Privacy
+from fedfleet.config.reading import show
+from fedfleet.config.resolve import parse_until
 from fedfleet.config.schema import Config, named, options
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.arithmetic.reduction import Mean
@@ -22,6 +24,8 @@ from fedfleet.simulator.work import BUFFERS
 from fedfleet.transforms.clip import NORM, SHARE, WITHIN, Hidden
 
 Accounting = Literal["poisson", "participation"]
+OF_CLIENTS = ("eval/train_", "eval/clients_", "eval/own_", "eval/duality_gap")
+"""How metrics begin that are measured on what clients have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +126,7 @@ class Guarantee:
             "noise_multiplier_of_messages": at.multiplier if follows is None else follows.of_messages(at.multiplier),
             "clip_norm": at.norm,
             "unit": "client",
-            "neighbours": "a client's messages replaced by zeros" if known else "a client added or removed",
+            "neighbours": "a client adds nothing, and is heard as before" if known else "a client added or removed",
             "accounting": self.accounting,
             "sampling_rate": None if known else self.rate,
             "exchanges": at.ledger.exchanges,
@@ -164,11 +168,13 @@ def guaranteed(config: Config, algorithm: Algorithm, task: Task, clients: int) -
         accounting=kind,
         rate=min(1.0, invite / clients),
         mechanism=mechanism,
-        rounds=config.rounds,
+        rounds=max(1, config.rounds),
         fewest=config.cohort.min_responses,
     )
     if kind == "participation":
         made = replace(made, worst=_worst(config, made, clients))
+    if kind == "poisson" or made.worst is not None:
+        made = replace(made, mechanism=made.mechanism._replace(invites=invite))
     if given.noise_multiplier is None:
         assert given.epsilon is not None
         made = made.with_multiplier(accounting.least_multiplier(given.epsilon, _spending(config, made)))
@@ -189,17 +195,16 @@ def guaranteed(config: Config, algorithm: Algorithm, task: Task, clients: int) -
 def _worst(config: Config, made: Guarantee, clients: int) -> tuple[float, ...] | None:
     """Return what the client asked most may have spent after 0, 1, … exchanges; None where anybody may be asked any time."""
     invited = rounded_up(config.cohort.invite * config.cohort.over_select)
-    if named(config, "selection") == "round_robin":
-        apart = max(1, clients // invited)
-    elif invited >= clients:
-        apart = 1
-    else:
+    if invited >= clients:
+        invited = clients = 1
+    elif named(config, "selection") != "round_robin":
         return None
-    ledger, who, found = Ledger.nothing(), torch.zeros(1, dtype=torch.int64), [0.0]
+    # Client a * invited + b of the order is asked as client b < invited is, a exchanges later, and of these client 0 most often.
+    first = invited if len(made.mechanism.mixing) > 1 else 1
+    ledger, found = Ledger.nothing(), [0.0]
     for t in range(made.rounds):
-        times = len(range(0, t, apart))
-        asked = t % apart == 0 and times < -(-(t + 1) * invited // clients)
-        ledger = ledger.after(who if asked else who[:0], made.inverse, made.factor)
+        asked = torch.arange(t * invited, (t + 1) * invited) % clients
+        ledger = ledger.after(asked[asked < first], made.inverse, made.factor)
         found.append(ledger.most())
     return tuple(found)
 
@@ -249,7 +254,7 @@ def _check(config: Config, given: Privacy, algorithm: Algorithm, task: Task, cli
         )
     phase = next(iter(algorithm.phases))
     if phase.model is None or not isinstance(slots.get(phase.model), Mean):
-        raise ConfigError(f"privacy: the server of {name} does not take the mean of clients' models: {mend}")
+        raise ConfigError(f"privacy: {name} does not say that the mean of clients' models is the next one: {mend}")
     if phase.weight != "uniform":
         key = "algorithm.weight" if "weight" in type(options(config, "algorithm")).model_fields else "privacy"
         raise ConfigError(
@@ -272,6 +277,26 @@ def _check(config: Config, given: Privacy, algorithm: Algorithm, task: Task, cli
     if config.stop_if_diverged is not None:
         raise ConfigError(
             f"stop_if_diverged={config.stop_if_diverged}: it looks at clients' losses, which nothing hides: leave it or privacy out"
+        )
+    for key in ("on_client_error", "non_finite"):
+        if getattr(config.faults, key) == "drop_client":
+            raise ConfigError(f"faults.{key}='drop_client': who is dropped tells what clients have: choose fail")
+    if config.faults.non_finite == "keep":
+        raise ConfigError(
+            "faults.non_finite='keep': what is not finite is not clipped, and would show through all noise: choose fail"
+        )
+    for key, metric in (
+        ("until", config.until and parse_until(config.until)[0]),
+        ("checkpoint.best", config.checkpoint.best),
+    ):
+        if metric and metric.startswith(OF_CLIENTS):
+            raise ConfigError(
+                f"{key}={show(metric)}: it is measured on what clients have, which privacy is to hide: choose a "
+                f"metric of test or validation examples"
+            )
+    if given.noise == "clients" and phase.uplink:
+        raise ConfigError(
+            f"privacy.noise='clients': {name} changes on its way what clients send, which would not add up: {mend}"
         )
     if given.noise == "clients" and config.transforms.up:
         raise ConfigError("privacy.noise='clients': what comes after it would not add up: leave transforms.up out")
@@ -302,9 +327,11 @@ def _unamplified(config: Config, given: Privacy) -> str | None:
         return (
             f"availability.kind={kind!r} makes who is online depend on the data that are to be hidden: choose another"
         )
+    if kind in ("markov", "diurnal", "trace"):
+        return (
+            f"availability.kind={kind!r} goes by the clock, hence who is online by how long those took who were asked before: "
+            f"choose another"
+        )
     if getattr(options(config, "devices"), "failures_per_hour", 0.0):
         return "devices.failures_per_hour makes clients with more to do fail more often: leave it out"
-    for key in ("on_client_error", "non_finite"):
-        if (value := getattr(config.faults, key)) == "drop_client":
-            return f"faults.{key}={value!r} makes who is heard depend on what a client has: leave it out"
     return None

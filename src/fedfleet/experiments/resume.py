@@ -128,6 +128,8 @@ def _ended(summary: Mapping[str, Any], config: Config) -> str:
     if summary["status"] == "finished":
         return f"finished, {summary['rounds']} rounds: give rounds=N to go on"
     why = [f"{key}={getattr(config, key)}" for key in STOPS if getattr(config, key) is not None]
+    if not why:
+        return f"stopped after {summary['rounds']} rounds: another could spend more than privacy.epsilon"
     return f"stopped after {summary['rounds']} rounds by {' or '.join(why)}: give another to go on"
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import dp_accounting
 import pytest
@@ -17,7 +18,10 @@ from fedfleet.commands.plan import describe
 from fedfleet.config import accounting
 from fedfleet.config.schema import complete, load
 from fedfleet.experiments.experiment import Experiment
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.driver.privacy import Ledger
 from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.fleet.selection import RoundRobin
 
 BASE: dict[str, Any] = {
     "rounds": 6,
@@ -105,6 +109,14 @@ def test_what_is_spent_is_a_column_and_told_in_the_end(tmp_path):
     assert "final epsilon_spent" not in report
 
 
+def test_a_round_in_which_nobody_was_asked_counts_as_any(tmp_path):
+    found = run(tmp_path, cohort__invite=1, rounds=8, evaluation__cosines=True)
+    assert found.rounds.heard.min() == 0
+    assert (found.rounds["algorithm/noise_std"] == 1.1 * 0.5).all()
+    assert found.summary["privacy"]["exchanges"] == 8
+    assert found.table("phases").attempt.max() == 0
+
+
 def test_without_a_secret_draw_the_client_heard_most_counts(tmp_path):
     found = run(
         tmp_path, selection="uniform", availability={"kind": "bernoulli", "rate": 0.6}, evaluation__cosines=True
@@ -124,7 +136,15 @@ def test_without_a_secret_draw_the_client_heard_most_counts(tmp_path):
         {},
         {"selection": "round_robin"},
         {"selection": "round_robin", "privacy.bands": 3},
+        {"selection": "round_robin", "cohort.invite": 16},
+        {"selection": "round_robin", "cohort.invite": 30, "privacy.bands": 2},
         {"selection": "round_robin", "privacy.noise": "clients", "cohort.min_responses": 4},
+        {
+            "selection": "round_robin",
+            "privacy.noise": "clients",
+            "cohort.min_responses": 4,
+            "availability": {"kind": "bernoulli", "rate": 0.5},
+        },
         {"cohort.invite": 40, "selection": "uniform"},
     ],
 )
@@ -138,6 +158,20 @@ def test_noise_is_found_so_that_all_rounds_stay_within_epsilon_and_no_more(tmp_p
         assert told["privacy"]["epsilon"] > 4.98
 
 
+@pytest.mark.parametrize(("clients", "invite"), [(40, 10), (40, 16), (40, 30), (7, 3), (5, 5), (7, 4)])
+@pytest.mark.parametrize("bands", [1, 4])
+def test_what_the_client_asked_most_may_have_spent_is_that_of_everybody_asked_in_turn(clients, invite, bands):
+    given = {"cohort.invite": invite, "population.clients": clients, "selection": "round_robin", "privacy.bands": bands}
+    x = Experiment(load(BASE, {"rounds": 23, "privacy.delta": 1e-3, **given}))
+    ledger, most, selection = Ledger.nothing(), [0.0], RoundRobin(3)
+    state = selection.init()
+    for _ in range(23):
+        asked, state = selection.invite(state, rng.key(0), invite, x.problem, replace=False)
+        ledger = ledger.after(asked, x.guarantee.inverse)
+        most.append(ledger.most())
+    assert x.guarantee.worst == pytest.approx(most)
+
+
 @pytest.mark.parametrize("selection", ["poisson", "uniform", "round_robin"])
 def test_a_run_ends_before_the_round_that_could_spend_too_much(tmp_path, selection):
     found = run(tmp_path, selection=selection, privacy__epsilon=4.0, rounds=60)
@@ -146,6 +180,11 @@ def test_a_run_ends_before_the_round_that_could_spend_too_much(tmp_path, selecti
     assert 0 < told["rounds"] < 60
     assert told["privacy"]["epsilon"] <= 4
     assert found.rounds["eval/epsilon_spent"].iloc[-1] == told["privacy"]["epsilon"]
+    said: list[str] = []
+    fedfleet.resume(found.folder, progress=cast(Any, SimpleNamespace(say=said.append)))
+    assert "another could spend more than privacy.epsilon" in said[0]
+    again = fedfleet.resume(found.folder, {"rounds": 70}).summary
+    assert (again["status"], again["rounds"]) == ("stopped", told["rounds"])
     more = told["privacy"]["spent_most"]
     if selection == "poisson":
         assert accounting.of_sampling(1.1, 0.25, told["rounds"] + 1, 1e-3) > 4
@@ -174,7 +213,10 @@ REFUSED = [
     ({"algorithm.weight": "num_examples"}, ["algorithm.weight='num_examples'", "set algorithm.weight=uniform"]),
     ({"algorithm": {"name": "scaffold"}}, ["clients of scaffold send", "only a model alone"]),
     ({"algorithm": {"name": "fedbuff"}, "cohort.invite": 10, "selection": "uniform"}, ["fedbuff is asynchronous"]),
-    ({"algorithm": {"name": "omg", "of": {"name": "fedavg", "weight": "uniform"}}}, ["omg", "not take the mean"]),
+    (
+        {"algorithm": {"name": "omg", "of": {"name": "fedavg", "weight": "uniform"}}},
+        ["omg", "the mean of clients' models is the next one"],
+    ),
     ({"algorithm": {"name": "fedas"}, "task.model": "mlp", **OWN}, ["fedas", "weighs clients by"]),
     ({"algorithm": {"name": "qffl"}}, ["qffl"]),
     ({"task.model": "cnn_bn"}, ["BatchNorm", "GroupNorm"]),
@@ -183,11 +225,21 @@ REFUSED = [
     ({"cohort.late": "keep", "selection": "uniform"}, ["cohort.late='keep'"]),
     ({"stop_if_diverged": "not_finite"}, ["stop_if_diverged=not_finite", "losses"]),
     ({"privacy.noise": "clients", "transforms.up": ["sign"]}, ["privacy.noise='clients'", "leave transforms.up out"]),
+    ({"faults.non_finite": "keep"}, ["faults.non_finite='keep'", "choose fail"]),
+    (
+        {"until": "eval/train_loss=0.1", "evaluation.train_examples": 9},
+        ["until='eval/train_loss'", "what clients have"],
+    ),
+    ({"checkpoint.best": "eval/clients_loss", "evaluation.per_client": True}, ["checkpoint.best='eval/clients_loss'"]),
+    ({**AMPLIFIED, "availability": {"kind": "markov", "mean_on_s": 9, "mean_off_s": 9}}, ["markov", "by the clock"]),
+    ({**AMPLIFIED, "availability": "diurnal"}, ["availability.kind='diurnal'"]),
     ({"privacy.noise": "clients", "privacy.bands": 2}, ["bands above 1"]),
     ({"privacy.noise": "clients", "privacy.adaptive": {}}, ["adaptive", "set noise: server"]),
     ({"privacy.bands": 2, "privacy.adaptive": {}}, ["adaptive", "leave one out"]),
     ({"privacy.adaptive": {"count_noise": 0.5}}, ["privacy.adaptive.count_noise=0.5", "more than 0.55"]),
     ({"privacy.epsilon": 0.1}, ["privacy.epsilon=0.1", "the first round could spend more"]),
+    ({"privacy.epsilon": 0.1, "selection": "uniform"}, ["privacy.epsilon=0.1", "the first round could spend more"]),
+    ({"privacy.epsilon": 9, "selection": "uniform", "privacy.noise": "clients"}, ["the first round could spend more"]),
     (
         {"privacy.noise_multiplier": None, "privacy.epsilon": 1e-9, "privacy.delta": 1e-12},
         ["privacy.epsilon=1e-09", "no noise up to 10000"],
@@ -221,11 +273,22 @@ def test_what_cannot_be_promised_is_refused_in_a_line(given, words):
         assert word in str(e.value)
 
 
+@pytest.mark.parametrize("name", ["ditto", "fedper"])
+def test_clients_may_have_models_of_their_own(tmp_path, name):
+    given = {"name": name, "steps": 2, "batch_size": 5, "weight": "uniform"}
+    found = run(
+        tmp_path, algorithm=given, task__model="mlp", rounds=2, **{k.replace(".", "__"): v for k, v in OWN.items()}
+    )
+    assert math.isfinite(found.summary["final"]["eval/own_loss"])
+    assert found.summary["privacy"]["exchanges"] == 2
+
+
 @pytest.mark.parametrize(
     "given",
     [
         {"cohort.deadline_s": 5.0},
         {"availability": "size_correlated"},
+        {"availability": "diurnal"},
         {"privacy.bands": 3},
         {"privacy.divide_by": "heard"},
         {"privacy.noise": "clients"},
@@ -239,6 +302,12 @@ def test_where_sampling_does_not_count_participation_does(given):
     assert "as if all knew who was heard" in dict(describe(x))["privacy"]
 
 
+def test_no_rounds_spend_nothing(tmp_path):
+    adaptive = {"privacy.adaptive": {"count_noise": 20.0}, "privacy.epsilon": 3.0, "privacy.noise_multiplier": None}
+    told = fedfleet.run(BASE, {"rounds": 0, **adaptive}, out=tmp_path / "run").summary["privacy"]
+    assert (told["epsilon"], told["exchanges"]) == (0, 0)
+
+
 def test_a_promise_is_written_out_and_planned():
     x = Experiment(load(BASE))
     assert complete(load(BASE))["privacy"]["accounting"] == "auto"
@@ -247,6 +316,9 @@ def test_a_promise_is_written_out_and_planned():
     assert x.guarantee.accounting == "poisson"
     assert x.guarantee.mechanism.divide_by == 10
     assert "1.1 times a norm of 0.5" in dict(describe(x))["privacy"]
+    follows = Experiment(load(BASE, {"cohort.invite": 30, "privacy.adaptive": {}})).guarantee.mechanism.follows
+    assert follows is not None
+    assert (follows.quantile, follows.lr, follows.count_noise) == (0.5, 0.2, 1.5)
 
 
 def test_the_norm_bounds_what_one_client_changes(tmp_path):

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfleet.algorithms.options import CohortOptions
+from fedfleet.simulator.algorithm import Cohort
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.driver.privacy import Adaptive, Ledger, Mechanism, Private, hiding, inverted, mixing, private
 from fedfleet.simulator.errors import FedfleetError
@@ -196,6 +197,80 @@ def test_what_noise_does_not_hide_is_refused():
 
     with pytest.raises(FedfleetError, match="clients send loss besides their models"):
         played(mechanism(), 1, BOWL, algorithm._replace(round=round, phases=(telling,)))
+
+
+@pytest.mark.parametrize("how", ["more", "again", "kept", "role", "draw", "itself"])
+def test_who_is_asked_otherwise_than_is_reckoned_with_is_refused(how):
+    algorithm = averaging()
+
+    def round(state: Any, rnd: Any) -> Any:
+        return algorithm.round(state, _Asking(rnd, how))
+
+    wrong = algorithm._replace(round=round)
+    with pytest.raises(FedfleetError, match=r"invite 4 of all clients, once|whom the selection has not drawn"):
+        played(mechanism(invites=4), 2, BOWL, wrong)
+    assert len(played(mechanism(invites=4), 2)) == 2
+    if how == "more":
+        assert len(played(mechanism(), 2, BOWL, wrong)) == 2
+
+
+def test_answers_of_a_buffer_are_refused():
+    def round(state: Any, rnd: Any) -> Any:
+        return rnd.buffered(None)
+
+    with pytest.raises(FedfleetError, match="one by one"):
+        played(mechanism(), 1, BOWL, averaging()._replace(round=round))
+
+
+def test_who_was_heard_is_not_told_where_nobody_is_to_know():
+    algorithm, told = averaging(), []
+
+    def round(state: Any, rnd: Any) -> Any:
+        return algorithm.round(state, _Heard(rnd, told))
+
+    follows = Adaptive(quantile=0.5, lr=0.5, count_noise=1.5, sent=NORM, told=WITHIN)
+    for empty in (True, False):
+        played(mechanism(empty=empty, follows=follows), 1, BOWL, algorithm._replace(round=round))
+    secret, known = told
+    assert (len(secret.received), dict(secret.config)) == (0, {})
+    assert len(known.received) == 4
+
+
+class _Heard:
+    def __init__(self, rnd: Any, told: list[Any]):
+        self.rnd, self.told = rnd, told
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rnd, name)
+
+    def map_reduce(self, phase: Any, **given: Any) -> Any:
+        self.told.append(self.rnd.map_reduce(phase, **given))
+        return self.told[-1]
+
+
+class _Asking:
+    kept: Any = None
+
+    def __init__(self, rnd: Any, how: str):
+        self.rnd, self.how = rnd, how
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rnd, name)
+
+    def invite(self, size: int) -> Any:
+        if self.how == "more":
+            return self.rnd.invite(3)
+        if self.how == "role":
+            return self.rnd.invite(size, role="source")
+        if self.how == "draw":
+            return self.rnd.draw(size, lambda size, key: torch.arange(size))
+        found = self.rnd.invite(size)
+        if self.how == "again":
+            return self.rnd.invite(size)
+        if self.how == "itself":
+            return Cohort(found.clients, found.copies)
+        type(self).kept = self.kept or found
+        return self.kept
 
 
 def _telling(finish: Any) -> Any:

@@ -95,5 +95,7 @@ def test_what_a_silent_node_had_at_hand_runs_elsewhere(monkeypatch, others):
 def test_without_a_cluster_it_is_refused():
     with pytest.raises(ConfigError, match=r"^executor\.node_silence_s=5: without executor\.address there is one node"):
         fedfleet.Experiment(fedfleet.load({"executor": {"node_silence_s": 5}}))
-    with pytest.raises(ConfigError, match=r"^executor\.memory_per_actor_gb=2: without executor\.address there is one node"):
+    with pytest.raises(
+        ConfigError, match=r"^executor\.memory_per_actor_gb=2: without executor\.address there is one node"
+    ):
         fedfleet.Experiment(fedfleet.load({"executor": {"memory_per_actor_gb": 2}}))

@@ -8,7 +8,16 @@ import torch
 from fedfleet.simulator.algorithm import Problem
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.errors import ConfigError
-from fedfleet.simulator.fleet.selection import ByExamples, Heard, Known, Oort, PowerOfChoice, RoundRobin, Uniform
+from fedfleet.simulator.fleet.selection import (
+    ByExamples,
+    Heard,
+    Known,
+    Oort,
+    Poisson,
+    PowerOfChoice,
+    RoundRobin,
+    Uniform,
+)
 
 pytestmark = pytest.mark.quick
 
@@ -73,6 +82,22 @@ def test_round_robin_invites_all_before_any_twice():
         clients, state = selection.invite(state, rng.key(t), 12, Problem(20, 1.0), replace=False)
         seen += clients.tolist()
     assert [sorted(seen[i : i + 20]) for i in (0, 20, 40)] == [list(range(20))] * 3
+
+
+def test_poisson_invites_each_for_itself():
+    drawn = torch.zeros(2000, 50)
+    for t in range(2000):
+        clients, _ = Poisson().invite(None, rng.fold(rng.key(0), t), 10, Problem(50, 1.0), replace=False)
+        drawn[t, clients] = 1
+    assert drawn.mean() == pytest.approx(0.2, abs=0.005)
+    assert (drawn.mean(0) - 0.2).abs().max() < 0.04
+    assert float(drawn.sum(1).var()) == pytest.approx(
+        50 * 0.2 * 0.8, rel=0.15
+    )  # which it is where they are independent
+    assert float((drawn[1:] * drawn[:-1]).mean()) == pytest.approx(0.04, abs=0.005)
+    assert Poisson().invite(None, rng.key(0), 50, Problem(50, 1.0), replace=False)[0].tolist() == list(range(50))
+    with pytest.raises(ConfigError, match=r"selection\.kind='poisson'"):
+        Poisson().invite(None, rng.key(0), 10, Problem(50, 1.0), replace=True)
 
 
 def test_power_of_choice_prefers_the_unheard_then_the_largest_loss():
