@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.algorithm import Algorithm, Cohort, Reduced, Round, Saddle, View
+from fedfleet.simulator.algorithm import Algorithm, Cohort, Reduced, Round, beneath
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.rng import Key
@@ -154,20 +154,8 @@ def private(algorithm: Algorithm, mechanism: Mechanism, rounds: int) -> Algorith
         state, metrics = algorithm.round(at.state, cast(Round, noising))  # the rest of it is the round's own
         return noising.at._replace(state=state), {**metrics, **noising.metrics}
 
-    def saddle(at: Private, problem: Any) -> Saddle:
-        assert algorithm.saddle is not None
-        return algorithm.saddle(at.state, problem)
-
-    own, domains = algorithm.personal, algorithm.domains
-    return algorithm._replace(
-        init=init,
-        round=round,
-        phases=(hidden,),
-        views={name: View(lambda at, v=v: v.params(at.state)) for name, v in algorithm.views.items()},
-        domains=domains and (lambda at: domains(at.state)),
-        saddle=saddle if algorithm.saddle else None,
-        personal=own and own._replace(message=lambda at, t: own.message(at.state, t)),
-    )
+    found = beneath(algorithm, lambda at: at.state)
+    return found._replace(init=init, round=round, phases=(hidden,))
 
 
 def hiding(state: Any) -> Private:
