@@ -212,9 +212,9 @@ def _clients(config: Config, data: Data) -> Population:
 def dealt(config: Config, data: Dataset) -> Partition:
     """Return which training examples of a data set every client holds, as configured. Raises ConfigError, DataError."""
     p, examples, chosen = config.population, data.train, C.options(config, "population.partition")
-    clients = chosen.clients(p.clients)
+    clients, apart = chosen.clients(p.clients), targets(config, data)
     try:
-        return chosen.split(examples.y, examples.domain, clients, p.partition_seed, targets(config, data))
+        return chosen.split(examples.y, examples.domain, clients, p.partition_seed, apart)
     except DataError:
         raise
     except ValueError as e:
