@@ -14,9 +14,12 @@
     bucket            before any of these but the last: means of so many updates drawn together (Karimireddy, He & Jaggi,
                       "Byzantine-robust learning on heterogeneous datasets via bucketing", ICLR 2022, Algorithm 1)
 
-f = floor(byzantine S) of S answers. Median, trimmed mean and Krum take clients as alike, the others weigh them as ``of`` does. A
-geometric median's nu is in the paper an absolute number, too. FoolsGold's weighted sum is a mean here, so that the
-step is not longer the more clients there are; its importance of features is left out.
+f = floor(byzantine S) of S answers; of buckets, too, any f of which may have an attacker. Krum's theorem asks for 2f + 2 < S,
+which is not demanded: there have to be 2f < S and a nearest other. Median, trimmed mean and Krum take clients as alike, the
+others weigh them as ``of`` does; in a bucket clients count the same, and a bucket weighs what they do together. A geometric
+median's nu is in the paper an absolute number, too. Norms are bounded without the noise that Sun et al. add. FoolsGold compares
+those heard in an exchange, with kappa = 1; its weighted sum is a mean here, so that the step is not longer the more clients
+there are, and its importance of features is left out.
 What layers count is aggregated coordinate by coordinate under median and trimmed mean, else averaged as updates are.
 """
 
@@ -106,11 +109,11 @@ class RobustOptions(WrapperOptions):
         return self.keep or max(1, self.seen(answers) - self.attackers(answers))
 
     def enough(self, answers: int) -> bool:
-        """Say whether the rule exists for so many answers."""
+        """Say whether the rule exists for so many answers, and attackers may not be in half of what it sees."""
         seen, f = self.seen(answers), self.attackers(answers)
-        if self.rule == "trimmed_mean":
-            return 2 * f < seen
-        return self.rule not in ("krum", "multi_krum") or (seen - f >= 3 and self.kept(answers) <= seen)
+        if self.rule not in ("trimmed_mean", "krum", "multi_krum"):
+            return True
+        return 2 * f < seen and (self.rule == "trimmed_mean" or (seen - f >= 3 and self.kept(answers) <= seen))
 
 
 def robust(options: RobustOptions, task: Task, cohort: CohortOptions) -> Algorithm:

@@ -5,8 +5,8 @@ label_flip   labels y become C - 1 - y (Fang, Cao, Jia & Gong, "Local model pois
              attacks against federated learning systems", ESORICS 2020)
 backdoor     Bagdasaryan, Veit, Hua, Estrin & Shmatikov, "How to backdoor federated learning", AISTATS 2020: images with a
              pattern get the attacker's label, and the model that was learnt replaces the server's: its update is sent gamma
-             times as long (their Eq. 3), gamma = n/eta of n clients that are averaged. The pattern, pixels in a corner, is that
-             of Gu, Dolan-Gavitt & Garg, "BadNets", 2017.
+             times as long (their Eq. 3), gamma = n/eta of n clients that are averaged, one of them an attacker. The pattern,
+             pixels in a corner, is that of Gu, Dolan-Gavitt & Garg, "BadNets", 2017.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Backdoor(Attack):
     examples: float = Field(default=0.5, gt=0, le=1)
     """Share of an attacker's examples that get the pattern and the label."""
     scale: float = Field(default=1.0, gt=0)
-    """How many times as long the update is sent, gamma: of clients that weigh the same, as many as are heard replace the model."""
+    """How many times as long the update is sent, gamma: S/A, of A attackers among S answers alike in weight, replaces the model."""
 
     @property
     def forges(self) -> bool:

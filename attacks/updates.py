@@ -5,7 +5,8 @@
     noise       N(0, std^2), or d with that: the Gaussian attack of Blanchard, El Mhamdi, Guerraoui & Stainer, "Machine learning
                 with adversaries: Byzantine tolerant gradient descent", NIPS 2017, Section 5, whose std is 200
 
-All that a phase sends is forged, in each slot apart, but for a model's buffers, whole numbers and configuration.
+All that a phase sends is forged, in each slot apart, but for a model's buffers, whole numbers, configuration, and slots of one
+number, such as a loss or q-FedAvg's h.
 """
 
 from __future__ import annotations

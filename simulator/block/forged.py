@@ -22,10 +22,14 @@ def forged(
     """Return what one client sends: what it has computed to the bit, unless it ``forges``, a zero-dimensional bool.
 
     What is forged of a slot is its floats but for a model's buffers, as what it moved by where it is a model, as on the way
-    through transforms.
+    through transforms. A slot that is one number, a weight, a count or a loss, is told truly: a server divides by some, and of a
+    quotient of two numbers that are turned nothing is.
     """
     came = {}
     for slot, tree in send.items():
+        if isinstance(tree, Tensor) and not tree.dim():
+            came[slot] = tree
+            continue
         origin = shared[slot] if alike(tree, shared.get(slot)) else None
         start = dict(T.named_leaves(origin))
         others = forgery.forged(compressible(moved_by(tree, origin)), rng.fold(key, slot))

@@ -283,3 +283,12 @@ def test_too_few_answers_are_refused_before_the_run(given, least):
     if bad:
         with pytest.raises(ConfigError, match=r"raise cohort\.min_responses"):
             build("robust", WHERE.task, CohortOptions(invite=12, min_responses=max(bad)), of=OF, **given)
+
+
+@pytest.mark.parametrize("rule", ["trimmed_mean", "krum", "multi_krum"])
+def test_a_rule_is_refused_where_half_of_the_buckets_may_have_an_attacker(rule):
+    """Of 20 answers 6 may be attackers', each in one of 10 buckets."""
+    few = CohortOptions(invite=20, min_responses=20)
+    build("robust", WHERE.task, few, of=OF, rule=rule, bucket=2, byzantine=0.24)
+    with pytest.raises(ConfigError, match=r"of 20 answers it sees 10 updates and leaves 6 out of account"):
+        build("robust", WHERE.task, few, of=OF, rule=rule, bucket=2, byzantine=0.3)

@@ -101,6 +101,17 @@ def test_what_is_no_model_is_forged_as_it_is():
         torch.testing.assert_close(is_[theirs], -2 * was[theirs])
 
 
+@pytest.mark.parametrize("inner", ["serial", "batched"])
+def test_what_a_sum_is_divided_by_is_told_truly(inner):
+    """q-FedAvg's step is a quotient of what clients send: forged above and below it would be what it was."""
+    algorithm = build("qffl", WHERE.task, CohortOptions(invite=6), steps=3, batch_size=7)
+    everybody = attacked(algorithm, Attackers(torch.arange(30)), SignFlip(share=0, scale=2.0).forged, None)
+    start = flat(WHERE.task.init(0))
+    plain, turned = (flat(play(a, WHERE, 1, inner=inner)[-1]) - start for a in (algorithm, everybody))
+    assert float(plain.abs().max()) > 1e-3
+    torch.testing.assert_close(turned, -2 * plain, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(("inner", "block"), WAYS)
 @pytest.mark.parametrize("add", [False, True])
 def test_noise_is_normal_of_each_client_its_own(add, inner, block):
