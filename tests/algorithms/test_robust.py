@@ -91,14 +91,17 @@ RULES = [
 ]
 
 
+EACH = [
+    (RobustOptions(of={"name": "fedavg"}, bucket=bucket, **given), law) for given, law in RULES for bucket in (1, 2, 3)
+]
+ENOUGH = [(o, law) for o, law in EACH if o.enough(11)]  # buckets
+
+
 @pytest.mark.quick
-@pytest.mark.parametrize("bucket", [1, 2, 3])
 @pytest.mark.parametrize("models", [True, False])
-@pytest.mark.parametrize(("given", "law"), RULES, ids=lambda v: str(v) if isinstance(v, dict) else "")
-def test_rules_are_those_of_the_papers(given, law, models, bucket):
-    o = RobustOptions(of={"name": "fedavg"}, bucket=bucket, **given)
-    if not o.enough(11):
-        pytest.skip("too few buckets")
+@pytest.mark.parametrize(("o", "law"), ENOUGH, ids=lambda v: str(v) if isinstance(v, RobustOptions) else "")
+def test_rules_are_those_of_the_papers(o, law, models):
+    bucket = o.bucket
     exchange, x, w = drawn(models=models)
     if bucket > 1:
         groups = np.array_split(rng.permutation(rng.fold(KEY, "buckets"), 11).numpy(), range(bucket, 11, bucket))
