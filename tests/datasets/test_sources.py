@@ -57,6 +57,9 @@ def femnist(tmp_path: Path) -> Path:
 
 
 def test_femnist_of_leaf(femnist: Path):
+    (femnist / "train" / "._all_data_0.json").write_bytes(
+        b"\x00\xff"
+    )  # as other systems leave behind: hidden, and no data
     data = read("leaf", path=str(femnist))
     assert (data.population.size, len(data.test), data.test.classes) == (4, 4, 62)
     for client in range(4):
