@@ -205,6 +205,8 @@ def example_columns(df: pd.DataFrame, features: Sequence[Any], at: Any) -> Tenso
     columns = []
     for name in features:
         column = df[name]
+        if pd.api.types.is_complex_dtype(column):
+            fail(at(name), "is complex", "give its real and its imaginary part a column each, or leave it out")
         if isinstance(column.dtype, pd.CategoricalDtype) or not pd.api.types.is_numeric_dtype(column):
             kind = pd.api.types.infer_dtype(column, skipna=True)
             mend = f"make it numbers, by pd.get_dummies(df, columns=[{name!r}]) for instance, or leave it out"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedfleet.datasets import arrays, given
@@ -135,7 +135,14 @@ def _parts(train: Any, test: Any, options: HuggingFaceOptions) -> Parts:
     if options.channels not in MODES:
         fail("channels", f"is {options.channels}", "give 3, or 1 for grey")
     rows = _rows("train", train, options, clients=True)
-    held = test if isinstance(test, int | float) else _rows("test", test, options, clients=False)
+    if isinstance(test, int | float):
+        held = test
+    else:
+        held = _rows("test", test, options, clients=False)
+        names = [getattr(one.features[options.label], "names", None) for one in (train, test)]
+        if None not in names and names[0] != names[1]:
+            mend = "give both the same names in the same order, as by cast_column"
+            fail(f"test: column {options.label!r}", "its labels are called otherwise than those of train", mend)
     return given.split(rows, held, options.classes)
 
 
@@ -181,8 +188,8 @@ def _examples(plain: Any, features: list[str], options: HuggingFaceOptions, at: 
         while hasattr(inner, "feature"):
             inner = inner.feature
         rows = [row[features[0]] for row in plain.select_columns(features)]
-        is_bytes = getattr(inner, "dtype", None) == "uint8"
-        return given.inputs(np.asarray(rows, np.uint8) if is_bytes else rows, at(features[0]))
+        x = given.inputs(rows, at(features[0]))
+        return x.to(torch.uint8) if getattr(inner, "dtype", None) == "uint8" else x
     return arrays.example_columns(plain.select_columns(features).to_pandas(), features, at)
 
 

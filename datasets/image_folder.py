@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedfleet.datasets import given
 from fedfleet.datasets.examples import Dataset, FederatedDataset
+from fedfleet.datasets.files import DataError
 from fedfleet.datasets.folders import SUFFIXES
 from fedfleet.datasets.given import Parts, Rows, fail
 from fedfleet.simulator.errors import one_line
@@ -182,9 +183,13 @@ def _called(path: Path | io.BytesIO, number: int) -> str:
 def _image(number: int, path: Path | io.BytesIO, side: int | None, channels: int) -> np.ndarray:
     try:
         with Image.open(path, formats=["JPEG", "PNG"]) as opened:
+            if opened.mode.startswith(("I", "F")):  # which convert would clip to 255
+                fail(_called(path, number), "has more than 8 bits a pixel", "scale it to 8, from 0 to 255")
             image = opened.convert(MODES[channels])
         if side is not None:
             image = image.resize((side, side), Image.Resampling.BILINEAR)
+    except DataError:
+        raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as e:
         fail(_called(path, number), f"is no image ({one_line(e)})", "mend it, or leave it out")
     x = np.asarray(image)

@@ -78,7 +78,7 @@ def read(options: LeafOptions) -> Parts:
 
 def _users(folder: Path) -> Iterator[tuple[str, Any, Any]]:
     """Give the user, x and y of every example. Raises DataError."""
-    files = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    files = sorted(at for at in folder.glob("*.json") if not at.name.startswith(".")) if folder.is_dir() else []
     if not files:
         fail(f"{folder}", "no file in it ends in .json", "give the folder that has LEAF's train and test")
     for file in files:

@@ -261,7 +261,13 @@ class File(PartitionConfig):
                 f"population.partition.sha256={self.sha256!r}: {self.path} now deals otherwise ({found}): give the file that it "
                 f"was, or leave this out in a new run"
             )
-        return partition_file.read(self._file, labels)
+        dealt = partition_file.read(self._file, labels)
+        if dealt.home is not None and domains is not None and (most := int(dealt.home.max())) > int(domains.max()):
+            raise DataError(
+                f"{self.path}: a client is at home in the domain {most}, and the last of these data is {int(domains.max())}: "
+                f"give the partition of these data"
+            )
+        return dealt
 
 
 PARTITIONS: Mapping[str, type[PartitionConfig]] = {

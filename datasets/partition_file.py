@@ -78,7 +78,10 @@ def digest(path: Path) -> str:
 def _home(table: Table, order: np.ndarray, offsets: Tensor) -> Tensor | None:
     if "home" not in table.values:
         return None
-    home = table.values["home"].astype(np.int64)[order]
+    told = table.values["home"]
+    if (odd := (told != np.floor(told)) | (told < 0)).any():
+        _fail(f"{table.at(int(odd.argmax()))}: home {told[odd.argmax()]:g}", "give the number of a domain, from 0")
+    home = told.astype(np.int64)[order]
     found = torch.from_numpy(home[offsets[:-1].numpy()])
     if (home != found.repeat_interleave(offsets.diff()).numpy()).any():
         _fail(f"{table.path}: a client has two homes", "give all its rows the same")

@@ -5,7 +5,7 @@ line. What each gives is as Flower's documentation defines it, with draws of our
 which examples of a label or a size go to a client is drawn here, where Flower takes them in the order of the file.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Literal
 
@@ -178,9 +178,8 @@ def by_size(labels: Tensor, clients: int, seed: int, law: Law) -> Partition:
     check_clients(examples, clients)
     sizes = _sizes(examples, clients, law)
     if sizes[0] < 1:
-        most = clients
-        while _sizes(examples, most, law)[0] < 1:
-            most -= 1
+        # The first has the fewer the more they are, so the place is found by halving.
+        most = bisect_left(range(1, clients + 1), x=True, key=lambda n: bool(_sizes(examples, n, law)[0] < 1))
         raise ValueError(
             f"the first of {clients} clients would have none of {examples} examples: ask for at most {most}"
         )

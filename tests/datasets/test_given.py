@@ -198,6 +198,7 @@ def at(column, row, value):
         (lambda: from_dataframe(at("a", 4, np.inf), client="client"), "'a', row 4: has a number that is no finite"),
         (lambda: from_dataframe(at("a", 4, 1e300), client="client"), "'a', row 4: has a number that is no finite"),
         (lambda: from_dataframe(FRAME.assign(c="x"), client="client"), "'c': is text, no numbers: make it numbers"),
+        (lambda: from_dataframe(FRAME.assign(c=1j), client="client"), "column 'c': is complex: give its real and its"),
         (lambda: from_dataframe(FRAME.reset_index(), client="client"), "the column 'index' is an index and no feature"),
         (lambda: from_dataframe(FRAME.rename(columns={"b": "Unnamed: 0"}), client="client"), "'Unnamed: 0' is an"),
         (lambda: from_dataframe(FRAME.rename(columns={"b": "a"}), client="client"), "two columns 'a': rename one"),

@@ -87,6 +87,11 @@ def test_a_run_learns_from_folders(cameras: Path, tmp_path: Path):
         (lambda at: image(at / "hill/owl/9.png", (0, 0, 0), (7, 6)), {}, "give side=4, to resize all"),
         (lambda at: (at / "hill/owl/9.jpg").write_bytes(b"text"), {}, "9.jpg: is no image (cannot identify"),
         (lambda at: Image.new("P", (5, 4)).save(at / "hill/owl/9.png", "GIF"), {}, "9.png: is no image"),
+        (
+            lambda at: Image.fromarray(np.full((4, 5), 999, np.uint16)).save(at / "hill/owl/9.png"),
+            {},
+            "9.png: has more than 8 bits a pixel: scale it to 8, from 0 to 255",
+        ),
         (None, {"path": "gate", "each": "class", "test": "spoilt"}, "'zebra' is no class of"),
         (None, {"test": 0.0}, "test: is 0.0: give a share between 0 and 1"),
     ],

@@ -206,6 +206,13 @@ def test_what_cannot_be_dealt_is_said_in_one_line(make, says):
     assert "\n" not in str(e.value)
 
 
+def test_too_many_clients_are_refused_soon():
+    started = time.perf_counter()
+    with pytest.raises(ValueError, match="ask for at most 632"):  # 632 * 633 / 2 is 200,028, and 633 * 634 / 2 more
+        partition_skews.by_size(torch.zeros(200_028, dtype=torch.int64), 200_000, 0, "linear")
+    assert time.perf_counter() - started < 5
+
+
 def test_a_thousand_clients_are_filled_soon():
     started = time.perf_counter()
     partition_skews.inner_dirichlet(torch.arange(60_000) % 10, 1000, 0, 0.1)
@@ -255,6 +262,14 @@ def test_other_data_than_it_was_made_for_are_refused(tmp_path: Path):
         partition_file.write(Path("/proc/none/p.parquet"), partition.iid(LABELS, 4, 0), LABELS, {})
 
 
+def test_a_home_is_a_domain_of_the_data(tmp_path: Path):
+    path = tmp_path / "p.parquet"
+    pd.DataFrame({"client": [0, 1], "index": [0, 1], "home": [0, 6]}).to_parquet(path)
+    assert File(path=str(path)).split(LABELS, LABELS + 1, 2, 0).home.tolist() == [0, 6]
+    with pytest.raises(DataError, match="at home in the domain 6, and the last of these data is 5: give the partition"):
+        File(path=str(path)).split(LABELS, LABELS, 2, 0)
+
+
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
@@ -263,6 +278,8 @@ def test_other_data_than_it_was_made_for_are_refused(tmp_path: Path):
         ({"client": [0, 1], "index": [0, 0.5]}, "row 1: index 0.5: give the number of an example, from 0"),
         ({"client": [0, 1, 1], "index": [3, 4, 3]}, "row 2: example 3 is dealt twice: deal each once"),
         ({"client": [0, 0], "index": [0, 1], "home": [0, 1]}, "a client has two homes: give all its rows the same"),
+        ({"client": [0, 1], "index": [0, 1], "home": [0, 0.5]}, "row 1: home 0.5: give the number of a domain, from 0"),
+        ({"client": [0, 1], "index": [0, 1], "home": [0, -1]}, "row 1: home -1: give the number of a domain, from 0"),
         ({"client": [0, 0]}, "no column 'index'"),
         ({"client": [0.5], "index": [0]}, "column 'client' is double: make it integers or text"),
         ({"client": ["a", None], "index": [0, 1]}, "column 'client', row 1: is null"),

@@ -57,6 +57,9 @@ def femnist(tmp_path: Path) -> Path:
 
 
 def test_femnist_of_leaf(femnist: Path):
+    (femnist / "train" / "._all_data_0.json").write_bytes(
+        b"\x00\xff"
+    )  # as other systems leave behind: hidden, and no data
     data = read("leaf", path=str(femnist))
     assert (data.population.size, len(data.test), data.test.classes) == (4, 4, 62)
     for client in range(4):
@@ -276,11 +279,36 @@ def test_images_of_hugging_face(tmp_path: Path):
         from_hf(odd, test=0.5)
 
 
+def bytes_of(rows, names="ab"):
+    """Return two rows of bytes, and labels that have names."""
+    import datasets
+
+    features = {
+        "x": datasets.Sequence(datasets.Value("uint8")),
+        "label": datasets.ClassLabel(names=[*names]),
+    }
+    return datasets.Dataset.from_dict({"x": rows, "label": [0, 1]}, features=datasets.Features(features))
+
+
+@needs_hf
+def test_bytes_in_lists_are_pixels_and_named_labels_keep_their_numbers():
+    data = from_hf(bytes_of([[1, 2], [3, 255]]), test=bytes_of([[5, 6], [7, 8]]))
+    assert data.train.x.dtype == torch.uint8
+    assert data.train.x.tolist() == [[1, 2], [3, 255]]
+    assert data.test.y.tolist() == [0, 1]
+
+
 @needs_hf
 @pytest.mark.parametrize(
     ("make", "says"),
     [
         (lambda t, d: from_hf([1]), "dataset: is a list: give a datasets.Dataset"),
+        (lambda t, d: from_hf(bytes_of([[1, 2], [3]])), "column 'x', row 1: is of shape (1,), and row 0 of (2,)"),
+        (lambda t, d: from_hf(bytes_of([[1, 2], [None, 3]])), "column 'x', row 1: is list, no number"),
+        (
+            lambda t, d: from_hf(bytes_of([[1], [2]], "ab"), test=bytes_of([[1], [2]], "ba")),
+            "test: column 'label': its labels are called otherwise than those of train: give both the same names",
+        ),
         (lambda t, d: from_hf({"validation": t}), "dataset: has the splits validation: give one of them"),
         (lambda t, d: from_hf(t, test="test"), "test: is a str: give a share, or a datasets.Dataset"),
         (lambda t, d: from_hf(t, client="usr"), "train: no column 'usr': did you mean 'user'"),
