@@ -302,6 +302,21 @@ def test_where_sampling_does_not_count_participation_does(given):
     assert "as if all knew who was heard" in dict(describe(x))["privacy"]
 
 
+@pytest.mark.parametrize("inner", ["batched", "factored"])
+def test_a_norm_that_follows_is_the_same_in_blocks_that_are_captured(tmp_path, inner):
+    given = {
+        "rounds": 14,
+        "population.clients": 64,
+        "selection": "uniform",
+        "cohort.invite": 16,
+        "evaluation.every": 14,
+    }
+    given |= {"executor.inner": inner, "executor.block_size": 8, "privacy.adaptive": {"count_noise": 2.0}}
+    one, other = (fedfleet.run(BASE, {**given, "executor.capture": c}, out=tmp_path / str(c)) for c in (True, False))
+    assert len(set(one.rounds["algorithm/clip_norm"])) == 14
+    assert (one.folder / "model.safetensors").read_bytes() == (other.folder / "model.safetensors").read_bytes()
+
+
 def test_no_rounds_spend_nothing(tmp_path):
     adaptive = {"privacy.adaptive": {"count_noise": 20.0}, "privacy.epsilon": 3.0, "privacy.noise_multiplier": None}
     told = fedfleet.run(BASE, {"rounds": 0, **adaptive}, out=tmp_path / "run").summary["privacy"]
