@@ -19,6 +19,7 @@ from fedfleet.simulator.author import (
     Algorithm,
     Cohort,
     ConfigError,
+    Exchanging,
     Key,
     Mean,
     Message,
@@ -176,18 +177,15 @@ def ruled(rnd: Round, phases: Mapping[str, Phase], rule: Rule) -> Round:
     return cast(Round, _Ruled(rnd, phases, rule))  # the rest of it is the round's own
 
 
-class _Ruled:
+class _Ruled(Exchanging):
     def __init__(self, rnd: Round, phases: Mapping[str, Phase], rule: Rule):
-        self._round, self._phases, self._rule = rnd, phases, rule
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._round, name)
+        super().__init__(rnd, phases)
+        self._rule = rule
 
     def map_reduce(
         self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
     ) -> Reduced:
-        phase = self._phases[phase.name]
-        found = self._round.map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox, steps=steps)
+        found = super().map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox, steps=steps)
         slot = phase.model or phase.difference
         if slot is None:
             return found

@@ -248,6 +248,27 @@ def beneath(algorithm: Algorithm, state_of: Callable[[Any], Any]) -> Algorithm:
     )
 
 
+class Exchanging:
+    """A round whose exchanges are those of other phases of the same names."""
+
+    def __init__(self, rnd: Round, phases: Mapping[str, Phase]):
+        self._round, self._phases = rnd, phases
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._round, name)
+
+    def map_reduce(
+        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+    ) -> Reduced:
+        """Do as the round does, with the phase of that name."""
+        phase = self._phases[phase.name]
+        return self._round.map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox, steps=steps)
+
+    def buffered(self, phase: Phase, **given: Any) -> list[Buffered]:
+        """Do as the round does, with the phase of that name."""
+        return self._round.buffered(self._phases[phase.name], **given)
+
+
 class Task(Protocol):
     """What is learnt. The tree ``z`` has a part a player: ``{"x": ...}``, or ``{"x": ..., "y": ...}`` for a minimax task.
 

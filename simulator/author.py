@@ -3,6 +3,7 @@
 from fedfleet.simulator.algorithm import (
     Algorithm,
     Cohort,
+    Exchanging,
     Personal,
     Problem,
     Reduced,
@@ -51,6 +52,7 @@ __all__ = [
     "Cohort",
     "ConfigError",
     "Domains",
+    "Exchanging",
     "FedfleetError",
     "Key",
     "LocalWork",

@@ -8,13 +8,12 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from fedfleet.simulator.algorithm import Algorithm, Buffered, Cohort, Reduced, Round
+from fedfleet.simulator.algorithm import Algorithm, Buffered, Cohort, Exchanging, Reduced, Round
 from fedfleet.simulator.arithmetic.reduction import Mean, Store
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.stored import Stored
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.attackers import Attackers
-from fedfleet.simulator.driver.transformed import Exchanging
 from fedfleet.simulator.work import Message, Phase
 
 Forge = Callable[[Mapping[str, Any], Key], Mapping[str, Any]]

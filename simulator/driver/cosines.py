@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.algorithm import Algorithm, Cohort, Reduced, Round, beneath
+from fedfleet.simulator.algorithm import Algorithm, Cohort, Exchanging, Reduced, Round, beneath
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Reduction, Rows, Store
 from fedfleet.simulator.arithmetic.stored import Stored
@@ -130,21 +130,18 @@ def _keeping(phase: Phase) -> Phase:
     return replace(phase, reduce={**phase.reduce, slot: _Keeping(phase.reduce[slot])})
 
 
-class _Watching:
+class _Watching(Exchanging):
     """A round that sees what clients send."""
 
     def __init__(self, rnd: Round, phases: Mapping[str, Phase]):
-        self._round, self._phases = rnd, phases
+        super().__init__(rnd, phases)
         self.exchange: _Exchange | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._round, name)
 
     def map_reduce(
         self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
     ) -> Reduced:
+        found = super().map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox, steps=steps)
         phase = self._phases[phase.name]
-        found = self._round.map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox, steps=steps)
         slot = phase.model or phase.difference
         if slot is None:
             return found

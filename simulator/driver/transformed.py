@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from fedfleet.simulator.algorithm import Algorithm, Buffered, Cohort, Problem, Reduced, Role, Round
+from fedfleet.simulator.algorithm import Algorithm, Cohort, Exchanging, Problem, Reduced, Role, Round
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.uplink import Remembering, nothing_owed
 from fedfleet.simulator.driver.probe import probe
-from fedfleet.simulator.work import Message, Phase, Transform
+from fedfleet.simulator.work import Phase, Transform
 
 
 class Seen(NamedTuple):
@@ -59,27 +59,6 @@ def _remembering(
     own: Callable[[Mapping[str, Any]], Tree] | None, memory: Mapping[str, Any]
 ) -> Callable[[Mapping[str, Any]], Tree]:
     return lambda shared: Remembering(None if own is None else own(shared), memory)
-
-
-class Exchanging:
-    """A round whose exchanges are those of other phases of the same names."""
-
-    def __init__(self, rnd: Round, phases: Mapping[str, Phase]):
-        self._round, self._phases = rnd, phases
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._round, name)
-
-    def map_reduce(
-        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
-    ) -> Reduced:
-        """Do as the round does, with the phase of that name."""
-        phase = self._phases[phase.name]
-        return self._round.map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox, steps=steps)
-
-    def buffered(self, phase: Phase, **given: Any) -> list[Buffered]:
-        """Do as the round does, with the phase of that name."""
-        return self._round.buffered(self._phases[phase.name], **given)
 
 
 class _Looking:
