@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.arithmetic import rng
-from fedfleet.simulator.population import Held, LocalData, Population, Summary
+from fedfleet.simulator.population import Held, LocalData, Population, Summary, shuffled
 
 EXACT_UP_TO = 1_000_000
 """Clients up to which the mean number of examples is taken over all of them."""
@@ -64,9 +63,7 @@ class HeldOut:
         """Return what clients work on, and what is held out of it."""
         local = self.whole.local_data(ids)
         held = self.held(local.counts)
-        order = rng.bits(rng.fold(rng.key(self.seed).to(ids.device), "held_out", ids), local.rows.shape[1])
-        padding = torch.arange(local.rows.shape[1], device=ids.device) >= local.counts[:, None]
-        order = order.masked_fill(padding, torch.iinfo(torch.int64).max).argsort(dim=-1, stable=True)
+        order = shuffled(self.seed, "held_out", ids, local.counts, local.rows.shape[1])
         rows, kept = local.rows.gather(1, order), local.counts - held
         return local._replace(
             rows=_window(rows, torch.zeros_like(kept), kept), counts=kept, held=Held(_window(rows, kept, held), held)

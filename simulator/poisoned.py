@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.attackers import Attackers
-from fedfleet.simulator.population import LocalData, Population, Summary
+from fedfleet.simulator.population import LocalData, Population, Summary, shuffled
 
 Poison = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Inputs (n, ...) as they are stored and labels (n,) -> what they become."""
@@ -75,6 +74,5 @@ class Poisoned:
         """Return which rows of the clients (C, n) are poisoned."""
         wanted = torch.floor(counts.double() * self.share + 0.5).long()
         place = torch.arange(longest, device=ids.device).expand(len(ids), -1)
-        order = rng.bits(rng.fold(rng.key(self.seed).to(ids.device), "poisoned", ids), longest)
-        order = order.masked_fill(place >= counts[:, None], torch.iinfo(torch.int64).max).argsort(dim=-1, stable=True)
+        order = shuffled(self.seed, "poisoned", ids, counts, longest)
         return torch.zeros_like(order, dtype=torch.bool).scatter(1, order, place < wanted[:, None])

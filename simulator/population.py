@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fedfleet.simulator.arithmetic import rng
+
 
 class Held(NamedTuple):
     """Examples that clients do not work on: rows (C, n) int64, padded at the end with any valid row, and counts (C,) int64."""
@@ -186,3 +188,10 @@ def gather(data: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
 def decode(x: Tensor) -> Tensor:
     """Return uint8 pixels as float32 in [-1, 1] (x / 127.5 - 1); all other tensors pass through."""
     return x.to(torch.float32) * (1 / 127.5) - 1.0 if x.dtype == torch.uint8 else x
+
+
+def shuffled(seed: int, purpose: str, ids: Tensor, counts: Tensor, longest: int) -> Tensor:
+    """Return an order of each client's ``counts`` (C,) of so many rows (C, longest), drawn from seed and client; padding last."""
+    order = rng.bits(rng.fold(rng.key(seed).to(ids.device), purpose, ids), longest)
+    padding = torch.arange(longest, device=ids.device) >= counts[:, None]
+    return order.masked_fill(padding, torch.iinfo(torch.int64).max).argsort(dim=-1, stable=True)
