@@ -36,12 +36,14 @@ class Message:
         send: slot name -> tree; counted in floats and in bytes.
         config: scalars that go with it (step sizes, weights); counted in bytes only.
         known: what the other side has without being told, such as initial values that a common seed gives; not counted.
+        size: (floats, bytes) that ``send`` takes on its way, for all clients or (S,) each of a cohort; None for what it takes here.
 
     """
 
     send: Mapping[str, Tree] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     known: Mapping[str, Tree] = field(default_factory=dict)
+    size: tuple[int | Tensor, int | Tensor] | None = None
 
     def merged(self) -> dict[str, Any]:
         """Return slots and config as one mapping, as client code sees them."""
@@ -207,7 +209,7 @@ class Code:
 
 
 class Transform(Protocol):
-    """One step on the way up: clip, add noise, sparsify, quantise. Pure; draws from its key.
+    """One step on the way: clip, add noise, sparsify, quantise. Pure; draws from its key.
 
     One with ``linear = True`` only scales leaves, by numbers that may follow from their norms (``torch.linalg.vector_norm``).
     """
@@ -220,7 +222,7 @@ class Transform(Protocol):
     def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
         """Return what is made of one client's slots, or of the rest that the transform before has left.
 
-        ``shared`` is what the client was sent.
+        ``shared`` is what the client was sent; nothing on the way down.
         """
         ...
 

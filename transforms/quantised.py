@@ -104,6 +104,7 @@ class Sign(Options):
     """The sign of each number, and their mean absolute value."""
 
     last: ClassVar[bool] = True
+    partial: ClassVar[bool] = True
     by: By = "slot"
     """Whether a whole slot has one mean, or each of its leaves."""
     feedback: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fedfleet.transforms.clip import Clip
+from fedfleet.transforms.delta import Delta
 from fedfleet.transforms.half import Brain, Half
 from fedfleet.transforms.quantised import Qsgd, Sign, Ternary, Uniform
 from fedfleet.transforms.rotation import Rotation
@@ -29,4 +30,5 @@ TRANSFORMS: dict[str, Entry] = {
     "rotation": Entry(Rotation, "turned at random, for uniform to follow (ibid.)"),
     "fp16": Entry(Half, "IEEE half precision"),
     "bf16": Entry(Brain, "bfloat16"),
+    "delta": Entry(Delta, "on the way down: the difference from what clients have (Gruntkowska et al. 2023)"),
 }

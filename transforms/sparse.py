@@ -28,6 +28,7 @@ class Sparse(Options):
     """Options of what sends a part of the coordinates of each slot."""
 
     moves: ClassVar[bool] = True
+    partial: ClassVar[bool] = True
     share: float | None = Field(default=None, gt=0, le=1)
     """Part of each slot's floats that is sent, rounded up; this or ``k``."""
     k: int | None = Field(default=None, ge=1)

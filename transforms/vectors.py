@@ -20,13 +20,15 @@ class Options(BaseModel):
     """What a transform may be told; it is the transform, too. Unknown keys are errors, values are checked.
 
     ``last`` says that it leaves no floats that another transform could take, ``moves`` that those it leaves are of other
-    coordinates each time, so that nothing can be remembered of them, ``turns`` that it turns what it is given at random.
+    coordinates each time, so that nothing can be remembered of them, ``turns`` that it turns what it is given at random,
+    ``partial`` that what it leaves is no model any more, but may be a part of how one has moved.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     last: ClassVar[bool] = False
     moves: ClassVar[bool] = False
     turns: ClassVar[bool] = False
+    partial: ClassVar[bool] = False
 
     def left(self, d: int) -> int:
         """Return how many floats it leaves of d."""

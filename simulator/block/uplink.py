@@ -8,9 +8,10 @@ travel through the transforms its floats, but for the buffers of a model, which 
     y_i = back_i(y_{i+1}, side_i)   what the server makes of it; y_{n+1} is the last rest
     e_i <- x_i - y_i                error feedback, where transform i is to have it
 
-The server has origin + y_1. Feedback is that of Seide et al., "1-bit stochastic gradient descent and its application to
-data-parallel distributed training of speech DNNs", Interspeech 2014, as in Karimireddy, Rebjock, Stich & Jaggi, "Error feedback
-fixes SignSGD and other gradient compression schemes", ICML 2019, Algorithm 2: the error is of all from transform i on.
+The server has origin + y_1, origin its own model, where transforms on the way down have made another of it. Feedback is that of
+Seide et al., "1-bit stochastic gradient descent and its application to data-parallel distributed training of speech DNNs",
+Interspeech 2014, as in Karimireddy, Rebjock, Stich & Jaggi, "Error feedback fixes SignSGD and other gradient compression schemes",
+ICML 2019, Algorithm 2: the error is of all from transform i on.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from fedfleet.simulator.arithmetic.factored import Factored
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.work import Slots, Transform, learnt
+
+SERVERS = "the server's own"
+"""Of what a client was sent by that name: slot -> the server's own model, where transforms have made another of it."""
 
 
 class Remembering(NamedTuple):
@@ -63,17 +67,21 @@ def through(
         key: of its draws.
 
     """
-    if not transforms:
+    own = shared.get(SERVERS, {})
+    if not transforms and not own:
         return Passed(dict(send), {}, T.count(send), 8 * T.num_bytes(send), {})
     origins = {slot: shared[slot] for slot in send if alike(send[slot], shared.get(slot))}
     kept = all(getattr(t, "linear", False) for t in transforms)  # then factored leaves stay so
     moved = {s: compressible(moved_by(send[s], origins.get(s))) for s in send}
     moved = {s: {n: x if kept else _dense(x) for n, x in leaves.items()} for s, leaves in moved.items()}
     moved = {slot: leaves for slot, leaves in moved.items() if leaves}
-    found, owed, numbers, bits, told = _coded(transforms, 0, moved, shared, memory, key)
+    found, owed, numbers, bits, told = coded(transforms, 0, moved, shared, memory, key)
     came = {}
     for slot, tree in send.items():
-        mine, origin = found.get(slot, {}), dict(T.named_leaves(origins.get(slot)))
+        mine, origin = (
+            found.get(slot, {}),
+            dict(T.named_leaves(own.get(slot, origins[slot]) if slot in origins else None)),
+        )
         leaves = []
         for name, leaf in T.named_leaves(tree):
             if name in mine:
@@ -89,7 +97,7 @@ def through(
     return Passed(came, owed, numbers, bits, told)
 
 
-def _coded(
+def coded(
     transforms: tuple[Transform, ...],
     at: int,
     given: Slots,
@@ -104,7 +112,7 @@ def _coded(
     if transform.feedback and memory is not None:
         given = T.add(given, memory[str(at)])
     code = transform.code(given, rng.fold(key, at), shared)
-    rest, owed, numbers, bits, told = _coded(transforms, at + 1, code.rest, shared, memory, key)
+    rest, owed, numbers, bits, told = coded(transforms, at + 1, code.rest, shared, memory, key)
     back = code.back(rest)
     if transform.feedback:
         owed[str(at)] = T.sub(given, back)

@@ -49,7 +49,7 @@ def probe(algorithm: Algorithm, z: Tree, problem: Problem, setup: Setup, *, own:
         turn, state, _ = repeated("the algorithm's round", once, algorithm, result=_Played.kept) if own else once()
         memory.commit()
         for record in turn.records:  # everybody is heard
-            notes.bytes_down[record.phase] = float(record.bytes_down_each)
+            notes.bytes_down[record.phase] = record.bytes_down_each
             notes.bytes_up[record.phase] = record.counts["bytes_up"] / len(record.clients)
         model(algorithm, state)
     return notes

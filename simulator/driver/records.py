@@ -36,9 +36,9 @@ def numbers(metrics: Mapping[str, Any], whose: str) -> dict[str, float]:
 class PhaseRecord:
     """A row of ``phases.parquet`` and its fates.
 
-    ``counts`` has a key a fate, "invited", "merged_stale" (late updates of earlier rounds used in this phase),
-    "client_steps", and floats and bytes each way; ``bytes_down_each`` is one client's. ``events`` are what happened that should
-    not have, one a line of ``events.jsonl``; with one that says ``bit_exact: false`` the run is not reproducible to the bit.
+    ``counts`` has a key a fate, "invited", "merged_stale" (late updates of earlier rounds used in this phase), "client_steps", and
+    floats and bytes each way; ``bytes_down_each`` is one client's, on average. ``events`` are what happened that should not have,
+    one a line of ``events.jsonl``; with one that says ``bit_exact: false`` the run is not reproducible to the bit.
     """
 
     phase: str
@@ -49,18 +49,21 @@ class PhaseRecord:
     counts: dict[str, int] = field(default_factory=dict)
     train_loss: float | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
-    bytes_down_each: int = 0
+    bytes_down_each: float = 0.0
 
     def invited(self, shared: Message, inbox: Tree = None, online: int | None = None) -> None:
         """Count the fates and what was sent to those online: the shared message and their rows of the inbox."""
         size = len(self.clients)
-        online = int((self.responses.fate != Fate.OFFLINE).sum()) if online is None else online
-        floats, self.bytes_down_each = message_size(shared, inbox, size)
+        there = self.responses.fate != Fate.OFFLINE
+        online = int(there.sum()) if online is None else online
+        floats, each = message_size(shared, inbox, size)
+        total = lambda of: int(of[there].sum()) if isinstance(of, Tensor) else online * of  # noqa: E731
+        self.bytes_down_each = float(each.double().mean() if isinstance(each, Tensor) else each)
         self.counts = self._fates() | {
             "invited": size,
             **dict.fromkeys(("merged_stale", "client_steps", "floats_up", "bytes_up"), 0),
-            "floats_down": online * floats,
-            "bytes_down": online * self.bytes_down_each,
+            "floats_down": total(floats),
+            "bytes_down": total(each),
         }
 
     def _fates(self) -> dict[str, int]:
@@ -85,8 +88,8 @@ class PhaseRecord:
             self.events += [d.event() for d in r.dropped]
 
 
-def message_size(shared: Message, inbox: Tree, size: int) -> tuple[int, int]:
-    """Return (floats, bytes) sent to one of ``size`` clients."""
+def message_size(shared: Message, inbox: Tree, size: int) -> tuple[int | Tensor, int | Tensor]:
+    """Return (floats, bytes) sent to each of ``size`` clients, or to each of them in their order (size,)."""
     own = (0, 0) if inbox is None else (T.count(inbox) // size, T.num_bytes(inbox) // size)
-    send = dict(shared.send)
-    return T.count(send) + own[0], T.num_bytes(send) + own[1] + SCALAR_BYTES * len(shared.config)
+    floats, of_bytes = shared.size or (T.count(dict(shared.send)), T.num_bytes(dict(shared.send)))
+    return floats + own[0], of_bytes + own[1] + SCALAR_BYTES * len(shared.config)

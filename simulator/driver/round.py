@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
@@ -166,7 +166,7 @@ class EngineRound:
         asked = Assignment(
             phase=phase.name,
             round=self.index,
-            shared=shared,
+            shared=replace(shared, size=None),
             clients=cohort.clients,
             copies=cohort.copies,
             key=draws,

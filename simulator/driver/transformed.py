@@ -8,31 +8,40 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from fedfleet.simulator.algorithm import Algorithm, Cohort, Exchanging, Problem, Reduced, Role, Round
+from fedfleet.simulator.algorithm import Algorithm, Buffered, Cohort, Exchanging, Problem, Reduced, Role, Round
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import Setup
-from fedfleet.simulator.block.uplink import Remembering, nothing_owed
+from fedfleet.simulator.block.uplink import Remembering, nothing_owed, sizes
 from fedfleet.simulator.driver.probe import probe
-from fedfleet.simulator.work import Phase, Transform
+from fedfleet.simulator.work import Message, Phase, Transform
 
 
 class Seen(NamedTuple):
-    """What a trial has seen: by phase what a client sends, and the phases whose cohorts may have a client more than once."""
+    """What a trial has seen.
+
+    Attributes:
+        sent: by phase, what a client sends.
+        repeated: the phases whose cohorts may have a client more than once.
+        given: by phase, how many floats of each slot that the server sends can be transformed.
+
+    """
 
     sent: Mapping[str, Mapping[str, Tree]]
     repeated: frozenset[str]
+    given: Mapping[str, Mapping[str, int]]
 
 
 def tried(algorithm: Algorithm, z: Tree, problem: Problem, setup: Setup) -> Seen:
     """Try an algorithm on two clients, to learn what they send. Raises ClientError where client code does not run."""
     repeated: set[str] = set()
+    given: dict[str, dict[str, int]] = {}
 
     def round(state: Any, rnd: Round) -> tuple[Any, Mapping[str, float]]:
-        return algorithm.round(state, cast(Round, _Looking(rnd, repeated)))
+        return algorithm.round(state, cast(Round, _Looking(rnd, repeated, given)))
 
     notes = probe(algorithm._replace(round=round), z, problem, setup)
-    return Seen(notes.sent, frozenset(repeated))
+    return Seen(notes.sent, frozenset(repeated), given)
 
 
 def transformed(algorithm: Algorithm, up: tuple[Transform, ...], seen: Seen) -> Algorithm:
@@ -62,10 +71,10 @@ def _remembering(
 
 
 class _Looking:
-    """A round that sees who may be asked twice in one exchange."""
+    """A round that sees who may be asked twice in one exchange, and what clients are sent."""
 
-    def __init__(self, rnd: Round, repeated: set[str]):
-        self._round, self._repeated = rnd, repeated
+    def __init__(self, rnd: Round, repeated: set[str], given: dict[str, dict[str, int]]):
+        self._round, self._repeated, self._given = rnd, repeated, given
         self._cohorts: list[Cohort] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -80,7 +89,12 @@ class _Looking:
         self._cohorts.append(self._round.draw(size, clients))
         return self._cohorts[-1]
 
-    def map_reduce(self, phase: Phase, *, cohort: Cohort, **given: Any) -> Reduced:
+    def map_reduce(self, phase: Phase, *, cohort: Cohort, shared: Message, **given: Any) -> Reduced:
         if any(cohort is c for c in self._cohorts):
             self._repeated.add(phase.name)
-        return self._round.map_reduce(phase, cohort=cohort, **given)
+        self._given[phase.name] = sizes(shared.send)
+        return self._round.map_reduce(phase, cohort=cohort, shared=shared, **given)
+
+    def buffered(self, phase: Phase, *, messages: Mapping[int, Message], **given: Any) -> list[Buffered]:
+        self._given[phase.name] = sizes(messages[max(messages)].send)
+        return self._round.buffered(phase, messages=messages, **given)

@@ -17,14 +17,14 @@ class Load(NamedTuple):
 
     Attributes:
         steps, examples: (S,) int64, local steps and the examples that pass through them.
-        bytes_down, bytes_up: of one client's messages; those up as far as they are known before they are sent.
+        bytes_down, bytes_up: of one client's messages, or (S,) of each; those up as far as they are known before they are sent.
         flop: floating-point operations for one of the examples.
 
     """
 
     steps: Tensor
     examples: Tensor
-    bytes_down: float = 0.0
+    bytes_down: float | Tensor = 0.0
     bytes_up: float = 0.0
     flop: float = 0.0
 

@@ -95,7 +95,7 @@ def test_factored_weights_are_shortened_as_they_are_and_stay_so(net):
     algorithm = build("fedavg", world.task, CohortOptions(invite=8), steps=3, batch_size=4, lr=0.5)
     found = {}
     for norm in (0.05, 100.0):
-        short = transformed(algorithm, made({"name": "clip", "norm": norm}), Seen({}, frozenset()))
+        short = transformed(algorithm, made({"name": "clip", "norm": norm}), Seen({}, frozenset(), {}))
         one, many = (play(short, world, 2, inner=inner) for inner in ("serial", "factored"))
         torch.testing.assert_close(flat(one[-1]), flat(many[-1]), rtol=1e-4, atol=1e-5)
         found[norm] = flat(many[-1])

@@ -165,7 +165,7 @@ def test_a_share_is_rounded_up_and_rounding_errors_are_not():
     assert [t.kept(d) for d in (1, 9, 10, 11, 30)] == [1, 1, 1, 2, 3]  # 0.1 * 30 is a little more than 3
 
 
-@pytest.mark.parametrize("name", [*TRANSFORMS])
+@pytest.mark.parametrize("name", sorted({*TRANSFORMS} - {"delta"}))
 def test_nothing_stays_nothing_and_what_is_no_number_stays_none(name):
     t = made({"name": name, **({"k": 2} if name.endswith("_k") else {"norm": 1.0} if name == "clip" else {})})
     assert torch.equal(passed(t, torch.zeros(6), rng.key(0)).send["z"]["x"], torch.zeros(6))

@@ -55,6 +55,11 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     if x.config.transforms.up:
         yield "transforms up", ", ".join(t["name"] for t in x.config.transforms.up)
         up, down = f"{invite * sum(x.notes.bytes_up.values()) / 1e6:.3g}", f"at least {up} MB"
+    if x.config.transforms.down:
+        yield "transforms down", ", ".join(t["name"] for t in x.config.transforms.down)
+        mostly = x.config.transforms.down[0]["name"] == "delta"  # less for those who were asked not long ago
+        most = models if mostly else invite * sum(x.notes.bytes_down.values())
+        down = f"{'at most ' * mostly}{most / 1e6:.3g} MB"
     if x.guarantee is not None:
         yield "privacy", x.guarantee.told()
     yield "traffic a round", f"about {up} MB up, {down} down, if all answer"

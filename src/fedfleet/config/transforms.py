@@ -12,9 +12,12 @@ from fedfleet.config.checking import unknown, validated
 from fedfleet.config.reading import show
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.block.uplink import sizes
+from fedfleet.simulator.driver.downlink import downward
 from fedfleet.simulator.driver.transformed import Seen, transformed
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.transforms.registry import TRANSFORMS
+
+WAYS = ("up", "down")
 
 
 class Transforms(Options):
@@ -23,21 +26,22 @@ class Transforms(Options):
     up: list[dict[str, Any]] = Field(default=[])
     """Of what a client sends: a model as its difference from the one it was sent, everything else as it is."""
     down: list[dict[str, Any]] = Field(default=[])
-    """Of what the server sends; none yet."""
+    """Of what the server sends: with ``delta`` first of how it differs from what clients have."""
 
 
 def filled_in(raw: dict[str, Any]) -> None:
     """Check the transforms of a configuration, and fill in their defaults. Raises ConfigError."""
     given = raw.get("transforms")
-    if not isinstance(given, dict) or not isinstance(given.get("up", []), list):
+    if not isinstance(given, dict) or not all(isinstance(given.get(way, []), list) for way in WAYS):
         return  # the schema will say so
-    if given.get("down"):
-        raise ConfigError(
-            f"transforms.down={show(given['down'])}: what the server sends cannot be transformed yet: leave it out"
-        )
+    raw["transforms"] = {**given, **{way: _checked(way, given[way]) for way in WAYS if way in given}}
+
+
+def _checked(way: str, given: list[Any]) -> list[dict[str, Any]]:
+    """Return transforms of one way with their defaults. Raises ConfigError."""
     found: list[dict[str, Any]] = []
-    for i, item in enumerate(given.get("up", [])):
-        key = f"transforms.up[{i}]"
+    for i, item in enumerate(given):
+        key = f"transforms.{way}[{i}]"
         said = {"name": item} if isinstance(item, str) else item
         if not isinstance(said, dict) or "name" not in said:
             raise ConfigError(f"{key}={show(item)}: give a name, such as top_k, or a mapping of that and its options")
@@ -53,9 +57,31 @@ def filled_in(raw: dict[str, Any]) -> None:
                 f"{key}.feedback=true: {moving[0]} leaves other coordinates each time, of which nothing can be remembered: give it "
                 f"to the first transform, whose memory is of all that comes after it"
             )
+        _check_way(way, key, name, options, [t["name"] for t in found])
         found.append({"name": name, **options.model_dump(mode="json")})
-    if "up" in given:
-        raw["transforms"] = {**given, "up": found}
+    if [t["name"] for t in found] == ["delta"]:
+        raise ConfigError(
+            "transforms.down=['delta']: a difference is as large as the model: let what makes it smaller follow"
+        )
+    return found
+
+
+def _check_way(way: str, key: str, name: str, options: Any, before: list[str]) -> None:
+    """Refuse what has no meaning on one of the ways. Raises ConfigError."""
+    if way == "up":
+        if name == "delta":
+            raise ConfigError(f"{key}.name='delta': on the way up a model is sent as a difference anyhow: leave it out")
+        return
+    if name == "clip":
+        raise ConfigError(f"{key}.name='clip': it is for what clients send: leave it out")
+    if name == "delta" and before:
+        raise ConfigError(
+            f"{key}.name='delta': what is left of a model by {before[0]} has no difference: let delta be the first"
+        )
+    if options.feedback:
+        raise ConfigError(f"{key}.feedback=true: on the way down delta remembers what is lost: put that first instead")
+    if options.partial and "delta" not in before:
+        raise ConfigError(f"{key}.name={name!r}: what it leaves of a model is none: put delta before it")
 
 
 def sending(
@@ -68,6 +94,29 @@ def sending(
     seen = tried(algorithm)
     _check_seen(up, algorithm, name, seen)
     return transformed(algorithm, built(up), seen)
+
+
+def receiving(
+    algorithm: Algorithm, down: Sequence[dict[str, Any]], name: str, tried: Callable[[Algorithm], Seen]
+) -> Algorithm:
+    """Return an algorithm with what is configured on its server's messages' way, if anything. Raises ConfigError."""
+    if not down:
+        return algorithm
+    memory, rest = down[0]["name"] == "delta", [t for t in down if t["name"] != "delta"]
+    if memory and algorithm.asynchronous:
+        raise ConfigError(
+            f"transforms.down[0].name='delta': {name} is asynchronous, and sends clients models of its own pace: leave it out"
+        )
+    given = tried(algorithm).given
+    if not any(given.values()):
+        raise ConfigError(
+            f"transforms.down={show([t['name'] for t in down])}: clients of {name} are sent no floats but buffers, so there is "
+            f"nothing to transform: leave it out"
+        )
+    for of in given.values() if memory else ():
+        for slot, d in of.items():
+            _check_shrinks("down", down, slot, d)
+    return downward(algorithm, built(rest), memory=memory)
 
 
 def built(up: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
@@ -123,7 +172,7 @@ def _check_seen(up: Sequence[dict[str, Any]], algorithm: Algorithm, name: str, s
             )
     for of in found.values():
         for slot, d in of.items():
-            _check_shrinks(up, slot, d)
+            _check_shrinks("up", up, slot, d)
     key = _feedback(up, algorithm)
     if key and unseen:
         raise ConfigError(
@@ -137,16 +186,17 @@ def _check_seen(up: Sequence[dict[str, Any]], algorithm: Algorithm, name: str, s
         )
 
 
-def _check_shrinks(up: Sequence[dict[str, Any]], slot: str, d: int) -> None:
-    """Refuse what adds more error after a transform with feedback than arrives, for then what is owed grows without end."""
+def _check_shrinks(way: str, given: Sequence[dict[str, Any]], slot: str, d: int) -> None:
+    """Refuse what adds more error than arrives where what is lost is sent later: for then what is owed grows without end."""
     error, turned, owing = 0.0, False, False
-    for i, (t, transform) in enumerate(zip(up, built(up), strict=True)):
+    for i, (t, transform) in enumerate(zip(given, built(given), strict=True)):
         if owing:
             error = (1 + error) * (1 + transform.error(d, turned=turned)) - 1
         if error >= 1:
             raise ConfigError(
-                f"transforms.up[{i}].name={t['name']!r}: of the {d} numbers that it is given of slot {slot!r} its error may be "
-                f"{error:.2g} times what they are, and with feedback before it what is owed would grow: raise its levels, or leave "
-                f"one of them out"
+                f"transforms.{way}[{i}].name={t['name']!r}: of the {d} numbers that it is given of slot {slot!r} its error may be "
+                f"{error:.2g} times what they are, and with {'delta' if way == 'down' else 'feedback'} before it what is owed "
+                f"would grow: raise its levels, or leave one of them out"
             )
-        d, turned, owing = transform.left(d), turned or transform.turns, owing or transform.feedback
+        owing = owing or t["name"] == "delta" or transform.feedback
+        d, turned = transform.left(d), turned or transform.turns

@@ -155,14 +155,15 @@ class Prepared:
         self.algorithm = transforms.sending(self.algorithm, config.transforms.up, name, config.cohort.late, self._tried)
         if self.attack is not None:
             self.algorithm = self.attack.on(self.algorithm)
+        if config.evaluation.cosines:
+            self.algorithm = watched(self.algorithm, summary.domains)
+        self.algorithm = transforms.receiving(self.algorithm, config.transforms.down, name, self._tried)
         resolve.check_metrics(config, self.metric_names)
         self.config = resolve.resolved(config, self._inner(), self._block_size())
         self.federation = federation(self.config, self.population)
         self.selection = selection(self.config)
         self.costs = timing.costs(self.config, self.algorithm, self.z, lambda: self.notes)
         timing.check_deadline(self.config, self.federation, self.algorithm, self.population, self.costs)
-        if config.evaluation.cosines:
-            self.algorithm = watched(self.algorithm, summary.domains)
         self._made_of = given.describe()  # once more: what was computed here may be kept there
 
     def _vectors(self, config: Config) -> Vectors:

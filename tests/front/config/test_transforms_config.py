@@ -89,7 +89,26 @@ REFUSED = [
     ({"transforms.up": [OWED, "ternary"]}, ["transforms.up[1].name='ternary'", "8.1 times", "would grow"]),
     ({"transforms.up": [OWED, {"name": "random_k", "share": 0.4}]}, ["transforms.up[1].name='random_k'", "would grow"]),
     ({"transforms.up": [OWED, {"name": "uniform", "levels": 6}]}, ["transforms.up[1].name='uniform'", "1.3 times"]),
-    ({"transforms.down": ["sign"]}, ["transforms.down=['sign']", "leave it out"]),
+    ({"transforms.up": ["delta"]}, ["transforms.up[0].name='delta'", "as a difference anyhow", "leave it out"]),
+    ({"transforms.down": ["sign"]}, ["transforms.down[0].name='sign'", "put delta before it"]),
+    ({"transforms.down": [{"name": "top_k", "k": 3}]}, ["transforms.down[0].name='top_k'", "put delta before it"]),
+    (
+        {"transforms.down": [{"name": "random_k", "k": 3}]},
+        ["transforms.down[0].name='random_k'", "put delta before it"],
+    ),
+    ({"transforms.down": ["delta"]}, ["transforms.down=['delta']", "as large as the model"]),
+    ({"transforms.down": ["rotation", "delta"]}, ["transforms.down[1].name='delta'", "let delta be the first"]),
+    ({"transforms.down": [{"name": "clip", "norm": 1.0}]}, ["transforms.down[0].name='clip'", "leave it out"]),
+    ({"transforms.down": ["delta", OWED]}, ["transforms.down[1].feedback=true", "delta remembers"]),
+    ({"transforms.down": "bf16"}, ["transforms.down='bf16'", "list"]),
+    (
+        {"transforms.down": ["delta", "ternary"]},
+        ["transforms.down[1].name='ternary'", "of the 650 numbers", "with delta before"],
+    ),
+    (
+        {"transforms.down": ["delta", "bf16"], "algorithm": {"name": "fedbuff", "buffer": 3, "concurrency": 5}},
+        ["transforms.down[0].name='delta'", "fedbuff is asynchronous", "leave it out"],
+    ),
 ]
 
 
@@ -101,7 +120,7 @@ def test_what_cannot_work_is_refused(changes, says):
     assert "\n" not in str(e.value)
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("name", sorted({*TRANSFORMS} - {"delta"}))
 def test_without_feedback_an_asynchronous_server_and_late_answers_take_all(name):
     up = [{"name": name, **({"k": 650} if name.endswith("_k") else {"norm": 1.0} if name == "clip" else {})}]
     for changes in ({"algorithm": {"name": "fedbuff", "buffer": 3, "concurrency": 5}}, {"cohort.late": "keep"}):
@@ -131,3 +150,18 @@ def test_the_clock_and_the_plan_are_told_what_is_really_sent():
     assert said["traffic a round"] == "about 0.00037 MB up, at least 0.0 MB down, if all answer"
     assert "until transforms.up multiplies out what is sent" in said["factored weights"]
     assert "transforms up" not in dict(describe(plain))
+
+
+def test_the_plan_says_what_the_way_down_takes():
+    half, most = ({"transforms.down": down, "cohort.invite": 10} for down in (["bf16"], ["delta", "sign"]))
+    said = dict(describe(Experiment(load(BASE, half))))
+    assert said["transforms down"] == "bf16"
+    assert said["traffic a round"] == "about 0.0 MB up, 0.0131 MB down, if all answer"  # 10 of 1,300 bytes and a rate
+    assert dict(describe(Experiment(load(BASE, most))))["traffic a round"].endswith(
+        "at most 0.026 MB down, if all answer"
+    )
+
+
+def test_an_asynchronous_server_may_send_less_of_each_version():
+    changes = {"algorithm": {"name": "fedbuff", "buffer": 3, "concurrency": 5}, "transforms.down": ["bf16"]}
+    assert Experiment(load(BASE, changes)).config.transforms.down == [{"name": "bf16", "feedback": False}]

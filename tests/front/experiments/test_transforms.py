@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import fedfleet
 from fedfleet.algorithms.fedavg import FedAvgOptions, fedavg
@@ -38,6 +40,45 @@ def test_what_is_counted_is_what_travels_and_slow_uplinks_gain(tmp_path):
     assert (small.rounds.bytes_down / small.rounds.invited == plain.rounds.bytes_down / plain.rounds.invited).all()
     assert small.summary["virtual_s"] < plain.summary["virtual_s"] / 20
     assert "algorithm/cosine_mean" in small.rounds
+
+
+DOWN = ["delta", {"name": "top_k", "share": 0.02}]
+
+
+def test_the_way_down_is_counted_for_each_client_and_goes_on_where_it_stood(tmp_path):
+    off = {"evaluation.per_client": False, "population.held_out": 0.0}
+    given = {**off, "transforms.down": DOWN}
+    plain = fedfleet.run(BASE, off, out=tmp_path / "plain")
+    run = fedfleet.run(BASE, given, out=tmp_path / "run")
+    first, *rest = (run.rounds.bytes_down / plain.rounds.bytes_down).tolist()
+    assert first == 1.0  # nobody has anything yet
+    assert min(rest) < 1.0
+    assert max(rest) <= 1.0
+    assert run.rounds["algorithm/cosine_mean"].notna().all()
+    fedfleet.run(BASE, {**given, "rounds": 3}, out=tmp_path / "part")
+    part = fedfleet.resume(tmp_path / "part", {"rounds": 6})
+    assert (tmp_path / "part/model.safetensors").read_bytes() == (tmp_path / "run/model.safetensors").read_bytes()
+    assert part.rounds.bytes_down.tolist() == run.rounds.bytes_down.tolist()
+
+
+def test_noise_hides_clients_behind_the_servers_own_model(tmp_path):
+    """Whether what is sent down is coded or not: with all of it coded, a private run is the private run without."""
+    given = {
+        "algorithm": {"name": "fedavg", "steps": 2, "batch_size": 5, "weight": "uniform"},
+        "cohort.respond": "all",
+        "selection": "poisson",
+        "privacy": {"clip_norm": 0.05, "delta": 1e-3, "noise_multiplier": 0.5},
+        "devices": "alike",
+        **dict.fromkeys(("evaluation.per_client", "evaluation.cosines"), False),
+        "population.held_out": 0.0,
+    }
+    found = {}
+    for name, down in (("plain", []), ("all", ["delta", {"name": "top_k", "share": 1.0}]), ("some", DOWN)):
+        fedfleet.run(BASE, {**given, "transforms.down": down}, out=tmp_path / name)
+        found[name] = load_file(tmp_path / name / "model.safetensors")
+    for name, same in (("all", True), ("some", False)):
+        close = [torch.allclose(v, found[name][k], rtol=1e-4, atol=1e-6) for k, v in found["plain"].items()]
+        assert all(close) is same
 
 
 @pytest.mark.parametrize("algorithm", ["fedrod", "peravg"])

@@ -1,0 +1,13 @@
+"""What the server sends as its difference from what clients have: see ``simulator/driver/downlink.py``, which has the memory."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fedfleet.transforms.vectors import Options
+
+
+class Delta(Options):
+    """On the way down, the first: what comes after it is given what clients do not have yet, and what it loses is sent later."""
+
+    feedback: ClassVar[bool] = False
