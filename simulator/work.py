@@ -100,6 +100,8 @@ class BatchPlan:
             number rounded down; each kind is gone through by itself, and no batch is short.
         held_out: walk through the examples that are held out of the client's work instead.
         free: a look that costs nothing beside training, such as at labels.
+        drawn: each example is in each batch with probability size / examples, for itself (Poisson sampling); ``size`` is what a
+            batch has on average, and an epoch has as many batches as else.
 
     """
 
@@ -111,6 +113,7 @@ class BatchPlan:
     stratified: Literal["spread", "proportional"] | None = None
     held_out: bool = False
     free: bool = False
+    drawn: bool = False
 
     @property
     def works(self) -> bool:
@@ -120,6 +123,10 @@ class BatchPlan:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("a batch plan needs either steps or epochs: give exactly one of the two")
+        if self.drawn and (self.size is None or self.per_step > 1 or self.stratified or not self.shuffle):
+            raise ValueError(
+                "a batch plan whose examples are drawn for themselves needs a size, and no order of any kind"
+            )
 
 
 class At(NamedTuple):
@@ -138,6 +145,15 @@ class Ops(Protocol):
         self, objective: str, z: Tree, batch: Batch, key: Key, *, ctx: Tree = None, wrt: tuple[str, ...] | None = None
     ) -> tuple[Tree, Mapping[str, Any]]:
         """Return ``(direction, aux)`` with direction = sign * gradient, so that every method steps ``z - eta * direction``."""
+        ...
+
+    def grads(
+        self, objective: str, z: Tree, batch: Batch, key: Key, *, ctx: Tree = None, wrt: tuple[str, ...] | None = None
+    ) -> tuple[Tree, Tensor]:
+        """Return the direction that each row of a batch would give alone, leaves (B, ...), and their losses (B,).
+
+        Parts that no gradient moves are left out. Padding has some as well, of the row that it repeats.
+        """
         ...
 
     def value(self, objective: str, z: Tree, batch: Batch, key: Key) -> Tensor:

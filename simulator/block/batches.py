@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -13,6 +15,8 @@ from fedfleet.simulator.population import LocalData
 from fedfleet.simulator.work import BatchPlan, Phase
 
 FEW = 8  # so many times fewer values than all are found without sorting all
+OVERFLOW = 1e-18
+"""Probability, at most, that more examples are drawn for a batch than it has rows: those above are left out."""
 
 
 class Schedule(NamedTuple):
@@ -40,6 +44,26 @@ def _batches(plan: BatchPlan, counts: Tensor, longest: int) -> tuple[int, Tensor
     """Return the rows of a full batch, and the batches of each client's epoch."""
     size = longest if plan.size is None else min(plan.size, longest)
     return size, (counts + size - 1).div(size, rounding_mode="floor")
+
+
+@functools.cache
+def capacity(size: int) -> int:
+    """Return the rows that a batch of ``size`` examples on average, each drawn for itself, needs but for ``OVERFLOW``.
+
+    That is of the Poisson law, whose tail is above that of the binomial law of the same mean (Anderson & Samuels 1967).
+    """
+    rows, tail = size, 1.0
+    while tail > OVERFLOW:
+        rows += 1
+        first = math.exp((rows + 1) * math.log(size) - size - math.lgamma(rows + 2))  # of rows + 1
+        tail = first / (1 - size / (rows + 2))  # the rest of the series falls faster than this one
+    return rows
+
+
+def steps_of(plan: BatchPlan, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the local steps of clients with ``counts`` (S,) examples under a plan, and the batches of their epochs."""
+    _, an_epoch = _batches(plan, counts, int(counts.max()))
+    return _steps(plan, an_epoch, None), an_epoch
 
 
 def _steps(plan: BatchPlan, an_epoch: Tensor, steps: int | None) -> Tensor:
@@ -116,12 +140,15 @@ def schedule(
     place = (batch % an_epoch[:, None])[..., None] * size + torch.arange(
         size, device=rows.device
     )  # (C, T * per_step, B)
+    if plan.drawn:
+        place = _drawn(plan, counts, n, rng.fold(keys[:, None], "drawn", batch))
+        size = place.shape[-1]
     real = place < counts[:, None, None]
     place = torch.where(real, place, torch.zeros_like(place))
     spread = None if plan.stratified is None else labelled
     if plan.stratified == "proportional" and labelled is not None:
         place, real = _stratified(plan, batch, counts, labelled, size, keys)
-    elif plan.shuffle or spread is not None:
+    elif (plan.shuffle and not plan.drawn) or spread is not None:
         epochs = int(epoch.max()) + 1
         order = torch.arange(n, device=rows.device).expand(clients, epochs, n)
         if plan.shuffle:
@@ -143,6 +170,18 @@ def schedule(
         epoch_end=(by_step(batch % an_epoch[:, None]) == an_epoch[:, None, None] - 1).any(-1),
         key=rng.fold(keys[:, None], "step", torch.arange(total, device=rows.device)),
     )
+
+
+def _drawn(plan: BatchPlan, counts: Tensor, longest: int, keys: Key) -> Tensor:
+    """Return which examples are in batches (C, T) with those keys, rising (C, T, R), each drawn for itself; then numbers above all.
+
+    From one that is in to the next it is a geometric number of examples.
+    """
+    assert plan.size is not None
+    share = (plan.size / counts.double().clamp(min=1)).clamp(max=1.0)[:, None, None]
+    u = 1.0 - rng.uniform(keys, min(capacity(plan.size), longest), torch.float64)  # in (0, 1]
+    passed = (u.log() / torch.log1p(-share)).clamp(max=float(longest)).floor()  # none where all are in: log(0) is -inf
+    return (passed + 1).cumsum(-1).to(torch.int64) - 1
 
 
 def walked(

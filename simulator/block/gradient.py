@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.arithmetic import lanes
+from fedfleet.simulator.arithmetic import lanes, rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.combination import Combination, PerClient
 from fedfleet.simulator.arithmetic.factored import Factored, Ledger
@@ -187,6 +187,36 @@ class EngineOps:
             p: g if chosen.sign.get(p, 0) in (0, 1) else T.scale(chosen.sign[p], g) for p, g in gradient.items()
         }
         return direction, {**found.aux, "loss": found.value}
+
+    def grads(
+        self, objective: str, z: Tree, batch: Batch, key: Key, *, ctx: Tree = None, wrt: tuple[str, ...] | None = None
+    ) -> tuple[Tree, Tensor]:
+        """Return the direction of each row alone, leaves (B, ...), and losses (B,). Raises ValueError for layers with buffers.
+
+        The keys of real rows are those of their places among real rows.
+        """
+        chosen = self._objective(objective)
+        if BUFFERS in z:
+            raise ValueError(
+                "layers such as BatchNorm look at a whole batch, whose rows have no gradients of their own"
+            )
+        z = T.map(lambda x: x.multiplied_out("gradients of single examples") if isinstance(x, Factored) else x, z)
+        ctx = T.map(lambda x: x.multiplied_out("ctx") if isinstance(x, Factored) else x, ctx)
+        active = {p: z[p] for p in z if chosen.sign.get(p, 0) != 0 and (wrt is None or p in wrt)}
+        place = (batch.weight > 0).cumsum(0) - 1
+
+        def loss(moving: Tree, row: Mapping[str, Tensor], place: Tensor) -> tuple[Tensor, Tensor]:
+            one = Batch({name: v[None] for name, v in row.items()}, torch.ones_like(batch.weight[:1]))
+            value, _ = chosen.loss({**z, **moving}, one, ctx, rng.fold(key, place))
+            if isinstance(value, Mapping):
+                raise ValueError("players with losses of their own have no gradients of single examples here")
+            return value, value
+
+        each = torch.func.vmap(torch.func.grad(loss, has_aux=True), in_dims=(None, 0, 0), randomness="error")
+        found, losses = each(active, dict(batch.data), place)
+        if self.loss is None:
+            self.loss = batch.mean(losses)
+        return {p: T.scale(chosen.sign[p], found[p]) for p in active}, losses
 
     def value(self, objective: str, z: Tree, batch: Batch, key: Key) -> Tensor:
         """Return the objective's value without gradient."""

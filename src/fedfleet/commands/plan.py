@@ -60,8 +60,8 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
         mostly = x.config.transforms.down[0]["name"] == "delta"  # less for those who were asked not long ago
         most = models if mostly else invite * sum(x.notes.bytes_down.values())
         down = f"{'at most ' * mostly}{most / 1e6:.3g} MB"
-    if x.guarantee is not None:
-        yield "privacy", x.guarantee.told()
+    for promise in x.promises:
+        yield promise.key.replace("_", " "), promise.told()
     yield "traffic a round", f"about {up} MB up, {down} down, if all answer"
     if x.attack is not None:
         yield "attack", f"{named(x.config, 'attack')} by {len(x.attack.attackers):,} of {x.problem.clients:,} clients"

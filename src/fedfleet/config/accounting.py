@@ -17,6 +17,8 @@ INTERVAL = 1e-3
 """Width of the steps of privacy loss distributions: their rounding is pessimistic."""
 COARSE = 100.0
 """Epsilon from which on a bound by Rényi differential privacy does: distributions would take more memory than they are worth."""
+ORDERS = (*range(2, 64), *range(64, 257, 16), 512, 1024)
+"""Of Rényi divergences, for a bound at little cost."""
 LARGEST, PRECISION = 1e4, 1e-3
 """The largest noise multiplier that is looked for, and how far it may be from what it has to be, at most, as a share."""
 
@@ -47,27 +49,55 @@ def of_participation(multiplier: float, spent: float, delta: float) -> float:
 @lru_cache(maxsize=4096)
 def of_sampling(multiplier: float, rate: float, exchanges: int, delta: float) -> float:
     """Return epsilon of so many exchanges, in each of which every client is asked with probability ``rate``, for itself."""
-    if exchanges == 0:
+    return of_parts(((multiplier, rate, exchanges),) if exchanges else (), delta)
+
+
+Parts = tuple[tuple[float, float, int], ...]
+"""Of a composition: noise multiplier, probability of taking part, how often."""
+
+
+@lru_cache(maxsize=4096)
+def of_parts(parts: Parts, delta: float) -> float:
+    """Return epsilon of Gaussian mechanisms one after another, in each of which one takes part with some probability."""
+    if not parts:
         return 0.0
+    whole = sum(times / z**2 for z, _, times in parts)
+    if all(rate == 1 for _, rate, _ in parts):
+        return of_participation(1.0, whole, delta)
     dp = library()
     from dp_accounting.pld import PLDAccountant
-    from dp_accounting.rdp import RdpAccountant
 
-    event = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier))
-    if of_participation(multiplier, exchanges, delta) > COARSE:  # without sampling, which it is not above
-        above = float(RdpAccountant().compose(event, exchanges).get_epsilon(delta))
+    if of_participation(1.0, whole, delta) > COARSE:  # without sampling, which it is not above
+        from dp_accounting.rdp import RdpAccountant
+
+        above = _composed(dp, RdpAccountant(), parts, delta)
         if not above < COARSE:
             return above
-    accountant = PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, INTERVAL)
-    return float(accountant.compose(event, exchanges).get_epsilon(delta))
+    return _composed(dp, PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, INTERVAL), parts, delta)
 
 
-def least_multiplier(epsilon: float, spends: Callable[[float], float]) -> float:
+@lru_cache(maxsize=65536)
+def bound_of(parts: Parts, delta: float) -> float:
+    """Return a bound on the same by Rényi differential privacy of whole orders, which takes a hundredth of the time."""
+    dp = library()
+    from dp_accounting.rdp import RdpAccountant
+
+    return _composed(dp, RdpAccountant(ORDERS), parts, delta)
+
+
+def _composed(dp: Any, accountant: Any, parts: Parts, delta: float) -> float:
+    for z, rate, times in parts:
+        gaussian = dp.GaussianDpEvent(z)
+        accountant.compose(gaussian if rate == 1 else dp.PoissonSampledDpEvent(rate, gaussian), times)
+    return float(accountant.get_epsilon(delta))
+
+
+def least_multiplier(epsilon: float, spends: Callable[[float], float], key: str = "privacy.epsilon") -> float:
     """Return the least noise multiplier whose epsilon, as ``spends`` says, is not above ``epsilon``. Raises ConfigError."""
     found = _least(lambda z: spends(z) <= epsilon, LARGEST, PRECISION)
     if found > LARGEST:
         raise ConfigError(
-            f"privacy.epsilon={epsilon:g}: no noise up to {LARGEST:g} times the norm reaches it: raise it, or lower rounds"
+            f"{key}={epsilon:g}: no noise up to {LARGEST:g} times the norm reaches it: raise it, or lower rounds"
         )
     return found
 

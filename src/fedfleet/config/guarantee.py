@@ -16,7 +16,7 @@ from fedfleet.config.resolve import parse_until
 from fedfleet.config.schema import Config, named, options
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.arithmetic.reduction import Mean
-from fedfleet.simulator.driver.privacy import Adaptive, Ledger, Mechanism, Private, inverted, mixing, private
+from fedfleet.simulator.driver.privacy import Adaptive, Ledger, Mechanism, Private, hiding, inverted, mixing, private
 from fedfleet.simulator.driver.transformed import Seen
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 from fedfleet.simulator.fleet.policies import rounded_up
@@ -62,14 +62,19 @@ class Guarantee:
         """Return the same with other noise."""
         return replace(self, mechanism=self.mechanism._replace(multiplier=multiplier))
 
-    def epsilon(self, at: Private) -> float:
+    column = "epsilon_spent"
+    key = "privacy"
+
+    def epsilon(self, state: Any) -> float:
         """Return what has been spent."""
+        at = hiding(state)
         if self.accounting == "poisson":
             return self._sampled(at.multiplier, at.ledger.exchanges)
         return accounting.of_participation(at.multiplier, at.ledger.most(), self.delta)
 
-    def allows(self, at: Private) -> bool:
+    def allows(self, state: Any) -> bool:
         """Say whether another exchange, whoever is heard in it, stays within the budget."""
+        at = hiding(state)
         if self.budget is None:
             return True
         if self.accounting == "poisson":
@@ -115,8 +120,9 @@ class Guarantee:
             spent = f"epsilon {most}, as if all knew who was heard"
         return f"noise of {m.multiplier:.4g} times a norm of {m.norm:g}: {spent}; delta {self.delta:g}"
 
-    def said(self, at: Private) -> dict[str, Any]:
+    def said(self, state: Any) -> dict[str, Any]:
         """Return what ``summary.json`` says."""
+        at = hiding(state)
         known, follows = self.accounting == "participation", self.mechanism.follows
         return {
             "epsilon": self.epsilon(at),
@@ -266,7 +272,8 @@ def _check(config: Config, given: Privacy, algorithm: Algorithm, task: Task, cli
         raise ConfigError(
             "privacy: layers with statistics (BatchNorm) send what is not clipped: choose a net without, such as one of GroupNorm"
         )
-    if (kind := named(config, "selection")) in ("examples", "power_of_choice", "oort"):
+    check_looks(config, "privacy")
+    if (kind := named(config, "selection")) == "examples":
         raise ConfigError(
             f"selection.kind={kind!r}: whom it asks tells what clients have, which privacy is to hide: choose poisson or uniform"
         )
@@ -274,9 +281,24 @@ def _check(config: Config, given: Privacy, algorithm: Algorithm, task: Task, cli
         raise ConfigError(
             "cohort.late='keep': noise is reckoned for answers of their own round: leave it or privacy out"
         )
+    if given.noise == "clients" and phase.uplink:
+        raise ConfigError(
+            f"privacy.noise='clients': {name} changes on its way what clients send, which would not add up: {mend}"
+        )
+    if given.noise == "clients" and config.transforms.up:
+        raise ConfigError("privacy.noise='clients': what comes after it would not add up: leave transforms.up out")
+
+
+def check_looks(config: Config, section: str) -> None:
+    """Refuse what would tell what clients have, whatever is hidden of it. Raises ConfigError."""
+    if (kind := named(config, "selection")) in ("power_of_choice", "oort"):
+        raise ConfigError(
+            f"selection.kind={kind!r}: whom it asks tells what clients have, which {section} is to hide: choose poisson or uniform"
+        )
     if config.stop_if_diverged is not None:
         raise ConfigError(
-            f"stop_if_diverged={config.stop_if_diverged}: it looks at clients' losses, which nothing hides: leave it or privacy out"
+            f"stop_if_diverged={config.stop_if_diverged}: it looks at clients' losses, which nothing hides: leave it or {section} "
+            f"out"
         )
     for key in ("on_client_error", "non_finite"):
         if getattr(config.faults, key) == "drop_client":
@@ -291,15 +313,9 @@ def _check(config: Config, given: Privacy, algorithm: Algorithm, task: Task, cli
     ):
         if metric and metric.startswith(OF_CLIENTS):
             raise ConfigError(
-                f"{key}={show(metric)}: it is measured on what clients have, which privacy is to hide: choose a "
+                f"{key}={show(metric)}: it is measured on what clients have, which {section} is to hide: choose a "
                 f"metric of test or validation examples"
             )
-    if given.noise == "clients" and phase.uplink:
-        raise ConfigError(
-            f"privacy.noise='clients': {name} changes on its way what clients send, which would not add up: {mend}"
-        )
-    if given.noise == "clients" and config.transforms.up:
-        raise ConfigError("privacy.noise='clients': what comes after it would not add up: leave transforms.up out")
 
 
 def _unamplified(config: Config, given: Privacy) -> str | None:

@@ -1,4 +1,4 @@
-"""What a user may write under ``privacy``: differential privacy of clients."""
+"""What a user may write under ``privacy`` and ``example_privacy``: differential privacy of clients, and of examples."""
 
 from __future__ import annotations
 
@@ -57,4 +57,26 @@ class Privacy(Options):
             raise ValueError(
                 "adaptive divides each round's noise between two sums, and bands correlate it: leave one out"
             )
+        return self
+
+
+class ExamplePrivacy(Options):
+    """Differential privacy of clients' single examples, from everybody but the client: DP-SGD on every client."""
+
+    clip_norm: float = Field(gt=0)
+    """Largest Euclidean norm of one example's gradient, all parts of the model together, C."""
+    delta: float = Field(gt=0, lt=1)
+    """Delta of (epsilon, delta): below 1 / examples of the client that has most."""
+    noise_multiplier: float | None = Field(default=None, gt=0)
+    """Standard deviation of the noise of a batch's summed gradients over the norm, sigma; found for ``epsilon`` if not given."""
+    epsilon: float | None = Field(default=None, gt=0)
+    """What any client may spend; with ``noise_multiplier`` the run ends before the round in which one could spend more."""
+    batches: Literal["drawn", "shuffled"] = "drawn"
+    """drawn: each example is in a batch for itself with probability algorithm.batch_size / examples, which counts; shuffled:
+    batches are as without privacy, and what counts is how often each example comes."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ExamplePrivacy:
+        if self.noise_multiplier is None and self.epsilon is None:
+            raise ValueError("how much noise? give epsilon, or noise_multiplier")
         return self

@@ -23,7 +23,7 @@ from fedfleet.config.availability import AVAILABILITY
 from fedfleet.config.checking import unknown, validated
 from fedfleet.config.devices import DEVICES
 from fedfleet.config.executor import Executor, FaultOptions
-from fedfleet.config.privacy import Privacy
+from fedfleet.config.privacy import ExamplePrivacy, Privacy
 from fedfleet.config.reading import override, plain, read, show
 from fedfleet.config.selection import SELECTIONS
 from fedfleet.config.transforms import Transforms, filled_in
@@ -123,6 +123,8 @@ class Config(Options):
     transforms: Transforms = Transforms()
     privacy: Privacy | None = None
     """Clip what clients send, add noise, and account for it; null: nothing is hidden."""
+    example_privacy: ExamplePrivacy | None = None
+    """Let clients clip the gradient of each example and add noise, and account for it; null: nothing is hidden."""
     executor: Executor = Executor()
     faults: FaultOptions = FaultOptions()
     evaluation: Evaluation = Evaluation()

@@ -15,7 +15,6 @@ from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config import attack, resolve, rules, timing, transforms
 from fedfleet.config import schema as C
 from fedfleet.config.federation import federation, selection
-from fedfleet.config.guarantee import guaranteed, hidden
 from fedfleet.config.population import (
     Data,
     check_clients,
@@ -31,6 +30,7 @@ from fedfleet.config.population import (
     with_held_out,
     with_roles,
 )
+from fedfleet.config.promises import promised
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Dataset
 from fedfleet.experiments import own
@@ -59,7 +59,6 @@ from fedfleet.simulator.driver.client_metrics import (
 )
 from fedfleet.simulator.driver.cosines import watched
 from fedfleet.simulator.driver.evaluation import summarised
-from fedfleet.simulator.driver.privacy import hiding
 from fedfleet.simulator.driver.probe import asked, probe
 from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.driver.server import initial
@@ -148,10 +147,8 @@ class Prepared:
         self.attack = attack.placed(config, self.task, size, self.evaluation["test"], data.test.classes)
         if self.attack is not None:
             self.evaluation |= self.attack.splits(self.evaluation["test"])
-        self.config, self.guarantee, name = config, None, C.named(config, "algorithm")
-        if config.privacy is not None:
-            self.guarantee = guaranteed(config, self.algorithm, self.task, self.problem.clients)
-            self.algorithm = hidden(self.algorithm, self.guarantee, self._tried, name)
+        self.config, name = config, C.named(config, "algorithm")
+        self.algorithm, self.promises = promised(config, self.algorithm, self.task, self.problem, self._tried)
         self.algorithm = transforms.sending(self.algorithm, config.transforms.up, name, config.cohort.late, self._tried)
         if self.attack is not None:
             self.algorithm = self.attack.on(self.algorithm)
@@ -228,7 +225,7 @@ class Prepared:
             known = ClientMetrics(none + 1, dict.fromkeys(client_metrics(self._client_metrics(), self.personal), none))
             found += [f"eval/{m}" for m in {**known.summary(), **summarised(known.by_domain(self.client_domains))}]
         found += ["eval/duality_gap"] * self.config.evaluation.duality_gap
-        return found + ["eval/epsilon_spent"] * (self.guarantee is not None)
+        return found + [f"eval/{promise.column}" for promise in self.promises]
 
     def final_names(self) -> list[str]:
         """Return what is measured at the end: what an evaluation measures, and the same on all test examples."""
@@ -241,7 +238,7 @@ class Prepared:
 
     def of_state(self, state: Any) -> dict[str, float]:
         """Return what is measured of an algorithm's state itself: the duality gap, the privacy that is spent, where asked for."""
-        found = {} if self.guarantee is None else {"epsilon_spent": self.guarantee.epsilon(hiding(state))}
+        found = {promise.column: promise.epsilon(state) for promise in self.promises}
         if self.config.evaluation.duality_gap and self.algorithm.saddle is not None:
             found["duality_gap"] = self._losses.gap(self.algorithm.saddle(state, self.problem))
         return found

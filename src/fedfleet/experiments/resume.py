@@ -129,7 +129,8 @@ def _ended(summary: Mapping[str, Any], config: Config) -> str:
         return f"finished, {summary['rounds']} rounds: give rounds=N to go on"
     why = [f"{key}={getattr(config, key)}" for key in STOPS if getattr(config, key) is not None]
     if not why:
-        return f"stopped after {summary['rounds']} rounds: another could spend more than privacy.epsilon"
+        spent = [f"{k}.epsilon" for k in ("privacy", "example_privacy") if getattr(getattr(config, k), "epsilon", None)]
+        return f"stopped after {summary['rounds']} rounds: another could spend more than {' or '.join(spent)}"
     return f"stopped after {summary['rounds']} rounds by {' or '.join(why)}: give another to go on"
 
 

@@ -24,7 +24,6 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.client_metrics import ClientMetrics
 from fedfleet.simulator.driver.codec import encode
 from fedfleet.simulator.driver.evaluation import Measured, Measurement, less_is_better, summarised
-from fedfleet.simulator.driver.privacy import hiding
 from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.simulator.driver.server import model
 from fedfleet.simulator.driver.simulate import RoundRecord, Void, play, start
@@ -185,11 +184,10 @@ class Runner:
 
     def _out_of_budget(self) -> bool:
         """Say whether another round could spend more privacy than clients were promised."""
-        promised = self.x.guarantee
-        if promised is None or self.at.index >= self.x.config.rounds or promised.allows(hiding(self.at.state)):
-            return False
-        self.progress.say(f"stopped: another round could spend more than privacy.epsilon={promised.budget:g}")
-        return True
+        spent = [p for p in self.x.promises if self.at.index < self.x.config.rounds and not p.allows(self.at.state)]
+        for p in spent:
+            self.progress.say(f"stopped: another round could spend more than {p.key}.epsilon={p.budget:g}")
+        return bool(spent)
 
     def _note_sizes(self, record: RoundRecord) -> None:
         """Enter what an algorithm of one's own invites other than the configuration says, the first time it does."""
@@ -356,7 +354,8 @@ class Runner:
             "seconds": self._seconds(),
             "model_floats": T.count(self._model()),
             "bit_exact": self.folder.bit_exact,
-            "privacy": x.guarantee and x.guarantee.said(hiding(self.at.state)),
+            "privacy": None,
+            **{promise.key: promise.said(self.at.state) for promise in x.promises},
             **{name: rounds[name].sum().item() for name in totals},
         }
 

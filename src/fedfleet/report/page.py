@@ -23,7 +23,7 @@ WORST_FIRST = ("failed", "interrupted", "stopped", "unknown", "finished")
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 MISSING = "–"
 FIGURES = "figures"
-SPENT = "epsilon_spent"  # of which there is no best
+SPENT = ("epsilon_spent", "example_epsilon_spent")  # of which there is no best
 DOMAINS = 14  # columns of a table, at most
 
 
@@ -180,13 +180,14 @@ def _cards(runs: Sequence[Run]) -> list[tuple[str, list[str], str]]:
         if known:
             cards.append((name, list(dict.fromkeys(show(value) for value in (min(known), max(known)))), remark))
 
-    for metric in [m for m in _metrics(runs) if m != SPENT][:4]:
+    for metric in [m for m in _metrics(runs) if m not in SPENT][:4]:
         best = [value for run in runs if (value := run.summarised("best", f"eval/{metric}")) is not None]
         spread = " to ".join(dict.fromkeys(number(value) for value in (min(best), max(best)))) if best else ""
         add(f"final {metric}", (run.final(metric) for run in runs), number, f"best {spread}" if best else "")
-    promised = [p for run in runs if (p := run.summary.get("privacy"))]
-    told = " or ".join(sorted({f"delta {p['delta']:g}, {p['accounting']}" for p in promised}))
-    add("epsilon spent", (p["epsilon"] for p in promised), number, told)
+    for key, title in (("privacy", "epsilon spent"), ("example_privacy", "epsilon of examples")):
+        promised = [p for run in runs if (p := run.summary.get(key))]
+        told = " or ".join(sorted({f"delta {p['delta']:g}, {p['accounting']}" for p in promised}))
+        add(title, (p["epsilon"] for p in promised), number, told)
     steps = [total for run in runs if (total := run.total("client_steps"))]
     remark = f"{quantity(sum(steps) / len(steps))} client steps" + (" a run" if len(runs) > 1 else "") if steps else ""
     add("rounds", (run.rounds_done for run in runs), _whole, remark)

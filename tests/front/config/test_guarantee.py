@@ -167,9 +167,9 @@ def test_what_the_client_asked_most_may_have_spent_is_that_of_everybody_asked_in
     state = selection.init()
     for _ in range(23):
         asked, state = selection.invite(state, rng.key(0), invite, x.problem, replace=False)
-        ledger = ledger.after(asked, x.guarantee.inverse)
+        ledger = ledger.after(asked, x.promises[0].inverse)
         most.append(ledger.most())
-    assert x.guarantee.worst == pytest.approx(most)
+    assert x.promises[0].worst == pytest.approx(most)
 
 
 @pytest.mark.parametrize("selection", ["poisson", "uniform", "round_robin"])
@@ -298,7 +298,7 @@ def test_clients_may_have_models_of_their_own(tmp_path, name):
 )
 def test_where_sampling_does_not_count_participation_does(given):
     x = Experiment(load(BASE, given))
-    assert x.guarantee.accounting == "participation"
+    assert x.promises[0].accounting == "participation"
     assert "as if all knew who was heard" in dict(describe(x))["privacy"]
 
 
@@ -328,10 +328,10 @@ def test_a_promise_is_written_out_and_planned():
     assert complete(load(BASE))["privacy"]["accounting"] == "auto"
     assert load(complete(load(BASE))).privacy == load(BASE).privacy
     assert load(BASE, {"privacy": None}).privacy is None
-    assert x.guarantee.accounting == "poisson"
-    assert x.guarantee.mechanism.divide_by == 10
+    assert x.promises[0].accounting == "poisson"
+    assert x.promises[0].mechanism.divide_by == 10
     assert "1.1 times a norm of 0.5" in dict(describe(x))["privacy"]
-    follows = Experiment(load(BASE, {"cohort.invite": 30, "privacy.adaptive": {}})).guarantee.mechanism.follows
+    follows = Experiment(load(BASE, {"cohort.invite": 30, "privacy.adaptive": {}})).promises[0].mechanism.follows
     assert follows is not None
     assert (follows.quantile, follows.lr, follows.count_noise) == (0.5, 0.2, 1.5)
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binom, poisson
 
 from fedfleet.simulator.arithmetic import rng
-from fedfleet.simulator.block.batches import Schedule, least_first, schedule
+from fedfleet.simulator.block.batches import OVERFLOW, Schedule, capacity, least_first, schedule
 from fedfleet.simulator.work import Batch, BatchPlan
 
 pytestmark = pytest.mark.quick
@@ -280,3 +281,58 @@ def test_all_labelled_batches_are_as_ever():
     plan, both = BatchPlan(size=4, steps=5), BatchPlan(size=4, steps=5, stratified="proportional")
     for a, b in zip(walk(plan, [7, 9]), walk(both, [7, 9]), strict=True):
         assert torch.equal(a, b)
+
+
+DRAWN = BatchPlan(size=4, epochs=2, drawn=True)
+
+
+def test_drawn_batches_have_each_example_for_itself():
+    """A share of 4/n each, whatever else is in a batch; all of those of a client with no more than 4."""
+    counts, clients = [12, 3, 7], 800
+    found = schedule(DRAWN, *block(counts * clients), keys_of(3 * clients))
+    for which, n in enumerate(counts):
+        mine = [b for c in range(which, 3 * clients, 3) for b in visits(found, c)]
+        steps = 2 * -(-n // 4)
+        assert len(mine) == steps * clients
+        assert all(b == sorted(set(b)) for b in mine)
+        inside = torch.zeros(len(mine), n)
+        for i, b in enumerate(mine):
+            inside[i, [r % START for r in b]] = 1
+        share = min(1.0, 4 / n)
+        assert torch.allclose(
+            inside.mean(0), torch.full((n,), share), atol=5 * (share * (1 - share) / len(mine)) ** 0.5
+        )
+        if share < 1:
+            assert inside.T.corrcoef().fill_diagonal_(0).abs().max() < 5 / len(mine) ** 0.5
+            size = inside.sum(1)
+            assert size.var() == pytest.approx(n * share * (1 - share), rel=0.15)
+
+
+def test_what_is_drawn_depends_on_nobody_else_and_draws_apart_from_step_to_step():
+    alone, beside = schedule(DRAWN, *block([40]), keys_of(1)), schedule(DRAWN, *block([40, 90]), keys_of(2))
+    assert visits(alone, 0) == visits(beside, 0)
+    assert len({tuple(b) for b in visits(beside, 0)}) == 20
+    assert [b for b in visits(beside, 0)] != [[r - START for r in b] for b in visits(beside, 1)][:20]
+
+
+@pytest.mark.parametrize("size", [1, 4, 10, 64, 500])
+def test_a_drawn_batch_overflows_hardly_ever(size):
+    rows = capacity(size)
+    for n in (size + 1, 2 * size, 10 * size, 1000 * size):
+        assert binom.sf(rows, n, size / n) <= OVERFLOW
+    assert poisson.sf(rows - 1, size) > OVERFLOW
+    assert schedule(BatchPlan(size=size, steps=1, drawn=True), *block([1000]), keys_of(1)).rows.shape[-1] == min(
+        rows, 1000
+    )
+
+
+def test_a_drawn_batch_may_have_nothing():
+    found = schedule(BatchPlan(size=1, steps=200, drawn=True), *block([50]), keys_of(1))
+    assert 0 < visits(found, 0).count([]) < 200
+    assert found.rows.min() >= START
+
+
+@pytest.mark.parametrize("given", [{"size": None}, {"per_step": 2}, {"shuffle": False}, {"stratified": "spread"}])
+def test_drawn_batches_have_no_other_order(given):
+    with pytest.raises(ValueError, match="drawn for themselves"):
+        BatchPlan(**{"size": 4, "steps": 1, "drawn": True, **given})

@@ -1,0 +1,292 @@
+"""What a run promises every single example of its clients: how it is kept, where it is refused, what is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedfleet.config import accounting
+from fedfleet.config.guarantee import check_looks
+from fedfleet.config.privacy import ExamplePrivacy
+from fedfleet.config.schema import Config, named
+from fedfleet.simulator.algorithm import Algorithm, Problem, Task
+from fedfleet.simulator.block.batches import OVERFLOW, steps_of
+from fedfleet.simulator.driver.examples import Gradients, OtherLook, calls_of, counted, private_examples, private_plan
+from fedfleet.simulator.driver.transformed import Seen
+from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
+from fedfleet.simulator.fleet.policies import rounded_up
+from fedfleet.simulator.work import BUFFERS, BatchPlan, Phase
+
+ALL_UP_TO = 1_000_000
+"""Clients up to which each one's number of examples is looked at before a run."""
+SLACK = 1e-3
+"""Share of delta that is kept for batches that overflow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleGuarantee:
+    """What a run promises the examples of its clients, and what of it is spent.
+
+    Attributes:
+        delta, budget: as configured; the latter is epsilon that no client is to exceed.
+        gradients: how they are made private.
+        phases: the algorithm's.
+        num_examples: of clients (S,) by their numbers.
+        clients: N.
+        exchanges: in which a client takes part in each phase of the whole run, at most, where that is known.
+
+    """
+
+    delta: float
+    budget: float | None
+    gradients: Gradients
+    phases: tuple[Phase, ...]
+    num_examples: Callable[[Tensor], Tensor]
+    clients: int
+    exchanges: int | None
+
+    column = "example_epsilon_spent"
+    key = "example_privacy"
+
+    def epsilon(self, state: Any) -> float:
+        """Return what the client that has spent most has."""
+        clients, counts = self._heard(state)
+        return self.worst(self.num_examples(clients), counts)
+
+    def allows(self, state: Any) -> bool:
+        """Say whether another round, whoever is heard in it, stays within the budget."""
+        if self.budget is None:
+            return True
+        clients, counts = self._heard(state)
+        every = torch.zeros(self.clients, len(self.phases), dtype=torch.int64)
+        every[clients] = counts
+        return self.worst(self._sizes, every + 1) <= self.budget
+
+    @cached_property
+    def _sizes(self) -> Tensor:
+        return self.num_examples(torch.arange(self.clients))
+
+    def _heard(self, state: Any) -> tuple[Tensor, Tensor]:
+        """Return clients heard (n,), and in how many exchanges of each phase (n, phases)."""
+        ledgers = counted(state).phases
+        none = torch.zeros(0, dtype=torch.int64)
+        clients = torch.cat([none, *(ledger.clients for ledger in ledgers.values())]).unique()
+        counts = torch.zeros(len(clients), len(self.phases), dtype=torch.int64)
+        for p, phase in enumerate(self.phases):
+            if (ledger := ledgers.get(phase.name)) is not None:
+                counts[torch.searchsorted(clients, ledger.clients), p] = ledger.spent.round().long()
+        return clients, counts
+
+    def worst(self, sizes: Tensor, counts: Tensor) -> float:
+        """Return epsilon of the worst of clients with ``sizes`` (n,) examples, heard in ``counts`` (n, phases) exchanges."""
+        if not len(sizes):
+            return 0.0
+        rows, stages = torch.cat([sizes[:, None], counts], 1).unique(dim=0), self._stages()
+        uses = [_uses(plan, rows[:, 0], rows[:, 1 + p]) for p, plan, _ in stages]
+        front = _front(*(torch.stack(each, 1) for each in zip(*uses, strict=True)))
+        # All gradients of a step see one batch: together they are one release, of the root of so many times the norm.
+        noise = [self.gradients.multiplier / calls**0.5 for *_, calls in stages]
+        parts = [tuple((z, q, int(n)) for z, q, n in zip(noise, *row, strict=True) if n) for row in front]
+        bounds = sorted(((accounting.bound_of(part, self.delta), part) for part in set(parts)), reverse=True)
+        found = 0.0
+        for bound, part in bounds:
+            if bound <= found:
+                break
+            found = max(found, self._exactly(part))
+        return found
+
+    def _stages(self) -> list[tuple[int, BatchPlan, int]]:
+        """Return of each stage the phase it belongs to, its plan, and how many gradients a step of it takes."""
+        return [
+            (p, private_plan(stage, self.gradients), self.gradients.calls.get((phase.name, s), 1))
+            for p, phase in enumerate(self.phases)
+            for s, stage in enumerate(phase.work.stages)
+        ]
+
+    def _exactly(self, parts: accounting.Parts) -> float:
+        """Return epsilon, with what it takes that a batch never overflows."""
+        steps = sum(times for _, rate, times in parts if rate < 1)
+        found = accounting.of_parts(parts, self.delta * (1 - SLACK) if steps else self.delta)
+        if steps * OVERFLOW * (1 + torch.tensor(found).exp()) <= SLACK * self.delta:
+            return found
+        # Where no number of rows would do: as if every example were in every batch, and might push another one out of it.
+        return accounting.of_participation(1.0, 4 * sum(n / z**2 for z, _, n in parts), self.delta)
+
+    def told(self) -> str:
+        """Return what a plan says."""
+        g = self.gradients
+        kind = "drawn one by one" if g.drawn else "shuffled"
+        most = "as many as the client that was heard most spends"
+        if self.exchanges is not None:
+            counts = torch.full((len(self._sizes), len(self.phases)), self.exchanges)
+            most = f"{self.worst(self._sizes, counts):.3g} at most in the end"
+        return f"noise of {g.multiplier:.4g} times a norm of {g.norm:g} on each batch, {kind}: epsilon {most}; delta {self.delta:g}"
+
+    def said(self, state: Any) -> dict[str, Any]:
+        """Return what ``summary.json`` says."""
+        clients, counts = self._heard(state)
+        return {
+            "epsilon": self.epsilon(state),
+            "delta": self.delta,
+            "budget": self.budget,
+            "noise_multiplier": self.gradients.multiplier,
+            "clip_norm": self.gradients.norm,
+            "unit": "example",
+            "neighbours": "an example of one client left out, and their number known",
+            "accounting": "drawn batches" if self.gradients.drawn else "shuffled batches",
+            "gradients_of_a_batch": {f"{phase}, stage {s}": n for (phase, s), n in self.gradients.calls.items()} or 1,
+            "clients_heard": len(clients),
+            "exchanges_most": int(counts.sum(1).max()) if len(counts) else 0,
+        }
+
+
+def promised_to_examples(
+    config: Config,
+    algorithm: Algorithm,
+    task: Task,
+    problem: Problem,
+    seen: Callable[[Algorithm], Seen],
+) -> tuple[Algorithm, ExampleGuarantee]:
+    """Return an algorithm that keeps the promise that is configured, and the promise, noise found. Raises ConfigError."""
+    given, name = config.example_privacy, named(config, "algorithm")
+    assert given is not None
+    assert problem.num_examples is not None
+    _check(config, given, algorithm, task, problem, name)
+    gradients = Gradients(given.clip_norm, given.noise_multiplier or 1.0, given.batches == "drawn", {})
+    calls, repeated = _tried(algorithm, gradients, seen, name)
+    made = ExampleGuarantee(
+        delta=given.delta,
+        budget=given.epsilon,
+        gradients=gradients._replace(calls=calls),
+        phases=algorithm.phases,
+        num_examples=problem.num_examples,
+        clients=problem.clients,
+        exchanges=_exchanges(config, problem.clients, len(algorithm.phases)),
+    )
+    if given.epsilon is not None and repeated:
+        raise ConfigError(
+            f"example_privacy.epsilon={given.epsilon:g}: {name} may hear a client several times in a round, so that nobody knows "
+            f"before what a round spends: give noise_multiplier alone"
+        )
+    if given.noise_multiplier is None:
+        made = _with_noise(config, given, made)
+    if config.rounds and not made.worst(made._sizes, torch.ones(len(made._sizes), len(made.phases)).long()) <= (
+        given.epsilon or float("inf")
+    ):
+        raise ConfigError(
+            f"example_privacy.epsilon={given.epsilon:g}: the first round could spend more with "
+            f"example_privacy.noise_multiplier={given.noise_multiplier:g}: raise one of them, or leave the multiplier out"
+        )
+    return private_examples(algorithm, made.gradients), made
+
+
+def _with_noise(config: Config, given: ExamplePrivacy, made: ExampleGuarantee) -> ExampleGuarantee:
+    """Return the promise with the least noise that keeps it. Raises ConfigError where nobody knows before."""
+    if made.exchanges is None:
+        raise ConfigError(
+            f"example_privacy.epsilon={given.epsilon:g}: how often selection.kind={named(config, 'selection')!r} asks one client "
+            f"is not known before: invite all clients, set selection.kind=round_robin, or give example_privacy.noise_multiplier "
+            f"too, with which the run ends in time"
+        )
+    assert given.epsilon is not None
+    counts = torch.full((len(made._sizes), len(made.phases)), made.exchanges)
+
+    def noised(z: float) -> ExampleGuarantee:
+        return replace(made, gradients=made.gradients._replace(multiplier=z))
+
+    spends = lambda z: noised(z).worst(made._sizes, counts)  # noqa: E731
+    return noised(accounting.least_multiplier(given.epsilon, spends, "example_privacy.epsilon"))
+
+
+def _exchanges(config: Config, clients: int, phases: int) -> int | None:
+    """Return in how many exchanges of each phase a client takes part at most; None where anybody may be asked any time."""
+    invited = rounded_up(config.cohort.invite * config.cohort.over_select)
+    if invited >= clients:
+        return config.rounds
+    if named(config, "selection") == "round_robin" and phases == 1:
+        return -(-config.rounds * invited // clients)
+    return None
+
+
+def _tried(
+    algorithm: Algorithm, gradients: Gradients, seen: Callable[[Algorithm], Seen], name: str
+) -> tuple[Mapping[tuple[str, int], int], frozenset[str]]:
+    """Return how many gradients steps take of one batch, and phases that may have a client twice. Raises ConfigError."""
+    found: list[Seen] = []
+    mend = "leave example_privacy out, or choose fedavg, scaffold or another that takes gradients alone"
+
+    def trial(calls: Mapping[tuple[str, int], int]) -> None:
+        found.append(seen(private_examples(algorithm, gradients._replace(calls=calls))))
+
+    try:
+        return calls_of(trial), found[-1].repeated
+    except ConfigError:
+        raise
+    except FedfleetError as e:
+        why = f"it {e.__cause__}, which nothing hides" if isinstance(e.__cause__, OtherLook) else one_line(e)
+        raise ConfigError(f"example_privacy: {name}: {why}: {mend}") from None
+
+
+def _check(
+    config: Config, given: ExamplePrivacy, algorithm: Algorithm, task: Task, problem: Problem, name: str
+) -> None:
+    """Refuse what would not hide examples. Raises ConfigError."""
+    check_looks(config, "example_privacy")
+    if problem.clients > ALL_UP_TO:
+        raise ConfigError(
+            f"example_privacy: it looks at every client's number of examples, of {ALL_UP_TO:,} at most: take fewer"
+        )
+    most = int(problem.num_examples(torch.arange(problem.clients)).max()) if problem.num_examples else 1
+    if given.delta * most >= 1:
+        raise ConfigError(
+            f"example_privacy.delta={given.delta:g}: telling one of a client's {most:,} examples at random would keep that "
+            f"promise: give less than {1 / most:.3g}"
+        )
+    if BUFFERS in task.parts:
+        raise ConfigError(
+            "example_privacy: layers with statistics (BatchNorm) mix the examples of a batch, which then have no gradients of "
+            "their own: choose a net without, such as one of GroupNorm"
+        )
+    if problem.targets is not None:
+        raise ConfigError(
+            "example_privacy: which examples have no labels decides what is in a batch: leave domains.target or it out"
+        )
+    if (kind := named(config, "availability")) == "label_correlated":
+        raise ConfigError(
+            f"availability.kind={kind!r}: who is online tells labels, which example_privacy is to hide: choose another"
+        )
+    if algorithm.asynchronous and given.epsilon is not None:
+        raise ConfigError(
+            f"example_privacy.epsilon={given.epsilon:g}: {name} is asynchronous, and how often it hears one client is not known "
+            f"before: give noise_multiplier alone"
+        )
+    if config.cohort.late == "keep" and given.epsilon is not None:
+        raise ConfigError(
+            f"example_privacy.epsilon={given.epsilon:g}: with cohort.late='keep' a round may use several answers of one client: "
+            f"give noise_multiplier alone, or leave late out"
+        )
+
+
+def _uses(plan: BatchPlan, sizes: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return with which probability (n,) an example of clients is in a batch, and in how many it may be (n,), both float64."""
+    steps, an_epoch = steps_of(plan, sizes)
+    if plan.drawn:
+        return (plan.size or 1) / sizes.double().clamp(min=plan.size), (counts * steps).double()
+    passes = (steps * plan.per_step + an_epoch - 1).div(an_epoch, rounding_mode="floor")
+    return torch.ones(len(sizes), dtype=torch.float64), (counts * passes).double()
+
+
+def _front(rates: Tensor, times: Tensor) -> list[tuple[list[float], list[float]]]:
+    """Return the rows (n, stages) that no other row is as high as in everything."""
+    kept: list[int] = []
+    both = torch.cat([rates, times], 1)
+    order = (rates * times).sum(1).argsort(descending=True, stable=True)
+    for i in order.tolist():
+        if not (kept and (both[kept] >= both[i]).all(1).any()):
+            kept.append(i)
+    return [(rates[i].tolist(), times[i].tolist()) for i in kept]

@@ -1,0 +1,228 @@
+"""Promises to single examples: reckoned as another accountant does, noise found, runs that end in time, what is refused before."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import dp_accounting
+import pytest
+import torch
+from dp_accounting.rdp import RdpAccountant
+from prv_accountant.dpsgd import DPSGDAccountant
+
+import fedfleet
+from fedfleet.commands.plan import describe
+from fedfleet.config import accounting, example_guarantee
+from fedfleet.config.schema import complete, load
+from fedfleet.experiments.experiment import Experiment
+from fedfleet.simulator.driver.examples import Counted
+from fedfleet.simulator.driver.privacy import Ledger
+from fedfleet.simulator.errors import ConfigError
+
+BASE: dict[str, Any] = {
+    "rounds": 6,
+    "population": {"clients": 20, "partition": {"kind": "dirichlet", "alpha": 1.0}},
+    "task": {"name": "classification", "model": "logistic"},
+    "algorithm": {"name": "fedavg", "epochs": 2, "batch_size": 10},
+    "cohort": {"invite": 20},
+    "example_privacy": {"clip_norm": 1.0, "delta": 1e-4, "noise_multiplier": 1.2},
+    "executor": {"kind": "local", "inner": "serial"},
+    "evaluation": {"every": 2},
+}
+
+
+def made(**given: Any) -> Experiment:
+    return Experiment(load(BASE, {k.replace("__", "."): v for k, v in given.items()}))
+
+
+def heard(exchanges: dict[str, dict[int, int]]) -> Counted:
+    """A state in which clients were heard so often in phases."""
+    none = torch.zeros(0, dtype=torch.int64)
+    ledgers = {
+        phase: Ledger(9, torch.tensor(sorted(of)), torch.tensor([float(of[c]) for c in sorted(of)]), none, none)
+        for phase, of in exchanges.items()
+    }
+    return Counted(None, ledgers)
+
+
+def sizes(x: Experiment) -> list[int]:
+    return x.population.num_examples(torch.arange(20)).tolist()
+
+
+def drawn(z: float, rate: float, steps: int, delta: float = 1e-4) -> tuple[float, float]:
+    """Bounds on epsilon by another accountant."""
+    low, _, high = DPSGDAccountant(z, rate, steps, eps_error=0.02, delta_error=delta / 1000).compute_epsilon(
+        delta, steps
+    )
+    return low, high
+
+
+def test_a_client_spends_by_its_examples_and_how_often_it_was_heard_and_the_worst_counts():
+    x = made()
+    (promise,), n = x.promises, sizes(x)
+    small, large = n.index(min(n)), n.index(max(n))
+    assert promise.epsilon(heard({})) == 0
+    each = {}
+    for c, times in ((small, 1), (small, 5), (large, 5)):
+        found = promise.epsilon(heard({"train": {c: times}}))
+        steps = times * 2 * -(-n[c] // 10)
+        low, high = drawn(1.2, min(1.0, 10 / n[c]), steps)
+        assert low - 0.001 <= found <= high + 0.002
+        each[c, times] = found
+    assert each[small, 5] > each[large, 5]
+    both = promise.epsilon(heard({"train": {small: 1, large: 5}}))
+    assert both == max(each[small, 1], each[large, 5])
+
+
+def test_of_shuffled_batches_it_counts_how_often_an_example_comes():
+    x = made(example_privacy__batches="shuffled")
+    (promise,) = x.promises
+    assert promise.epsilon(heard({"train": {3: 5}})) == accounting.of_participation(1.2, 10, 1e-4)
+    steps = made(example_privacy__batches="shuffled", algorithm__epochs=None, algorithm__steps=9)
+    n = sizes(steps)
+    (promise,) = steps.promises
+    for c in (n.index(min(n)), n.index(max(n))):
+        passes = -(-9 // -(-n[c] // 10))
+        assert promise.epsilon(heard({"train": {c: 2}})) == accounting.of_participation(1.2, 2 * passes, 1e-4)
+
+
+def test_gradients_of_one_batch_are_one_release_of_a_larger_norm():
+    x = made(task__name="auc", algorithm={"name": "cdma_ada", "batch_size": 10, "steps": 4, "epochs": None})
+    (promise,), n = x.promises, sizes(x)
+    assert promise.gradients.calls[("update", 0)] == 2
+    parts = {p.name: p.work.stages[0].batches for p in x.algorithm.phases}
+    renyi = RdpAccountant(accounting.ORDERS)
+    for name, times in (("gradient", 2), ("update", 3)):
+        plan = parts[name]
+        calls = promise.gradients.calls.get((name, 0), 1)
+        event: Any = dp_accounting.GaussianDpEvent(1.2 / calls**0.5)
+        if plan.drawn:
+            renyi.compose(dp_accounting.PoissonSampledDpEvent(plan.size / n[0], event), 4 * times)
+        else:
+            renyi.compose(event, times * plan.epochs)
+    found = promise.epsilon(heard({"gradient": {0: 2}, "update": {0: 3}}))
+    bound = renyi.get_epsilon(1e-4)
+    assert 0.8 * bound < found <= bound
+
+
+def test_noise_is_found_for_the_client_that_spends_most():
+    x = made(example_privacy__noise_multiplier=None, example_privacy__epsilon=4.0, rounds=5)
+    (promise,) = x.promises
+    assert promise.epsilon(heard({"train": dict.fromkeys(range(20), 5)})) == pytest.approx(4.0, abs=0.02)
+    assert promise.epsilon(heard({"train": dict.fromkeys(range(20), 5)})) <= 4.0
+    assert "epsilon 4 at most in the end" in dict(describe(x))["example privacy"]
+    turns = made(
+        example_privacy__noise_multiplier=None,
+        example_privacy__epsilon=4.0,
+        rounds=10,
+        cohort__invite=10,
+        selection="round_robin",
+    )
+    assert turns.promises[0].gradients.multiplier == promise.gradients.multiplier  # five times each
+
+
+def test_a_run_ends_before_the_round_that_could_spend_too_much(tmp_path):
+    given = {"example_privacy.epsilon": 9.0, "rounds": 50, "cohort.invite": 8}
+    x = Experiment(load(BASE, given))
+    found = fedfleet.run(BASE, given, out=tmp_path / "run")
+    assert found.summary["status"] == "stopped"
+    assert 1 < found.summary["rounds"] < 50
+    told = json.loads((tmp_path / "run/summary.json").read_text())["example_privacy"]
+    assert told["epsilon"] <= 9.0
+    most = told["exchanges_most"]
+    n = min(sizes(x))
+    assert accounting.of_sampling(1.2, 10 / n, (most + 1) * 2 * -(-n // 10), 1e-4) > 9.0
+    spent = found.rounds["eval/example_epsilon_spent"].dropna()
+    assert spent.is_monotonic_increasing
+    assert spent.iloc[-1] == told["epsilon"]
+    report = fedfleet.write_report([found.folder], tmp_path / "report").read_text()
+    assert "epsilon of examples" in report
+    assert "drawn batches" in report
+
+
+def test_a_run_that_goes_on_counts_on_and_both_promises_hold(tmp_path):
+    given = {
+        "algorithm.weight": "uniform",
+        "selection": "poisson",
+        "cohort.invite": 10,
+        "privacy": {"clip_norm": 0.5, "delta": 1e-3, "noise_multiplier": 1.1},
+    }
+    whole = fedfleet.run(BASE, given, out=tmp_path / "whole")
+    fedfleet.run(BASE, {**given, "rounds": 3}, out=tmp_path / "part")
+    part = fedfleet.resume(tmp_path / "part", {"rounds": 6})
+    assert (tmp_path / "whole/model.safetensors").read_bytes() == (tmp_path / "part/model.safetensors").read_bytes()
+    for key in ("privacy", "example_privacy"):
+        assert part.summary[key] == whole.summary[key]
+    assert part.summary["privacy"]["epsilon"] == accounting.of_sampling(1.1, 0.5, 6, 1e-3)
+    assert {"eval/epsilon_spent", "eval/example_epsilon_spent"} <= set(whole.rounds)
+
+
+def test_where_no_room_is_enough_nothing_is_gained_by_drawing():
+    """A batch has room for so many that more come once in 10^18: of what is worth less than that, nothing is said by it."""
+    x = made(example_privacy__noise_multiplier=0.3)
+    (promise,) = x.promises
+    n = min(sizes(x))
+    steps = 40 * 2 * -(-n // 10)
+    found = promise.epsilon(heard({"train": {sizes(x).index(n): 40}}))
+    assert found == accounting.of_participation(1.0, 4 * steps / 0.3**2, 1e-4)
+    assert example_guarantee.SLACK < 0.01
+
+
+REFUSED = [
+    ({"example_privacy.noise_multiplier": None}, ["give epsilon, or noise_multiplier"]),
+    ({"example_privacy.delta": 0.1}, ["example_privacy.delta=0.1", "of a client's", "give less than 0.0"]),
+    ({"example_privacy.clip_norm": 0}, ["example_privacy.clip_norm=0", "greater than 0"]),
+    (
+        {"example_privacy.noise_multiplier": None, "example_privacy.epsilon": 1e-6},
+        ["example_privacy.epsilon=1e-06", "no noise up to"],
+    ),
+    (
+        {"example_privacy.noise_multiplier": None, "example_privacy.epsilon": 3, "cohort.invite": 5},
+        ["example_privacy.epsilon=3", "selection.kind='uniform'", "give example_privacy.noise_multiplier too"],
+    ),
+    ({"example_privacy.epsilon": 0.1}, ["the first round could spend more", "raise one of them"]),
+    ({"algorithm": "qffl"}, ["example_privacy: qffl", "loss of its examples", "choose fedavg, scaffold"]),
+    (
+        {"algorithm": "fedpac", "task.model": "mlp", "population.held_out": 0.2, "evaluation.per_client": True},
+        ["example_privacy: fedpac", "looks at"],
+    ),
+    ({"task.model": "cnn_bn"}, ["BatchNorm", "GroupNorm"]),
+    ({"task": "gan"}, ["example_privacy"]),
+    ({"selection": "oort"}, ["selection.kind='oort'", "which example_privacy is to hide"]),
+    ({"availability": "label_correlated"}, ["availability.kind='label_correlated'", "tells labels"]),
+    ({"faults.non_finite": "keep"}, ["faults.non_finite='keep'"]),
+    ({"stop_if_diverged": 3}, ["stop_if_diverged=3", "leave it or example_privacy out"]),
+    (
+        {
+            "algorithm": {"name": "fedbuff", "buffer": 3, "concurrency": 5},
+            "example_privacy.epsilon": 9,
+            "cohort": "none",
+        },
+        ["example_privacy.epsilon=9", "fedbuff is asynchronous", "noise_multiplier alone"],
+    ),
+    ({"cohort.late": "keep", "example_privacy.epsilon": 9}, ["cohort.late='keep'", "several answers"]),
+    ({"algorithm": "drfa", "domains.kind": "label"}, ["example_privacy: drfa", "looks at"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), REFUSED)
+def test_what_cannot_be_hidden_is_refused(changes, says):
+    base = {k: v for k, v in BASE.items() if k != "cohort" or changes.get(k) != "none"}
+    with pytest.raises(ConfigError) as e:
+        Experiment(load(base, {k: v for k, v in changes.items() if v != "none"}))
+    assert all(text in str(e.value) for text in says), e.value
+    assert "\n" not in str(e.value)
+
+
+def test_a_promise_is_written_out():
+    config = load(BASE)
+    assert complete(config)["example_privacy"] == {
+        "clip_norm": 1.0,
+        "delta": 1e-4,
+        "noise_multiplier": 1.2,
+        "epsilon": None,
+        "batches": "drawn",
+    }
+    assert complete(load({k: v for k, v in BASE.items() if k != "example_privacy"}))["example_privacy"] is None
+    assert "drawn one by one" in dict(describe(Experiment(config)))["example privacy"]

@@ -1,0 +1,198 @@
+"""Clients that hide their examples: gradients by hand, how noise is spread, who has been heard how often, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.simulator.algorithm import Algorithm
+from fedfleet.simulator.author import BatchPlan, Stage
+from fedfleet.simulator.block.capture import Captures
+from fedfleet.simulator.driver.codec import decode, encode
+from fedfleet.simulator.driver.examples import Gradients, counted, private_examples
+from fedfleet.simulator.errors import ClientError, FedfleetError
+from fedfleet.simulator.fleet.availability import Bernoulli
+from fedfleet.simulator.fleet.responses import Federation
+from tests.algorithms.harness import Bowl, World, build, digits, flat, play, records, rows
+from tests.transforms.test_algorithms import case
+
+BOWL = World(Bowl(), rows([(1, 4), (1, 1.5), (2, 0.8)], [(1, -1), (3, 2)]))
+"""Of weights a and means m: from w = 1 the gradients are a (1 - m)."""
+
+
+def private(
+    algorithm: Algorithm, norm: float = 0.5, multiplier: float = 0.0, *, drawn: bool = False, **calls: int
+) -> Algorithm:
+    return private_examples(algorithm, Gradients(norm, multiplier, drawn, {(k, 0): n for k, n in calls.items()}))
+
+
+def averaging(world: World = BOWL, **options: Any) -> Algorithm:
+    given = {"lr": 1.0, "epochs": 1, "batch_size": 3, "weight": "uniform"}
+    return build("fedavg", world.task, CohortOptions(invite=2), **{**given, **options})
+
+
+def w(z: Any) -> float:
+    return float(z["x"]["w"])
+
+
+def test_a_step_by_hand():
+    """Gradients -3, -0.5 and 0.4 of the first client, and 2 and -3 of the second, each clipped to 0.5."""
+    (z,) = play(private(averaging()), BOWL, 1)
+    assert w(z) == pytest.approx(((1 + (0.5 + 0.5 - 0.4) / 3) + (1 + (-0.5 + 0.5) / 2)) / 2)
+    (z,) = play(private(averaging(), norm=2.5), BOWL, 1)
+    assert w(z) == pytest.approx(((1 + (2.5 + 0.5 - 0.4) / 3) + (1 + (-2 + 2.5) / 2)) / 2)
+
+
+def test_a_drawn_batch_is_divided_by_what_it_has_on_average():
+    """All of a client's examples where it has no more than a batch; nothing drawn is a step of noise alone."""
+    (z,) = play(private(averaging(), drawn=True), BOWL, 1)
+    assert w(z) == pytest.approx(((1 + 0.6 / 3) + 1) / 2)
+    world = World(Bowl(), rows(*([[(1.0, 10.0)] * 8] * 40)))
+    many = build("fedavg", world.task, CohortOptions(invite=40), lr=1.0, steps=1, batch_size=2, weight="uniform")
+    found = [w(z) - 1 for z in play(private(many, norm=1.0, drawn=True), world, 1)]
+    assert 0 < found[0] != 1.0  # of eight with probability 1/4, over 2
+    assert found[0] == pytest.approx(1.0, abs=5 * (8 * 0.25 * 0.75 / 4 / 40) ** 0.5)
+    (nothing,) = play(
+        private(averaging(batch_size=1, steps=1, epochs=None), norm=1e-9, multiplier=1e9, drawn=True), BOWL, 1
+    )
+    assert w(nothing) != 1.0
+
+
+@pytest.mark.parametrize(("drawn", "batch"), [(False, 4), (True, 2)])
+def test_noise_is_of_the_norm_times_the_multiplier_over_the_batch(drawn, batch):
+    """Of 4,000 clients that stand still but for it: over four, or over the two that are drawn of four on average."""
+    size = 4000
+    world = World(Bowl(), rows(*([[(1.0, 1.0)] * 4] * size)))
+    many = build("fedavg", world.task, CohortOptions(invite=size), lr=1.0, steps=1, batch_size=batch, weight="uniform")
+    phase = many.phases[0]
+
+    def round(state: Any, rnd: Any) -> Any:
+        return state, {"end": float(rnd.map_reduce(phase, shared=many.personal.message(state, 0), cohort=rnd.invite(size))["z"]["x"]["w"])}  # noqa: E501  # fmt: skip
+
+    there = private(many._replace(round=round), norm=0.5, multiplier=3.0, drawn=drawn)
+    (record,) = records(there, world, 1, block_size=1000, inner="batched")
+    std = 3.0 * 0.5 / batch / size**0.5
+    assert 0 < abs(record.metrics["end"] - 1.0) < 5 * std
+    # Each client's for itself: the mean of so many others is another number.
+    more = [records(there, world, 1, block_size=1000, inner="batched", seed=s) for s in range(1, 25)]
+    found = torch.tensor([next(r).metrics["end"] - 1.0 for r in more])
+    assert float(found.std()) == pytest.approx(std, rel=0.5)
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "cdma_ada", "fedprox", "gt_hsgd"])
+def test_an_algorithm_is_the_same_one_client_at_a_time_and_many_at_once(name, drawn):
+    world, algorithm = case(name)
+    calls = {"cdma_ada": {"gradient": 2, "update": 2}, "gt_hsgd": {p.name: 2 for p in algorithm.phases}}.get(name, {})
+    there = private(algorithm, 0.5, 0.8, drawn=drawn, **calls)
+    given = {"federation": Federation(availability=Bernoulli(0.7))}
+    one, many, factored = (flat(play(there, world, 2, inner=i, **given)[-1]) for i in ("serial", "batched", "factored"))
+    torch.testing.assert_close(one, many, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(one, factored, rtol=2e-4, atol=2e-4)
+
+
+def test_captured_to_the_bit():
+    world = digits("classification", clients=40)
+    algorithm = build("fedavg", world.task, CohortOptions(invite=8), steps=2, batch_size=4)
+    there, captures = private(algorithm, 0.5, 1.0, drawn=True), Captures(after=2)
+    given = {"inner": "batched", "block_size": 8}
+    found = [flat(play(there, world, 6, captures=c, **given)[-1]) for c in (Captures(None), captures)]
+    assert captures.ready > 0
+    assert torch.equal(*found)
+
+
+def test_no_example_moves_a_client_by_more_than_its_share():
+    """However far off it is."""
+    ends = []
+    for mean in (0.0, 1e6, -1e6):
+        world = World(Bowl(), rows([(1, 4), (1, 1.5), (2, mean)], [(1, -1), (3, 2)]))
+        ends.append(w(play(private(averaging(world), multiplier=0.3), world, 1)[-1]))
+    assert max(ends) - min(ends) == pytest.approx(2 * 0.5 / 3 / 2)
+
+
+def test_two_gradients_of_a_step_have_noise_of_their_own():
+    plan = BatchPlan(size=3, epochs=1, shuffle=False)
+    phase = averaging().phases[0]
+
+    def step(ops, shared, carry, batch, at, key):
+        a, b = (ops.grad("train", carry.z, batch, key)[0]["x"]["w"] for _ in range(2))
+        return carry._replace(z={"x": {"w": carry.z["x"]["w"] + (a - b)}})
+
+    twice = replace(phase, work=replace(phase.work, stages=(Stage(step=step, batches=plan),)))
+    algorithm = averaging()
+
+    def round(state, rnd):
+        found = rnd.map_reduce(twice, shared=algorithm.personal.message(state, 0), cohort=rnd.invite(2))
+        return state._replace(z=found["z"]), {}
+
+    own = algorithm._replace(round=round, phases=(twice,))
+    assert w(play(private(own, train=2), BOWL, 1)[0]) == 1.0
+    assert w(play(private(own, multiplier=1.0, train=2), BOWL, 1)[0]) != 1.0
+    with pytest.raises(ClientError, match="more gradients in a step"):
+        play(private(own), BOWL, 1)
+
+
+def test_exchanges_are_counted_by_client_and_phase_and_go_through_a_checkpoint():
+    world, algorithm = case("cdma_ada")
+    there = private(algorithm, gradient=2, update=2)
+    heard: dict[str, dict[int, int]] = {p.name: {} for p in algorithm.phases}
+    for record in records(there, world, 5, federation=Federation(availability=Bernoulli(0.5))):
+        for phase in record.phases:
+            if phase.attempt == record.phases[-1].attempt:
+                for c in phase.clients[phase.responses.heard].tolist():
+                    heard[phase.phase][c] = heard[phase.phase].get(c, 0) + 1
+    for state in (record.state, decode(*encode(record.state))):
+        for name, ledger in counted(state).phases.items():
+            assert dict(zip(ledger.clients.tolist(), ledger.spent.tolist(), strict=True)) == heard[name]
+    assert max(heard["update"].values()) > 1
+
+
+LOOKS = {
+    "the loss of its examples": lambda ops, local, batch, key: ops.value("train", local.z, batch, key),
+    "what the model says": lambda ops, local, batch, key: ops.apply("predict", local.z, batch),
+    "own gradients": lambda ops, local, batch, key: ops.grads("train", local.z, batch, key),
+    "looks at the loss of": lambda ops, local, batch, key: ops.grad("train", local.z, batch, key)[1]["loss"],
+    "looks at the rows of": lambda ops, local, batch, key: ops.grad("train", local.z, batch, key)[1].get("rows"),
+    "looks at the n of": lambda ops, local, batch, key: "n" in ops.grad("train", local.z, batch, key)[1],
+    "looks at its examples": lambda ops, local, batch, key: batch.x,
+    "counts the examples": lambda ops, local, batch, key: batch.count(),
+}
+
+
+@pytest.mark.parametrize("says", LOOKS)
+def test_clients_see_of_their_examples_gradients_alone(says):
+    phase = averaging().phases[0]
+
+    def step(ops, shared, local, batch, at, key):
+        LOOKS[says](ops, local, batch, key)
+        return local
+
+    stage = replace(phase.work.stages[0], step=step)
+    looking = replace(phase, work=replace(phase.work, stages=(stage,)))
+
+    def round(state, rnd):
+        rnd.map_reduce(looking, shared=averaging().personal.message(state, 0), cohort=rnd.invite(2))
+        return state, {}
+
+    with pytest.raises(ClientError, match=says):
+        play(private(averaging()._replace(round=round, phases=(looking,)), drawn=True), BOWL, 1)
+
+
+def test_the_number_of_rows_may_be_counted_where_it_is_no_secret():
+    world, algorithm = case("gt_gda")  # a full gradient, in chunks
+    assert play(private(algorithm, 0.5, 0.1, **{p.name: 2 for p in algorithm.phases}), world, 1)
+
+
+def test_other_numbers_of_steps_are_refused():
+    algorithm = averaging()
+
+    def round(state, rnd):
+        rnd.map_reduce(algorithm.phases[0], shared=algorithm.personal.message(state, 0), cohort=rnd.invite(2), steps=3)
+        return state, {}
+
+    with pytest.raises(FedfleetError, match="other numbers of steps"):
+        play(private(algorithm._replace(round=round)), BOWL, 1)
