@@ -34,6 +34,14 @@ def level() -> int | None:
     return functorch.maybe_current_level() if torch._C._are_functorch_transforms_active() else None
 
 
+def differentiated() -> bool:
+    """Say whether the caller runs under one of ``torch.func``'s own derivatives, where nothing can be reached beneath."""
+    if not torch._C._are_functorch_transforms_active():
+        return False
+    kinds = (interpreter.key() for interpreter in functorch.get_interpreter_stack())
+    return any(kind != functorch.TransformType.Vmap for kind in kinds)
+
+
 def clients() -> int | None:
     """Return the number of clients that ``vmap`` runs, None outside."""
     if level() is None:

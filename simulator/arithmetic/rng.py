@@ -153,6 +153,19 @@ def normal(k: Key, shape: tuple[int, ...] | int = (), dtype: torch.dtype = torch
     return radius * torch.cos((2.0 * math.pi) * v)
 
 
+def normals(k: Key, shape: tuple[int, ...] | int = ()) -> Tensor:
+    """Return standard normal float32 draws, many at little cost: other ones than ``normal``, two of one word.
+
+    None is further out than 5.8, the root of 2 log 2^24.
+    """
+    shape = (shape,) if isinstance(shape, int) else shape
+    size = math.prod(shape)
+    word = bits(k, (size + 1) // 2)
+    u, v = (w.to(torch.float32) * 2.0**-24 for w in (_shift(word, 40), word & 0xFFFFFF))
+    radius, angle = torch.sqrt(-2.0 * torch.log(1.0 - u)), (2.0 * math.pi) * v
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :size].reshape((*k.shape, *shape))
+
+
 def bernoulli(k: Key, p: float | Tensor, shape: tuple[int, ...] | int = ()) -> Tensor:
     """Return booleans, true with probability ``p``."""
     return uniform(k, shape, torch.float64) < p

@@ -178,7 +178,7 @@ class _Hiding:
         draws, leaves = rng.fold(key, "hide examples", self._left), []
         for name, g in T.named_leaves(each):
             total = torch.tensordot(factor.to(g.dtype), g, 1)
-            noise = rng.normal(rng.fold(draws, name), tuple(total.shape), total.dtype)
+            noise = rng.normals(rng.fold(draws, name), tuple(total.shape)).to(g.dtype)
             leaves.append((total + std * noise) / size.to(g.dtype))
         moving = T.unflatten(each, leaves)
         return {p: moving[p] if p in moving else T.zeros_like(below) for p, below in z.items()}, _Untold()
@@ -202,9 +202,7 @@ class _Hiding:
 
 def _norms(each: Tree) -> Tensor:
     """Return the Euclidean norms (B,) of directions, leaves (B, ...)."""
-    squares = [
-        torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1, dtype=torch.float64).square() for g in T.leaves(each)
-    ]
+    squares = [torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1).double().square() for g in T.leaves(each)]
     return torch.stack(squares).sum(0).sqrt()
 
 

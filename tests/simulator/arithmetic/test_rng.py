@@ -180,6 +180,25 @@ def test_normal_moments(dtype):
     assert abs(inside - math.erf(1 / math.sqrt(2))) < 4 * math.sqrt(0.25 / n)
 
 
+def test_many_normals_have_the_moments_too_and_come_in_pairs_of_one_word():
+    n = 100_001
+    x = rng.normals(rng.fold(rng.key(6), torch.arange(2)), (n,))
+    assert x.dtype == torch.float32
+    assert x.abs().max() < 5.8
+    first, second = x.double()
+    for one in (first, second):
+        for power, mean, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+            assert abs(float((one**power).mean()) - mean) < 4 * math.sqrt(variance / n)
+    half = n // 2 + 1
+    for a, b in ((first, second), (first[: half - 1], first[half:])):
+        for p in (1, 2):  # squares too: those of a pair have a radius in common
+            of = torch.stack([a**p, b**p]).corrcoef()[0, 1]
+            assert abs(float(of)) < 4 / math.sqrt(len(a))
+    assert torch.equal(rng.normals(rng.fold(rng.key(6), 1), (n,)), x[1])
+    assert rng.normals(rng.key(6), (3, 5)).shape == (3, 5)
+    assert rng.normals(rng.key(6)).shape == ()
+
+
 def test_bernoulli_rate():
     n = 50_000
     for p in (0.0, 0.1, 0.7, 1.0):

@@ -10,6 +10,7 @@ import torch
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.algorithm import Algorithm
+from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.author import BatchPlan, Stage
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.driver.codec import decode, encode
@@ -112,6 +113,39 @@ def test_no_example_moves_a_client_by_more_than_its_share():
         world = World(Bowl(), rows([(1, 4), (1, 1.5), (2, mean)], [(1, -1), (3, 2)]))
         ends.append(w(play(private(averaging(world), multiplier=0.3), world, 1)[-1]))
     assert max(ends) - min(ends) == pytest.approx(2 * 0.5 / 3 / 2)
+
+
+def test_leaves_and_steps_have_noise_of_their_own():
+    """Of a net whose gradients are zero: nothing but noise moves it."""
+    world = digits("classification", clients=2, net={"model": "mlp", "hidden": (10,)})
+    algorithm = build("fedavg", world.task, CohortOptions(invite=1), lr=1.0, steps=1, batch_size=4)
+    z = world.task.init(0)
+    (end,) = play(private(algorithm, 1e-6, 1e6), world, 1, z=z)
+    moved = {name: (a - b).flatten() for (name, a), (_, b) in zip(T.named_leaves(end), T.named_leaves(z), strict=True)}
+    first, second = (moved[f"x.{i}.bias"] for i in (1, 3))
+    assert len(first) == len(second) == 10
+    assert not torch.allclose(first, second)
+    assert 0.5 < float(torch.cat([first, second]).std() * 4) < 2.0
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_step_of_two_batches_is_never_drawn(drawn):
+    world, algorithm = case("extra_step")
+    there = private(algorithm, 0.5, 0.8, drawn=drawn, **{p.name: 2 for p in algorithm.phases})
+    assert not any(stage.batches.drawn for p in there.phases for stage in p.work.stages)
+    assert play(there, world, 1)
+
+
+def test_a_client_heard_twice_in_an_exchange_is_counted_twice():
+    algorithm = averaging()
+
+    def round(state, rnd):
+        cohort = rnd.draw(5, lambda size, key: torch.tensor([1, 0, 1, 1, 0]))
+        return state._replace(z=rnd.map_reduce(algorithm.phases[0], shared=algorithm.personal.message(state, 0), cohort=cohort)["z"]), {}  # noqa: E501  # fmt: skip
+
+    *_, last = records(private(algorithm._replace(round=round)), BOWL, 2)
+    ledger = counted(last.state).phases["train"]
+    assert dict(zip(ledger.clients.tolist(), ledger.spent.tolist(), strict=True)) == {0: 4, 1: 6}
 
 
 def test_two_gradients_of_a_step_have_noise_of_their_own():

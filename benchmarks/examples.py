@@ -1,0 +1,125 @@
+"""What hiding single examples costs: ``python -m benchmarks.examples``, beside Opacus (pip install opacus), where it is there.
+
+Rounds of private clients, one at a time and many at once, in turns with rounds without, and with a loop over clients by Opacus'
+gradients of single examples. All are in this process with one thread; ratios are taken within a turn. Batches are shuffled, so that
+all have the same work; those that are drawn have rows to spare, and are measured besides.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks import command, lists, world
+from benchmarks.blocks import spread
+from benchmarks.cases import CASES
+from benchmarks.command import say
+from benchmarks.peers import workload
+from benchmarks.peers.workload import Case
+from fedfleet.commands.tune import How
+from fedfleet.simulator.driver.examples import Gradients, private_examples
+from fedfleet.simulator.executors.local import LocalExecutor
+
+NORM, MULTIPLIER = 1.0, 0.5
+WAYS = {
+    "hidden, one at a time": ("serial", False),
+    "hidden": ("batched", False),
+    "hidden, drawn": ("batched", True),
+}
+
+
+def opacus_loop(case: Case) -> Callable[[int], None] | None:
+    """Return a function that runs round t of FedAvg with private clients by Opacus; None where it is not installed."""
+    try:
+        from opacus import GradSampleModule  # pyright: ignore[reportMissingImports]
+        from opacus.optimizers import DPOptimizer  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return None
+    x, y = workload.data(case)
+    model = GradSampleModule(workload.net(case))
+    parameters = list(model.parameters())
+    sgd = torch.optim.SGD(parameters, lr=case.lr)
+    private = DPOptimizer(sgd, noise_multiplier=MULTIPLIER, max_grad_norm=NORM, expected_batch_size=case.batch)
+
+    def round(t: int) -> None:
+        start = [p.detach().clone() for p in parameters]
+        total = lists.zeros(start)
+        for client in workload.cohort(case, t):
+            lists.copy(parameters, start)
+            for _ in range(case.epochs):
+                batches = zip(x[client].split(case.batch), y[client].split(case.batch), strict=True)
+                for rows, labels in batches:
+                    private.zero_grad()
+                    F.cross_entropy(model(rows), labels).backward()
+                    private.step()
+            lists.add(total, parameters)
+        lists.scale(total, 1 / case.cohort)
+        lists.copy(parameters, total)
+
+    return round
+
+
+def _timed(run: Callable[[int], None], rounds: int) -> Iterator[float]:
+    for t in range(rounds):
+        started = time.perf_counter()
+        run(t)
+        yield time.perf_counter() - started
+
+
+def measure(case: Case, turns: int) -> dict[str, Any]:
+    """Return milliseconds a round, medians, and each way's over that without; 0 turns of what is not there."""
+    plain = world.build(case)
+    how, rounds = world.rule(plain), case.warmup + turns
+    hidden = {
+        name: (
+            How(inner, how.block_size),
+            private_examples(plain.algorithm, Gradients(NORM, MULTIPLIER, drawn=drawn, calls={})),
+        )
+        for name, (inner, drawn) in WAYS.items()
+    }
+    with ExitStack() as stack:
+
+        def play(way: How, algorithm: Any) -> Iterator[float]:
+            executor = stack.enter_context(closing(LocalExecutor(1)))
+            return (r.seconds for r in world.play(replace(plain, algorithm=algorithm), executor, way, rounds))
+
+        under_way = {"nothing hidden": play(how, plain.algorithm)} | {name: play(*way) for name, way in hidden.items()}
+        if (loop := opacus_loop(case)) is not None:
+            under_way["Opacus, a loop"] = _timed(loop, rounds)
+        taken = [{name: 1000 * next(rounds) for name, rounds in under_way.items()} for _ in range(rounds)]
+    taken = taken[case.warmup :]
+    return {
+        "inner": how.inner,
+        "ms": {name: median(t[name] for t in taken) for name in under_way},
+        "over": {name: spread([t[name] / t["hidden"] for t in taken]) for name in under_way},
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command."""
+    ask = command.parser("benchmarks.examples", __doc__)
+    ask.add_argument("--case", choices=CASES, default="mlp", help="(default %(default)s)")
+    ask.add_argument("--turns", type=command.count, default=15, help="of each (default %(default)d)")
+    ask.add_argument("--json", action="store_true", help="print JSON")
+    args = ask.parse_args(argv)
+    torch.set_num_threads(1)
+    say(f"{args.case}: {args.turns} turns")
+    found = measure(CASES[args.case], args.turns)
+    if args.json:
+        print(json.dumps({"machine": command.machine(), **found}))
+        return
+    print(f"{args.case}, {found['inner']} where nothing is hidden, one process, one thread")
+    for name, ms in found["ms"].items():
+        print(f"{name:22} {ms:8.1f} ms a round, {found['over'][name]['median']:.2f} times hidden")
+
+
+if __name__ == "__main__":
+    main()
