@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from fedfleet.config.guarantee import check_looks
 from fedfleet.config.privacy import ExamplePrivacy
 from fedfleet.config.schema import Config, named
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
-from fedfleet.simulator.block.batches import OVERFLOW, steps_of
+from fedfleet.simulator.block.batches import OVERFLOW, capacity, steps_of
 from fedfleet.simulator.driver.examples import Gradients, OtherLook, calls_of, counted, private_examples, private_plan
 from fedfleet.simulator.driver.transformed import Seen
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
@@ -91,14 +92,35 @@ class ExampleGuarantee:
         front = _front(*(torch.stack(each, 1) for each in zip(*uses, strict=True)))
         # All gradients of a step see one batch: together they are one release, of the root of so many times the norm.
         noise = [self.gradients.multiplier / calls**0.5 for *_, calls in stages]
-        parts = [tuple((z, q, int(n)) for z, q, n in zip(noise, *row, strict=True) if n) for row in front]
-        bounds = sorted(((accounting.bound_of(part, self.delta), part) for part in set(parts)), reverse=True)
-        found = 0.0
-        for bound, part in bounds:
+        found, known = 0.0, [
+            (tuple((z, q, int(n)) for z, q, n in zip(noise, rates, times, strict=True) if n), int(sum(full)))
+            for rates, times, full in front
+        ]  # fmt: skip
+        for bound, parts, full in sorted(((self._bound(*row), *row) for row in set(known)), reverse=True):
             if bound <= found:
                 break
-            found = max(found, self._exactly(part))
+            found = max(found, self._exactly(parts, full))
         return found
+
+    def _bound(self, parts: accounting.Parts, full: int) -> float:
+        """Return what epsilon is at most, at little cost."""
+        bound = accounting.bound_of(parts, self.delta * (1 - SLACK))
+        return bound if self._fits(full, bound) else max(bound, self._crowded(parts))
+
+    def _exactly(self, parts: accounting.Parts, full: int) -> float:
+        """Return epsilon, with what it takes that none of ``full`` batches, which have not room for all, ever overflows."""
+        found = accounting.of_parts(parts, self.delta * (1 - SLACK) if full else self.delta)
+        return found if self._fits(full, found) else self._crowded(parts)
+
+    def _fits(self, full: int, epsilon: float) -> bool:
+        """Say whether it takes no more than its share of delta that so many batches have room for all that is drawn."""
+        return not full or math.log(full * OVERFLOW) + math.log1p(math.exp(min(epsilon, 700))) <= math.log(
+            SLACK * self.delta
+        )
+
+    def _crowded(self, parts: accounting.Parts) -> float:
+        """Return epsilon as if every example were in every batch, and might push another one out of it."""
+        return accounting.of_participation(1.0, 4 * sum(n / z**2 for z, _, n in parts), self.delta)
 
     def _stages(self) -> list[tuple[int, BatchPlan, int]]:
         """Return of each stage the phase it belongs to, its plan, and how many gradients a step of it takes."""
@@ -107,15 +129,6 @@ class ExampleGuarantee:
             for p, phase in enumerate(self.phases)
             for s, stage in enumerate(phase.work.stages)
         ]
-
-    def _exactly(self, parts: accounting.Parts) -> float:
-        """Return epsilon, with what it takes that a batch never overflows."""
-        steps = sum(times for _, rate, times in parts if rate < 1)
-        found = accounting.of_parts(parts, self.delta * (1 - SLACK) if steps else self.delta)
-        if steps * OVERFLOW * (1 + torch.tensor(found).exp()) <= SLACK * self.delta:
-            return found
-        # Where no number of rows would do: as if every example were in every batch, and might push another one out of it.
-        return accounting.of_participation(1.0, 4 * sum(n / z**2 for z, _, n in parts), self.delta)
 
     def told(self) -> str:
         """Return what a plan says."""
@@ -272,21 +285,25 @@ def _check(
         )
 
 
-def _uses(plan: BatchPlan, sizes: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return with which probability (n,) an example of clients is in a batch, and in how many it may be (n,), both float64."""
+def _uses(plan: BatchPlan, sizes: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return of clients how probably an example is in a batch (n,), in how many it may be (n,), and how many have not room for all.
+
+    All are float64.
+    """
     steps, an_epoch = steps_of(plan, sizes)
     if plan.drawn:
-        return (plan.size or 1) / sizes.double().clamp(min=plan.size), (counts * steps).double()
+        assert plan.size is not None
+        times = (counts * steps).double()
+        return plan.size / sizes.double().clamp(min=plan.size), times, times * (sizes > capacity(plan.size))
     passes = (steps * plan.per_step + an_epoch - 1).div(an_epoch, rounding_mode="floor")
-    return torch.ones(len(sizes), dtype=torch.float64), (counts * passes).double()
+    return torch.ones(len(sizes), dtype=torch.float64), (counts * passes).double(), torch.zeros(len(sizes)).double()
 
 
-def _front(rates: Tensor, times: Tensor) -> list[tuple[list[float], list[float]]]:
-    """Return the rows (n, stages) that no other row is as high as in everything."""
+def _front(*columns: Tensor) -> list[list[list[float]]]:
+    """Return the rows of columns (n, stages) that no other row is as high as in everything."""
     kept: list[int] = []
-    both = torch.cat([rates, times], 1)
-    order = (rates * times).sum(1).argsort(descending=True, stable=True)
-    for i in order.tolist():
-        if not (kept and (both[kept] >= both[i]).all(1).any()):
+    together = torch.cat(columns, 1)
+    for i in (columns[0] * columns[1]).sum(1).argsort(descending=True, stable=True).tolist():
+        if not (kept and (together[kept] >= together[i]).all(1).any()):
             kept.append(i)
-    return [(rates[i].tolist(), times[i].tolist()) for i in kept]
+    return [[c[i].tolist() for c in columns] for i in kept]

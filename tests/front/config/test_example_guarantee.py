@@ -16,6 +16,7 @@ from fedfleet.commands.plan import describe
 from fedfleet.config import accounting, example_guarantee
 from fedfleet.config.schema import complete, load
 from fedfleet.experiments.experiment import Experiment
+from fedfleet.simulator.block.batches import capacity
 from fedfleet.simulator.driver.examples import Counted
 from fedfleet.simulator.driver.privacy import Ledger
 from fedfleet.simulator.errors import ConfigError
@@ -75,6 +76,19 @@ def test_a_client_spends_by_its_examples_and_how_often_it_was_heard_and_the_wors
     assert both == max(each[small, 1], each[large, 5])
 
 
+def test_the_worst_of_many_is_the_most_that_one_alone_has_spent():
+    """Clients of few examples use them often, those heard often use them rarely: neither rule alone finds the worst."""
+    (promise,) = made().promises
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(3):
+        n = torch.randint(5, 200, (12,), generator=generator)
+        counts = torch.randint(0, 30, (12, 1), generator=generator)
+        alone = [promise.worst(n[i : i + 1], counts[i : i + 1]) for i in range(12)]
+        assert promise.worst(n, counts) == max(alone)
+    rates, times = (torch.tensor(v, dtype=torch.float64)[:, None] for v in ([0.5, 0.1, 0.4], [4, 30, 3]))
+    assert example_guarantee._front(rates, times) == [[[0.1], [30.0]], [[0.5], [4.0]]]
+
+
 def test_of_shuffled_batches_it_counts_how_often_an_example_comes():
     x = made(example_privacy__batches="shuffled")
     (promise,) = x.promises
@@ -119,6 +133,9 @@ def test_noise_is_found_for_the_client_that_spends_most():
         cohort__invite=10,
         selection="round_robin",
     )
+    assert (turns.promises[0].exchanges, promise.exchanges) == (5, 5)
+    some = {"cohort.invite": 8, "selection": "round_robin", "rounds": 6}
+    assert Experiment(load(BASE, some)).promises[0].exchanges == 3  # 48 of 20 in turn
     assert turns.promises[0].gradients.multiplier == promise.gradients.multiplier  # five times each
 
 
@@ -159,14 +176,16 @@ def test_a_run_that_goes_on_counts_on_and_both_promises_hold(tmp_path):
 
 
 def test_where_no_room_is_enough_nothing_is_gained_by_drawing():
-    """A batch has room for so many that more come once in 10^18: of what is worth less than that, nothing is said by it."""
-    x = made(example_privacy__noise_multiplier=0.3)
-    (promise,) = x.promises
-    n = min(sizes(x))
-    steps = 40 * 2 * -(-n // 10)
-    found = promise.epsilon(heard({"train": {sizes(x).index(n): 40}}))
-    assert found == accounting.of_participation(1.0, 4 * steps / 0.3**2, 1e-4)
-    assert example_guarantee.SLACK < 0.01
+    """A batch has room for all but what comes once in 10^18: for epsilon so large that this counts, unless all have room."""
+    (promise,) = made(example_privacy__noise_multiplier=0.3).promises
+    roomy, crowded = capacity(10), 10 * capacity(10)
+    spent = lambda n, times: promise.worst(torch.tensor([n]), torch.tensor([[times]]))  # noqa: E731
+    steps = 40 * 2 * -(-crowded // 10)
+    assert spent(crowded, 40) == accounting.of_participation(1.0, 4 * steps / 0.3**2, 1e-4)
+    steps = 40 * 2 * -(-roomy // 10)
+    assert spent(roomy, 40) == accounting.of_sampling(0.3, 10 / roomy, steps, 1e-4)
+    both = promise.worst(torch.tensor([crowded, roomy]), torch.tensor([[40], [40]]))
+    assert both == max(spent(crowded, 40), spent(roomy, 40)) > spent(roomy, 40)
 
 
 REFUSED = [
