@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedfleet.config import rules, timing
+from fedfleet.config import rules, secured, timing
 from fedfleet.config.schema import named, options
 from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.experiment import Experiment
@@ -57,6 +57,9 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
         up, down = f"{invite * sum(x.notes.bytes_up.values()) / 1e6:.3g}", f"at least {up} MB"
     if x.guarantee is not None:
         yield "privacy", x.guarantee.told()
+    if (told := secured.told(x.config, x.algorithm)) is not None:
+        yield "secure aggregation", told
+        up, down = f"{invite * secured.sent_each(x.config, x.algorithm) / 1e6:.3g}", "the models and what is said above"
     yield "traffic a round", f"about {up} MB up, {down} down, if all answer"
     if x.attack is not None:
         yield "attack", f"{named(x.config, 'attack')} by {len(x.attack.attackers):,} of {x.problem.clients:,} clients"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 
-from fedfleet.config import resolve
+from fedfleet.config import resolve, secured
 from fedfleet.config.schema import named
 from fedfleet.experiments.checkpoint import Checkpoint
 from fedfleet.experiments.executors import EXECUTORS
@@ -357,6 +357,7 @@ class Runner:
             "model_floats": T.count(self._model()),
             "bit_exact": self.folder.bit_exact,
             "privacy": x.guarantee and x.guarantee.said(hiding(self.at.state)),
+            "secure_aggregation": secured.said(x.config, x.algorithm),
             **{name: rounds[name].sum().item() for name in totals},
         }
 
