@@ -211,7 +211,8 @@ def _lost(near: Neighbours, of: Tensor, left: Tensor, t: int, stage: str) -> str
     if not bool(lost.any()):
         return None
     return (
-        f"secure aggregation is void after {stage}: of {int(lost.sum())} clients' secrets fewer than {t} parts are left"
+        f"secure aggregation is void after {stage}, as of {int(lost.sum())} clients' secrets fewer than {t} parts are left "
+        f"(lower secure_aggregation.threshold)"
     )
 
 
