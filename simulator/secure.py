@@ -7,8 +7,8 @@ Gascón, Lepoint & Raykova, "Secure single-server aggregation with (poly)logarit
     n            clients that advertise keys
     t            ``needed``: shares that rebuild a secret
     k            neighbours
-    R            2 ** modulus_bits
-    m            numbers
+    R            2 ** modulus_bits, of weights 2 ** weight_bits
+    m            numbers, with a weight
 
 What a client sends of a slot is d, a model's difference or the slot itself, of which the server gets sum_i q_i mod R and sum_i w_i:
 
@@ -71,22 +71,22 @@ class Secure:
         return 2 ** (self.bits - 1) - 1
 
     @property
-    def largest(self) -> int:
-        """Return the largest integer that a client adds."""
-        return max(self.half, self.weight_bound) if self.weighted else self.half
-
-    @property
     def modulus_bits(self) -> int:
         """Return the bits of R, the least power of two above 2 n times the largest integer: sums of either sign are then told."""
-        return (2 * self.most * self.largest).bit_length()
+        return (2 * self.most * self.half).bit_length()
+
+    @property
+    def weight_bits(self) -> int:
+        """Return the bits of a weight's own R, 0 where none is sent."""
+        return (2 * self.most * self.weight_bound).bit_length() if self.weighted else 0
 
     def step(self, slot: str) -> float:
         """Return what an integer of a slot stands for."""
         return self.clip[slot] / self.half
 
     def bits_of(self, numbers: int) -> int:
-        """Return the bits of a masked vector."""
-        return numbers * self.modulus_bits
+        """Return the bits of a masked vector of so many numbers, a weight with them where one is sent."""
+        return (numbers - bool(self.weighted)) * self.modulus_bits + self.weight_bits
 
     @property
     def message_bytes(self) -> int:

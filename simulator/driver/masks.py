@@ -57,13 +57,13 @@ class _Parts(NamedTuple):
     own: bytes
 
 
-def unmasked(vectors: Mapping[int, Tensor], went: Secured, modulus_bits: int, key: Key) -> Tensor:
-    """Return the sum mod 2^bits, int64 (m,), as a server learns it that gets masked vectors and parts of secrets alone.
+def unmasked(vectors: Mapping[int, Tensor], went: Secured, modulus: Tensor, key: Key) -> Tensor:
+    """Return the sum, int64 (m,), as a server learns it that gets masked vectors and parts of secrets alone.
 
     Args:
         vectors: position in the cohort -> int64 (m,), of those whose masked message came.
         went: who got how far.
-        modulus_bits: of R.
+        modulus: int64 (m,), R of each number, powers of two.
         key: of the clients' secrets.
 
     Raises FedfleetError where fewer parts than are needed are left of a secret.
@@ -80,7 +80,7 @@ def unmasked(vectors: Mapping[int, Tensor], went: Secured, modulus_bits: int, ke
         for place, v in enumerate(holders):
             text = (place + 1).to_bytes(4, "big") + shares[0][place] + shares[1][place]
             letters[u, v] = _sealed(_agreed(secrets[u].encryption, public[v][0], "letter"), u, v, text)
-    mask, sums = np.uint64((1 << modulus_bits) - 1), None
+    mask, sums = (modulus - 1).numpy().astype(np.uint64), None
     for u in masked:
         y = vectors[u].numpy().astype(np.uint64) + _stream(secrets[u].own, len(vectors[u]))
         for v in near[u]:

@@ -112,7 +112,7 @@ class _Secured(Exchanging):
         values = {slot: v for slot, v in found.values.items() if slot != CLIPPED}
         if secure.execute:
             values = _executed(values, secure, went, positions(found.received, cohort.clients), self.key)
-        total = _Sum(T.map(lambda q: _centred(q, secure.modulus_bits), values), heard)
+        total = _Sum({s: _centred(v, _bits(secure, s)) for s, v in values.items()}, heard)
         known = {**shared.known, **shared.send}
         came = {
             slot: _decoded(slot, r, total, secure, known.get(slot), self._sent[phase.name][slot])
@@ -139,10 +139,15 @@ def _decoded(slot: str, reduction: Any, total: _Sum, secure: Secure, origin: Tre
     return T.map(lambda d, x: d.to(x.dtype), moved, like)
 
 
-def _centred(q: Tensor, bits: int) -> Tensor:
-    """Return the numbers that are q mod R, of least absolute value."""
+def _bits(secure: Secure, slot: str) -> int:
+    """Return the bits of the modulus of a slot's numbers."""
+    return secure.weight_bits if slot == WEIGHT else secure.modulus_bits
+
+
+def _centred(sums: Tree, bits: int) -> Tree:
+    """Return the numbers that sums are mod R, of least absolute value."""
     half = 1 << (bits - 1)
-    return (((q.to(torch.int64) + half) & ((1 << bits) - 1)) - half).to(torch.float64)
+    return T.map(lambda q: (((q.to(torch.int64) + half) & (2 * half - 1)) - half).to(torch.float64), sums)
 
 
 def _executed(
@@ -150,10 +155,11 @@ def _executed(
 ) -> dict[str, Tree]:
     """Mask what each client sends, leaves (R, ...), add it up, and take the masks off; ``places`` (R,) are those in the cohort."""
     leaves = T.leaves(dict(values))
-    mod = (1 << secure.modulus_bits) - 1
-    whole = torch.cat([x.reshape(len(places), -1) for x in leaves], 1).to(torch.int64) & mod
+    moduli = [torch.full_like(x[0], 1 << _bits(secure, s)) for s, v in values.items() for x in T.leaves(v)]
+    mod = torch.cat([m.reshape(-1) for m in moduli]).to(torch.int64)
+    whole = torch.cat([x.reshape(len(places), -1) for x in leaves], 1).to(torch.int64) & (mod - 1)
     rows = {place: whole[i] for i, place in enumerate(places.tolist())}
     assert set(rows) == set(went.masked.nonzero().flatten().tolist())
-    found = unmasked(rows, went, secure.modulus_bits, rng.fold(key, "secrets"))
+    found = unmasked(rows, went, mod, rng.fold(key, "secrets"))
     parts = found.split([x[0].numel() for x in leaves])
     return T.unflatten(dict(values), [p.reshape(x.shape[1:]) for p, x in zip(parts, leaves, strict=True)])

@@ -64,10 +64,10 @@ def summed(
         )
     how = {p.name: _secure(config, given, p, most_examples, seen.sent[p.name]) for p in algorithm.phases}
     for one in how.values():
-        if one.modulus_bits > LARGEST_BITS:
+        if (wide := max(one.modulus_bits, one.weight_bits)) > LARGEST_BITS:
             raise ConfigError(
-                f"{SECTION}.bits={given.bits}: sums of {one.most:,} integers up to {one.largest:,} take {one.modulus_bits} bits, "
-                f"and {LARGEST_BITS} are added exactly: lower it, max_weight or most_clients"
+                f"{SECTION}.bits={given.bits}: sums of {one.most:,} integers, or weights up to {one.weight_bound:,}, take {wide} "
+                f"bits, and {LARGEST_BITS} are added exactly: lower it, max_weight or most_clients"
             )
     found = secured(algorithm, how, seen.sent)
     try:
@@ -275,6 +275,7 @@ def said(config: Config, algorithm: Algorithm) -> dict[str, Any] | None:
             name: {
                 "bits": s.bits,
                 "modulus_bits": s.modulus_bits,
+                "weight_bits": s.weight_bits,
                 "numbers": s.numbers,
                 "steps": {slot: s.step(slot) for slot in s.clip},
                 "weight_bound": s.weight_bound if s.weighted else None,

@@ -41,8 +41,9 @@ def bits_of(found: Any) -> bytes:
 def test_the_account_of_a_run_by_hand(tmp_path):
     found = run(tmp_path)
     how = json.loads((found.folder / "summary.json").read_text())["secure_aggregation"]["phases"]["train"]
-    # 10 clients, integers up to 2^15 - 1 of either sign, and weights up to that: R above 20 * 32767, which is 2^20
-    assert (how["modulus_bits"], how["numbers"], how["message_bytes"]) == (20, MODEL + 1, (20 * (MODEL + 1) + 7) // 8)
+    # 10 clients, integers up to 2^15 - 1 of either sign: R above 20 * 32767, which is 2^20; weights up to 36: above 720
+    assert (how["modulus_bits"], how["weight_bits"], how["weight_bound"]) == (20, 10, 36)
+    assert (how["numbers"], how["message_bytes"]) == (MODEL + 1, (20 * MODEL + 10 + 7) // 8)
     up = how["message_bytes"] + 2 * 32 + 9 * 2 * 32 + 10 * 32
     down = 4 * MODEL + 9 * 2 * 32 + 9 * 2 * 32
     assert (found.rounds.bytes_up == 10 * up).all()
@@ -62,7 +63,7 @@ def test_a_plan_says_what_it_costs_and_that_it_protects_nobody():
         load(BASE, {"cohort.invite": 30, "secure_aggregation": {"protocol": "secagg_plus", "neighbours": 6}})
     )
     told = dict(describe(x))["secure aggregation"]
-    for word in ("secagg_plus", "5 of 7 parts", "16 bits a number, 21 masked", "1,709 bytes masked", "672 besides"):
+    for word in ("secagg_plus", "5 of 7 parts", "16 bits a number, 21 masked", "1,708 bytes masked", "672 besides"):
         assert word in told
     assert "gets 768 more" in told
     assert "protects nobody" in told

@@ -43,10 +43,10 @@ def test_the_sum_is_that_of_the_plain_integers_or_there_is_none(a, s, m, u, k, t
     left = found.neighbours.among(found.unmasking)
     if bool((left[found.shared] < found.threshold).any()):
         with pytest.raises(FedfleetError, match="parts of a secret are left"):
-            unmasked(given, found, bits, rng.key(2))
+            unmasked(given, found, torch.full((5,), 1 << bits), rng.key(2))
         return
     plain = torch.stack(list(given.values())).sum(0) & ((1 << bits) - 1)
-    assert torch.equal(unmasked(given, found, bits, rng.key(2)), plain)
+    assert torch.equal(unmasked(given, found, torch.full((5,), 1 << bits), rng.key(2)), plain)
 
 
 def test_every_way_to_go_by_hand():
@@ -56,7 +56,7 @@ def test_every_way_to_go_by_hand():
         found = went(EVERYBODY, shared, masked, unmasking, None, 0.6)
         given = {u: torch.tensor([u, 10 * u]) for u in found.masked.nonzero().flatten().tolist()}
         there = sum(given)
-        assert unmasked(given, found, 12, rng.key(5)).tolist() == [there, 10 * there]
+        assert unmasked(given, found, torch.tensor([4, 1 << 12]), rng.key(5)).tolist() == [there % 4, 10 * there]
 
 
 def test_a_message_is_masked_and_the_masks_are_others_each_time(monkeypatch):
@@ -70,7 +70,7 @@ def test_a_message_is_masked_and_the_masks_are_others_each_time(monkeypatch):
 
     monkeypatch.setattr(masks, "_stream", counted)
     found = went(EVERYBODY, EVERYBODY, (True,) * 5 + (False,), EVERYBODY, None, 0.6)
-    unmasked(vectors(found.masked, 20), found, 20, rng.key(5))
+    unmasked(vectors(found.masked, 20), found, torch.full((5,), 1 << 20), rng.key(5))
     # five clients with a mask of their own and five with others; taken off: five of their own, five with the one that has gone
     assert len(seen) == 5 * 6 + 5 + 5
 

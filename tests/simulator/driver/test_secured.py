@@ -147,7 +147,7 @@ def test_integers_stand_for_numbers_to_within_a_step(x, bits, rounding, examples
         assert ((q * step).abs() <= exact.abs() * (1 + 1e-12)).all()
     assert float(found.send[WEIGHT]) == weight
     assert float(found.send[CLIPPED]) == int((given.abs() > 2).sum()) + (examples > 6)
-    assert (found.numbers, found.bits) == (len(x) + 1, (len(x) + 1) * how.modulus_bits)
+    assert (found.numbers, found.bits) == (len(x) + 1, len(x) * how.modulus_bits + 6)  # 2 * 4 * 6 is below 2^6
 
 
 def test_a_model_is_sent_as_what_it_moved_by_and_other_slots_as_they_are():
@@ -173,7 +173,9 @@ def test_stochastic_rounding_is_right_on_average_and_draws_of_each_client():
 @given(st.integers(2, 32), st.integers(2, 5000), st.integers(1, 10**6))
 def test_the_modulus_has_room_for_the_largest_sums_of_either_sign_and_no_more(bits, most, bound):
     how = secure(bits=bits, most=most, weighted=("z",), weight_bound=bound)
-    assert 2 ** (how.modulus_bits - 1) <= 2 * most * max(how.half, bound) < 2**how.modulus_bits
+    assert 2 ** (how.modulus_bits - 1) <= 2 * most * how.half < 2**how.modulus_bits
+    assert 2 ** (how.weight_bits - 1) <= 2 * most * bound < 2**how.weight_bits
+    assert secure(bits=bits, most=most).weight_bits == 0
 
 
 @pytest.mark.parametrize("at", [3.0, -3.0])
