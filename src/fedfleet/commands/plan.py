@@ -72,6 +72,8 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
                 f"{timing.between_steps(seconds, given.buffer, given.concurrency, x.problem.clients)}: {parts}",
             )
         else:
+            if more := secured.waits_s(x.config, x.algorithm, x.federation.devices, x.problem.clients):
+                seconds, parts = seconds + more, f"{parts}, exchanges of secure aggregation and masks {more:.3g} s"
             yield "round, median device", f"{seconds:.3g} s: {parts}"
 
 

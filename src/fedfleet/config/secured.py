@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config.guarantee import Guarantee
 from fedfleet.config.reading import show
 from fedfleet.config.schema import Config, named, options
 from fedfleet.config.secure_aggregation import SecureAggregation
+from fedfleet.config.timing import SAMPLE
 from fedfleet.config.transforms import built
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.arithmetic import tree as T
@@ -18,6 +21,8 @@ from fedfleet.simulator.driver.masks import check_installed
 from fedfleet.simulator.driver.secured import secured
 from fedfleet.simulator.driver.transformed import Seen
 from fedfleet.simulator.errors import ConfigError, FedfleetError
+from fedfleet.simulator.fleet.devices import Load
+from fedfleet.simulator.fleet.hardware import Machines
 from fedfleet.simulator.fleet.policies import rounded_up
 from fedfleet.simulator.fleet.secagg import KEY_BYTES, PART_BYTES, needed
 from fedfleet.simulator.secure import LARGEST_BITS, Secure
@@ -247,6 +252,23 @@ def _invited(config: Config) -> int:
 
 def _costs(config: Config, algorithm: Algorithm) -> list[dict[str, int]]:
     return [costs(p.secure, _invited(config)) for p in algorithm.phases if p.secure is not None]
+
+
+def waits_s(config: Config, algorithm: Algorithm, devices: Machines, clients: int) -> float:
+    """Return what the exchanges besides the work take a round on a device in the middle, masks too; 0 where there are none."""
+    device = devices.fleet.of(torch.arange(min(clients, SAMPLE))).median()
+    one, found = torch.zeros(1, dtype=torch.int64), 0.0
+    for phase in algorithm.phases:
+        if (secure := phase.secure) is None:
+            continue
+        c, others = costs(secure, _invited(config)), min(_invited(config), (secure.neighbours or clients) + 1) - 1
+        load = Load(
+            one + 1, one + 1, c["besides_down"], c["besides_up"], secure.mask_flop * secure.numbers * (others + 1)
+        )
+        found += float(
+            3 * 2 * device.latency_s + device.download_s(load) + device.upload_s(load) + device.compute_s(load)
+        )
+    return found
 
 
 def costs(secure: Secure, clients: int) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -171,6 +172,17 @@ def test_clients_drop_out_at_a_message_as_often_as_they_are_to(at, field):
     assert counts[:place] == [4000] * place
     assert counts[place] == pytest.approx(2800, abs=90)
     assert len(set(counts[place:])) == 1
+
+
+def test_sums_are_lost_as_often_as_a_binomial_law_says():
+    how, lost = secure(threshold=0.7, dropout={"masked": 0.2}), 0
+    federation = Federation(devices=Fixed((1.0,) * 20))
+    for seed in range(300):
+        _, went = happen(how, federation, 20, key=rng.key(seed))
+        assert went is not None
+        lost += went.void is not None
+    exact = sum(math.comb(20, i) * 0.8**i * 0.2 ** (20 - i) for i in range(14))  # 14 parts are needed
+    assert lost / 300 == pytest.approx(exact, abs=0.05)
 
 
 def test_messages_take_their_time_on_the_link_and_masks_on_the_processor():
