@@ -208,7 +208,7 @@ def _others(count: Tensor, who: Tensor) -> int:
 def _lost(near: Neighbours, of: Tensor, left: Tensor, t: int, stage: str) -> str | None:
     """Say which secrets cannot be rebuilt by those who are left; None where all can."""
     lost = of & (near.among(left) < t)
-    if not bool(lost.any()):
+    if int(left.sum()) >= t and not bool(lost.any()):
         return None
     return (
         f"secure aggregation is void after {stage}, as of {int(lost.sum())} clients' secrets fewer than {t} parts are left "

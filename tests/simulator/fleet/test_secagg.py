@@ -92,6 +92,19 @@ def test_it_is_void_where_too_few_are_left_after_any_message(threshold, stage, d
         assert answers.seconds.tolist() == [2.0] * 6
 
 
+def test_where_nobody_is_there_nothing_happens_and_who_is_not_takes_no_time():
+    nobody = Federation(availability=Until((0.0,) * 6), devices=Fixed((1.0,) * 6))
+    answers, went = happen(secure(), nobody, 6)
+    assert went is not None
+    assert (went.bytes_up, went.bytes_down, went.asked, answers.duration_s) == (0, 0, 0, 0.0)
+    assert (answers.fate == int(Fate.OFFLINE)).all()
+    few = Federation(availability=Until((0.0, 0.0, 0.0, 0.0, 1.5, 1.5)), devices=Fixed((1.0,) * 6))
+    answers, went = happen(secure(), few, 6)
+    assert went is not None
+    assert went.void is not None
+    assert answers.seconds.tolist() == [0.0] * 4 + [2.0] * 2
+
+
 def test_exactly_as_many_as_are_needed_are_enough():
     for gone in range(4):
         leaves = (NEVER,) * (6 - gone) + (3.5,) * gone
