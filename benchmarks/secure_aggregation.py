@@ -34,6 +34,7 @@ def secure(most: int, neighbours: int | None, threshold: float = 0.67, gone: flo
         most=most,
         numbers=FLOATS + 1,
         dropout={"masked": gone},
+        mask_flop=0.0,
     )
 
 

@@ -44,7 +44,7 @@ class Secure:
         weighted: the slots that count by the client's number of examples.
         weight_bound: W, at which a client's weight is cut.
         most: clients of a sum, at most; the modulus follows from it.
-        numbers: that a client sends, its weight with them; 0 where nobody knows.
+        numbers: that a client sends, its weight with them.
         dropout: probability with which a client that is still there is gone before its next message, by what it does not
             send: "shares", "masked", "unmasking".
         mask_flop: operations a number of a mask that a client computes.
@@ -60,9 +60,9 @@ class Secure:
     weighted: tuple[str, ...] = ()
     weight_bound: int = 1
     most: int
-    numbers: int = 0
+    numbers: int
     dropout: Mapping[str, float] = field(default_factory=dict)
-    mask_flop: float = 0.0
+    mask_flop: float
     execute: bool = False
 
     @property
@@ -90,5 +90,5 @@ class Secure:
 
     @property
     def message_bytes(self) -> int:
-        """Return the bytes of a client's masked message; 0 where nobody knows."""
+        """Return the bytes of a client's masked message."""
         return -(-self.bits_of(self.numbers) // 8)

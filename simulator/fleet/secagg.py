@@ -218,8 +218,7 @@ def _lost(near: Neighbours, of: Tensor, left: Tensor, t: int, stage: str) -> str
 
 def _masking(secure: Secure, load: Load, others: int) -> Load:
     """Return the work with the masks of so many others and one's own, which takes operations; the message at its width."""
-    if secure.numbers:
-        load = load._replace(bytes_up=float(secure.message_bytes))
+    load = load._replace(bytes_up=float(secure.message_bytes))
     if not load.flop:
         return load
     more = secure.mask_flop * secure.numbers * (others + 1) / load.flop

@@ -36,7 +36,7 @@ class Until:
 
 def secure(**given) -> Secure:
     wanted = {"threshold": 0.5, "neighbours": None, "bits": 16, "rounding": "nearest", "clip": {"z": 1.0}, "most": 8}
-    return Secure(**{**wanted, "numbers": 100, **given})
+    return Secure(**{**wanted, "numbers": 100, "mask_flop": 0.0, **given})
 
 
 def happen(how: Secure, federation: Federation, clients: int, load: Load | None = None, key: Tensor = KEY):
