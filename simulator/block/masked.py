@@ -54,11 +54,4 @@ def _rounded(x: Tensor, rounding: Rounding, key: Key) -> Tensor:
     """Return integers; drawn so that their mean is ``x`` if stochastic."""
     if rounding == "nearest":
         return x.round()
-    return x.trunc() if rounding == "toward_zero" else (x + _uniform(key, x)).floor()
-
-
-def _uniform(key: Key, like: Tensor) -> Tensor:
-    """Return draws from U[0, 1) of a shape, multiples of 2^-32: two of a word, since drawing takes most of the time."""
-    words = rng.bits(key, -(-like.numel() // 2))
-    halves = torch.cat([(words >> 32) & 0xFFFFFFFF, words & 0xFFFFFFFF])
-    return (halves[: like.numel()].to(torch.float64) * 2.0**-32).reshape(like.shape)
+    return x.trunc() if rounding == "toward_zero" else (x + rng.uniform(key, tuple(x.shape), torch.float64)).floor()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.block.masked import _uniform, encoded
+from fedfleet.simulator.block.masked import encoded
 from fedfleet.simulator.driver.secured import secured
 from fedfleet.simulator.errors import ClientError, FedfleetError
 from fedfleet.simulator.secure import CLIPPED, WEIGHT, Secure
@@ -167,13 +167,6 @@ def test_stochastic_rounding_is_right_on_average_and_draws_of_each_client():
     assert float(q.mean()) == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / 20_000))
     other = encoded(how, {"z": {"a": x}}, {}, torch.tensor(1), rng.key(5)).send["z"]["a"]
     assert not torch.equal(q, other)
-
-
-def test_two_draws_are_made_of_a_word():
-    key, low = rng.key(9), 2**32 - 1
-    first, second = rng.bits(key, 2).tolist()
-    wanted = [(first >> 32) & low, (second >> 32) & low, first & low]
-    assert (_uniform(key, torch.zeros(3, 1)) * 2.0**32).flatten().tolist() == wanted
 
 
 @settings(max_examples=30)
