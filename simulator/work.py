@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Scalar, Tree, axpy, neg
+from fedfleet.simulator.secure import Secure
 
 BUFFERS = "b"
 """The part of a model that no gradient moves: what its layers keep count of as they go, such as BatchNorm's statistics.
@@ -267,6 +268,7 @@ class Phase:
         own: builds a client's state the first time it is needed, from ``shared``; None means clients are stateless.
         uplink: transforms applied in order to what a client sends, before it is reduced; what is counted is what they say is sent.
         forgery: what attackers among the clients send instead, before the transforms.
+        secure: how the server sees the sum of it alone; what is reduced are integers then, and weights besides.
         dated: what is sent is of use in its own round alone, so that late answers cannot be kept.
         model, difference: the slot whose mean over the clients is the next model, which they were sent under the same name, or
             how far it moves: where another rule may take the mean's place. None where there is no such.
@@ -280,6 +282,7 @@ class Phase:
     own: Callable[[Mapping[str, Any]], Tree] | None = None
     uplink: tuple[Transform, ...] = ()
     forgery: Forgery | None = None
+    secure: Secure | None = None
     dated: bool = False
     model: str | None = None
     difference: str | None = None

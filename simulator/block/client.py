@@ -16,6 +16,7 @@ from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.batches import Schedule, wider
 from fedfleet.simulator.block.forged import forged
 from fedfleet.simulator.block.gradient import EngineOps
+from fedfleet.simulator.block.masked import encoded
 from fedfleet.simulator.block.uplink import Remembering, through
 from fedfleet.simulator.population import gather
 from fedfleet.simulator.work import At, Batch, Phase
@@ -115,12 +116,15 @@ class ClientProgram:
         if forges is not None and self.phase.forgery is not None:
             send = forged(self.phase.forgery, send, shared, forges, rng.fold(key, "forgery"))
         passed = through(self.phase.uplink, send, shared, memory, rng.fold(key, "uplink"))
-        self.sent = passed.numbers, passed.bits
+        self.sent, sends = (passed.numbers, passed.bits), passed.send
+        if (secure := self.phase.secure) is not None:
+            sends, *sent = encoded(secure, passed.send, shared, count, rng.fold(key, "secure"))
+            self.sent = sent[0], sent[1]
         if kept is not None:
             own = Remembering(own, kept.memory if memory is None else {**kept.memory, name: passed.memory})
         told = {**message.config, **passed.told}
         config = {k: torch.as_tensor(v, dtype=torch.float64, device=count.device) for k, v in told.items()}
-        out = {"send": passed.send, "config": config, "own": own, "loss": _mean(losses, measured, count)}
+        out = {"send": sends, "config": config, "own": own, "loss": _mean(losses, measured, count)}
         self.out = out
         self.combinations = [x.combination() for x in T.leaves(out) if isinstance(x, Factored)]
         return tuple(x for x in T.leaves(out) if not isinstance(x, Factored))

@@ -106,6 +106,8 @@ class _Small(EngineRound):
     def map_reduce(
         self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
     ) -> Reduced:
+        if phase.secure is not None:  # of two, nobody may go
+            phase = replace(phase, secure=replace(phase.secure, dropout={}))
         # The steps of the plan: those of a round may be drawn, and what an example costs depend on them.
         return super().map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox)
 

@@ -13,6 +13,7 @@ from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.task import BlockResult
 from fedfleet.simulator.errors import FedfleetError, one_line
 from fedfleet.simulator.fleet.responses import Fate, Responses
+from fedfleet.simulator.fleet.secagg import Secured
 from fedfleet.simulator.work import Message
 
 SCALAR_BYTES = 8  # a config scalar travels as a float64
@@ -39,6 +40,7 @@ class PhaseRecord:
     ``counts`` has a key a fate, "invited", "merged_stale" (late updates of earlier rounds used in this phase), "client_steps", and
     floats and bytes each way; ``bytes_down_each`` is one client's, on average. ``events`` are what happened that should not have,
     one a line of ``events.jsonl``; with one that says ``bit_exact: false`` the run is not reproducible to the bit.
+    ``secured`` is how the exchange went where the server saw a sum alone.
     """
 
     phase: str
@@ -50,10 +52,13 @@ class PhaseRecord:
     train_loss: float | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
     bytes_down_each: float = 0.0
+    secured: Secured | None = None
 
     def invited(self, shared: Message, inbox: Tree = None, online: int | None = None) -> None:
         """Count the fates and what was sent to those online: the shared message and their rows of the inbox."""
         size = len(self.clients)
+        if (secured := self.secured) is not None:
+            online = secured.asked
         there = self.responses.fate != Fate.OFFLINE
         online = int(there.sum()) if online is None else online
         floats, each = message_size(shared, inbox, size)
@@ -65,6 +70,9 @@ class PhaseRecord:
             "floats_down": total(floats),
             "bytes_down": total(each),
         }
+        if secured is not None:
+            self.counts["bytes_up"] += secured.bytes_up
+            self.counts["bytes_down"] += secured.bytes_down
 
     def _fates(self) -> dict[str, int]:
         counts = self.responses.fate.bincount(minlength=len(Fate)).tolist()

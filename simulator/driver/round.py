@@ -34,8 +34,9 @@ from fedfleet.simulator.fleet.devices import Load
 from fedfleet.simulator.fleet.flights import Flight
 from fedfleet.simulator.fleet.late import Assignment
 from fedfleet.simulator.fleet.policies import rounded_up
-from fedfleet.simulator.fleet.responses import Fate, Federation, respond
-from fedfleet.simulator.fleet.selection import Heard, Selection, Uniform
+from fedfleet.simulator.fleet.responses import Fate, Federation
+from fedfleet.simulator.fleet.secagg import exchange
+from fedfleet.simulator.fleet.selection import Heard, Selection, Uniform, occurrences
 from fedfleet.simulator.work import Message, Phase
 
 
@@ -129,7 +130,7 @@ class EngineRound:
                 ids = self.problem.sources if role == "source" else self.problem.targets
                 assert ids is not None
                 clients = ids[clients]
-            return Cohort(clients, _occurrences(clients) if replace else torch.zeros_like(clients))
+            return Cohort(clients, occurrences(clients) if replace else torch.zeros_like(clients))
 
     def draw(self, size: int, clients: Callable[[int, Key], Tensor]) -> Cohort:
         """Invite clients that the algorithm draws itself."""
@@ -138,7 +139,7 @@ class EngineRound:
             self._invitations += 1
             self.asked_for.add(size)
             drawn = clients(rounded_up(size * self._conditions.over_select), key)
-            return Cohort(drawn, _occurrences(drawn))
+            return Cohort(drawn, occurrences(drawn))
 
     @contextmanager
     def _sampling(self) -> Iterator[None]:
@@ -161,8 +162,9 @@ class EngineRound:
         load = self._load(phase, num_examples, shared, inbox, steps)
         federation = c.federation.during(phase)
         with self._sampling():
-            responses = respond(federation, cohort.clients, cohort.copies, load, self.clock_s, key, count_key)
-        record = PhaseRecord(phase.name, self.attempt, cohort.clients, responses, self.clock_s)
+            who = federation, cohort.clients, cohort.copies
+            responses, secured = exchange(phase.secure, *who, load, self.clock_s, key, count_key)
+        record = PhaseRecord(phase.name, self.attempt, cohort.clients, responses, self.clock_s, secured=secured)
         asked = Assignment(
             phase=phase.name,
             round=self.index,
@@ -204,9 +206,10 @@ class EngineRound:
 
     def _enough(self, record: PhaseRecord, answers: int, dropped: Sequence[Dropped] = ()) -> None:
         """Raise TooFewResponses where there are not enough answers."""
-        if answers >= self._conditions.min_responses:
+        void = record.secured and record.secured.void
+        if answers >= self._conditions.min_responses and not void:
             return
-        why = f", and {listed(dropped)}" if dropped else ""
+        why = f", and {listed(dropped)}" if dropped else f", and {void}" if void else ""
         raise TooFewResponses(
             f"round {self.index}, phase {record.phase!r}: {answers} of {len(record.clients)} invited answered{why}"
         )
@@ -390,11 +393,3 @@ class EngineRound:
         mine = asked.take(seen)
         heard = Heard(self.index, mine.clients, loss[seen], mine.seconds, mine.num_examples)
         memory.selection = c.selection.observe(memory.selection, heard)
-
-
-def _occurrences(clients: Tensor) -> Tensor:
-    """Number repeated clients 0, 1, ... in order of appearance."""
-    order = clients.argsort(stable=True)
-    ordered = clients[order]
-    first = torch.searchsorted(ordered, ordered)
-    return torch.empty_like(clients).scatter_(0, order, torch.arange(len(clients)) - first)

@@ -257,3 +257,11 @@ def _weighted(key: Key, weights: Tensor, size: int, *, replace: bool) -> Tensor:
         return torch.searchsorted(weights.cumsum(0), u * weights.sum(), right=True).clamp(max=len(weights) - 1)
     clocks = -torch.log1p(-rng.uniform(rng.fold(key, torch.arange(len(weights))), (), torch.float64)) / weights
     return clocks.topk(size, largest=False, sorted=True).indices
+
+
+def occurrences(clients: Tensor) -> Tensor:
+    """Number repeated clients 0, 1, ... in order of appearance."""
+    order = clients.argsort(stable=True)
+    ordered = clients[order]
+    first = torch.searchsorted(ordered, ordered)
+    return torch.empty_like(clients).scatter_(0, order, torch.arange(len(clients)) - first)

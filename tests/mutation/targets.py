@@ -11,6 +11,7 @@ ONLINE = [f"{F}online_models.py", f"{F}online_correlated.py", f"{F}online_trace.
 RESPONSES = [f"{F}partial_work.py", f"{F}devices.py", f"{A}unreliable.py", f"{A}late.py", f"{A}events.py"]
 SENT = ["tests/transforms/test_transforms.py", "tests/transforms/test_algorithms.py"]
 ATTACKS = ["tests/attacks/test_updates.py", "tests/attacks/test_poison.py", "tests/front/config/test_attack_config.py"]
+SECURED = ["tests/simulator/driver/test_secured.py", "tests/front/config/test_secure_aggregation.py"]
 BUFFER = [f"{F}buffer.py", f"{A}fedbuff.py", f"{A}events.py"]
 
 OPTIONS = f"{A}options.py"
@@ -103,11 +104,14 @@ _HELD: dict[str, list[str]] = {
     "transforms/vectors.py": SENT,
     "simulator/block/uplink.py": SENT,
     "simulator/block/forged.py": ATTACKS[:1],
+    "simulator/block/masked.py": SECURED[:1],
     "simulator/driver/attacked.py": ATTACKS[:1],
     "simulator/attackers.py": ATTACKS[2:],
     "simulator/poisoned.py": ATTACKS[1:2],
     "simulator/arithmetic/reduction.py": ["tests/simulator/arithmetic/test_reduction.py"],
     "simulator/arithmetic/stored.py": ["tests/simulator/arithmetic/test_reduction.py"],
+    "simulator/driver/masks.py": ["tests/simulator/driver/test_masks.py"],
+    "simulator/driver/secured.py": SECURED,
     "simulator/driver/privacy.py": ["tests/simulator/driver/test_privacy.py"],
     "simulator/fleet/availability.py": ONLINE[3:],
     "simulator/fleet/buffer.py": BUFFER,
@@ -123,6 +127,8 @@ _HELD: dict[str, list[str]] = {
     "simulator/fleet/online/trace.py": ONLINE[2:3],
     "simulator/fleet/policies.py": [*ONLINE[3:], *RESPONSES],
     "simulator/fleet/responses.py": [*ONLINE[3:], *RESPONSES],
+    "simulator/fleet/secagg.py": [f"{F}secagg.py"],
+    "simulator/secure.py": SECURED,
     "simulator/fleet/selection.py": [f"{F}selection.py"],
 }
 

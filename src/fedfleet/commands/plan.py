@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedfleet.config import rules, timing
+from fedfleet.config import rules, secured, timing
 from fedfleet.config.schema import named, options
 from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.experiment import Experiment
@@ -62,6 +62,9 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
         down = f"{'at most ' * mostly}{most / 1e6:.3g} MB"
     for promise in x.promises:
         yield promise.key.replace("_", " "), promise.told()
+    if (told := secured.told(x.config, x.algorithm)) is not None:
+        yield "secure aggregation", told
+        up, down = f"{invite * secured.sent_each(x.config, x.algorithm) / 1e6:.3g}", "the models and what is said above"
     yield "traffic a round", f"about {up} MB up, {down} down, if all answer"
     if x.attack is not None:
         yield "attack", f"{named(x.config, 'attack')} by {len(x.attack.attackers):,} of {x.problem.clients:,} clients"
@@ -74,6 +77,8 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
                 f"{timing.between_steps(seconds, given.buffer, given.concurrency, x.problem.clients)}: {parts}",
             )
         else:
+            if more := secured.waits_s(x.config, x.algorithm, x.federation.devices, x.problem.clients):
+                seconds, parts = seconds + more, f"{parts}, exchanges of secure aggregation and masks {more:.3g} s"
             yield "round, median device", f"{seconds:.3g} s: {parts}"
 
 

@@ -25,6 +25,7 @@ from fedfleet.config.devices import DEVICES
 from fedfleet.config.executor import Executor, FaultOptions
 from fedfleet.config.privacy import ExamplePrivacy, Privacy
 from fedfleet.config.reading import override, plain, read, show
+from fedfleet.config.secure_aggregation import SecureAggregation
 from fedfleet.config.selection import SELECTIONS
 from fedfleet.config.transforms import Transforms, filled_in
 from fedfleet.datasets.domain_config import DOMAINS
@@ -125,6 +126,8 @@ class Config(Options):
     """Clip what clients send, add noise, and account for it; null: nothing is hidden."""
     example_privacy: ExamplePrivacy | None = None
     """Let clients clip the gradient of each example and add noise, and account for it; null: nothing is hidden."""
+    secure_aggregation: SecureAggregation | None = None
+    """Let the server see the sum of a cohort's messages alone, as far as numbers, bytes and time go; null: it sees each."""
     executor: Executor = Executor()
     faults: FaultOptions = FaultOptions()
     evaluation: Evaluation = Evaluation()

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from fedfleet.algorithms.registry import ALGORITHMS
-from fedfleet.config import attack, resolve, rules, timing, transforms
+from fedfleet.config import attack, resolve, rules, secured, timing, transforms
 from fedfleet.config import schema as C
 from fedfleet.config.federation import federation, selection
 from fedfleet.config.population import (
@@ -150,6 +150,7 @@ class Prepared:
         self.config, name = config, C.named(config, "algorithm")
         self.algorithm, self.promises = promised(config, self.algorithm, self.task, self.problem, self._tried)
         self.algorithm = transforms.sending(self.algorithm, config.transforms.up, name, config.cohort.late, self._tried)
+        self.algorithm = secured.summed(config, self.algorithm, summary.max_examples, self._tried, self.promises)
         if self.attack is not None:
             self.algorithm = self.attack.on(self.algorithm)
         if config.evaluation.cosines:
@@ -229,8 +230,7 @@ class Prepared:
 
     def final_names(self) -> list[str]:
         """Return what is measured at the end: what an evaluation measures, and the same on all test examples."""
-        test = metric_names(self.task, self.z, self.final)
-        return self.metric_names() + test
+        return self.metric_names() + metric_names(self.task, self.z, self.final)
 
     @cached_property
     def _losses(self) -> DomainLosses:

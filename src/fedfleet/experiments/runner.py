@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 
-from fedfleet.config import resolve
+from fedfleet.config import resolve, secured
 from fedfleet.config.schema import named
 from fedfleet.experiments.checkpoint import Checkpoint
 from fedfleet.experiments.executors import EXECUTORS
@@ -356,6 +356,7 @@ class Runner:
             "bit_exact": self.folder.bit_exact,
             "privacy": None,
             **{promise.key: promise.said(self.at.state) for promise in x.promises},
+            "secure_aggregation": secured.said(x.config, x.algorithm),
             **{name: rounds[name].sum().item() for name in totals},
         }
 

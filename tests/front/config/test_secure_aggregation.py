@@ -1,0 +1,251 @@
+"""Secure aggregation as it is configured: what is refused before a run, what a plan and a summary say, what goes together."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+import fedfleet
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.commands.plan import describe
+from fedfleet.config.schema import complete, load
+from fedfleet.config.secured import _check_sent, costs, most_clients
+from fedfleet.experiments.experiment import Experiment
+from fedfleet.simulator.errors import ConfigError, FedfleetError
+
+BASE: dict[str, Any] = {
+    "rounds": 4,
+    "population": {"clients": 40},
+    "task": {"name": "classification", "model": "logistic"},
+    "algorithm": {"name": "fedavg", "steps": 2, "batch_size": 5},
+    "cohort": {"invite": 10, "attempts": 40},
+    "secure_aggregation": {"bits": 16},
+    "executor": {"kind": "local", "inner": "serial"},
+    "evaluation": {"every": 2},
+}
+MODEL = 650  # numbers of the net
+
+
+def run(tmp_path, name: str = "run", **given: Any) -> Any:
+    return fedfleet.run(BASE, {k.replace("__", "."): v for k, v in given.items()}, out=tmp_path / name)
+
+
+def bits_of(found: Any) -> bytes:
+    return (found.folder / "model.safetensors").read_bytes()
+
+
+def test_the_account_of_a_run_by_hand(tmp_path):
+    found = run(tmp_path)
+    how = json.loads((found.folder / "summary.json").read_text())["secure_aggregation"]["phases"]["train"]
+    # 10 clients, integers up to 2^15 - 1 of either sign: R above 20 * 32767, which is 2^20; weights up to 36: above 720
+    assert (how["modulus_bits"], how["weight_bits"], how["weight_bound"]) == (20, 10, 36)
+    assert (how["numbers"], how["message_bytes"]) == (MODEL + 1, (20 * MODEL + 10 + 7) // 8)
+    up = how["message_bytes"] + 2 * 32 + 9 * 2 * 32 + 10 * 32
+    down = 4 * MODEL + 9 * 2 * 32 + 9 * 2 * 32
+    assert (found.rounds.bytes_up == 10 * up).all()
+    assert (found.rounds.floats_up == 10 * (MODEL + 1)).all()
+    assert ((found.rounds.bytes_down - 10 * down) == 10 * 8 * (found.rounds.bytes_down.iloc[0] // 10 - down) / 8).all()
+    assert (found.rounds["algorithm/secure_rebuilt"] == 0).all()
+    assert (found.rounds["algorithm/secure_clipped"] == 0).all()
+    assert found.summary["secure_aggregation"]["protocol"] == "secagg"
+    plain = run(tmp_path, "plain", secure_aggregation=None)
+    assert (found.rounds.bytes_down - plain.rounds.bytes_down == 10 * 9 * 4 * 32).all()
+    assert plain.summary["secure_aggregation"] is None
+    assert found.summary["final"]["eval/loss"] == pytest.approx(plain.summary["final"]["eval/loss"], abs=1e-4)
+
+
+def test_a_plan_says_what_it_costs_and_that_it_protects_nobody():
+    x = Experiment(
+        load(BASE, {"cohort.invite": 30, "secure_aggregation": {"protocol": "secagg_plus", "neighbours": 6}})
+    )
+    told = dict(describe(x))["secure aggregation"]
+    for word in ("secagg_plus", "5 of 7 parts", "16 bits a number, 21 masked", "1,708 bytes masked", "672 besides"):
+        assert word in told
+    assert "gets 768 more" in told
+    assert "protects nobody" in told
+    assert costs(next(iter(x.algorithm.phases)).secure, 4)["besides_up"] == 2 * 32 + 3 * 64 + 4 * 32
+
+
+def test_a_plan_says_what_it_takes_on_devices():
+    given = {
+        "devices": {"kind": "lognormal", "gflops": 1.0, "gflops_sigma": 0, "latency_s": 0.1},
+        "secure_aggregation.mask_flop": 1e5,
+    }
+    told = dict(describe(Experiment(load(BASE, given))))["round, median device"]
+    x = Experiment(load(BASE, given))
+    c = costs(next(iter(x.algorithm.phases)).secure, 10)
+    device = x.federation.devices.fleet.of(torch.arange(1))
+    links = 8e-6 * (c["besides_down"] / float(device.down_mbps) + c["besides_up"] / float(device.up_mbps))
+    wanted = 0.6 + links + 10 * (MODEL + 1) * 1e5 / 1e9
+    assert told.endswith(f"exchanges of secure aggregation and masks {wanted:.3g} s")
+    plain = dict(describe(Experiment(load(BASE, {**given, "secure_aggregation": None}))))["round, median device"]
+    assert "secure" not in plain
+
+
+def test_it_is_written_out_and_read_again():
+    assert complete(load(BASE))["secure_aggregation"]["threshold"] == 0.67
+    assert load(complete(load(BASE))).secure_aggregation == load(BASE).secure_aggregation
+    assert load(BASE, {"secure_aggregation": None}).secure_aggregation is None
+
+
+DROPS = {"secure_aggregation.dropout": {"shares": 0.05, "masked": 0.2, "unmasking": 0.05}}
+
+
+@pytest.mark.parametrize("protocol", [{}, {"protocol": "secagg_plus", "neighbours": 4, "threshold": 0.4}])
+def test_masked_in_earnest_a_run_is_the_same_to_the_bit(tmp_path, protocol):
+    pytest.importorskip("Crypto", reason="pycryptodome is not installed")
+    given = {"secure_aggregation": {"bits": 12, "threshold": 0.5, **protocol}, **DROPS}
+    one, other = (
+        fedfleet.run(BASE, {**given, "secure_aggregation.execute": e}, out=tmp_path / str(e)) for e in (False, True)
+    )
+    assert bits_of(one) == bits_of(other)
+    assert one.table("phases").drop(columns="train_loss").equals(other.table("phases").drop(columns="train_loss"))
+    assert one.rounds["algorithm/secure_rebuilt"].sum() > 0
+    assert one.table("phases").failed.sum() > 0
+
+
+def test_a_run_goes_on_to_the_same_bits_through_void_rounds(tmp_path):
+    given = {"secure_aggregation.threshold": 0.8, "rounds": 6, **DROPS}
+    whole = fedfleet.run(BASE, given, out=tmp_path / "whole")
+    assert whole.table("phases").attempt.max() > 0
+    part = fedfleet.run(BASE, {**given, "rounds": 3}, out=tmp_path / "part")
+    gone_on = fedfleet.resume(part.folder, {"rounds": 6})
+    assert bits_of(gone_on) == bits_of(whole)
+
+
+def test_where_too_many_drop_out_every_time_the_run_says_why(tmp_path):
+    given = {"secure_aggregation.threshold": 1.0, "secure_aggregation.dropout": {"masked": 0.9}, "cohort.attempts": 2}
+    with pytest.raises(
+        FedfleetError, match=r"void after masked messages.*lower secure_aggregation.threshold.*2 cohorts"
+    ):
+        fedfleet.run(BASE, given, out=tmp_path / "run")
+    told = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (told["status"], "void after masked messages" in told["error"]) == ("failed", True)
+    phases = pd.read_parquet(tmp_path / "run" / "phases.parquet")
+    assert phases.attempt.tolist() == [0, 1]
+    assert (phases.bytes_up > 0).all()
+    assert (phases.client_steps == 0).all()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {
+            "algorithm": {"name": "scaffold", "steps": 2, "batch_size": 5},
+            "secure_aggregation.clip": {"dz": 1.0, "dc": 8.0},
+        },
+        {"transforms.up": [{"name": "clip", "norm": 0.5}]},
+        {"attack": {"kind": "sign_flip", "share": 0.2, "scale": 4}},
+        {"availability": {"kind": "bernoulli", "rate": 0.7}, "cohort.over_select": 1.5},
+        {"selection": "poisson"},
+        {"devices": "lognormal", "cohort.deadline_s": 60.0},
+        {"executor.inner": "factored", "rounds": 14, "executor.block_size": 5},
+        {"executor.inner": "batched", "rounds": 14, "executor.block_size": 5, "executor.capture": False},
+        {"population": {"dataset": "synthetic", "clients": 1_000_000}, "task.model": "logistic"},
+        {"algorithm": {"name": "cdma_ada"}, "task": {"name": "auc", "model": "logistic"}},
+        {"algorithm": {"name": "fedprox", "steps": 2, "batch_size": 5}, "secure_aggregation.rounding": "nearest"},
+    ],
+    ids=lambda g: next(iter(g)),
+)
+def test_it_goes_with(tmp_path, given):
+    plain = fedfleet.run(BASE, {**given, "secure_aggregation": None}, out=tmp_path / "plain")
+    found = fedfleet.run(BASE, {**given, "secure_aggregation.bits": 24}, out=tmp_path / "run")
+    assert found.summary["status"] == "finished"
+    assert found.rounds.heard.tolist() == plain.rounds.heard.tolist()
+    assert found.summary["final"] == pytest.approx(plain.summary["final"], abs=2e-3)
+    assert (found.rounds.virtual_s > plain.rounds.virtual_s).all()
+
+
+PRIVATE = {
+    "algorithm.weight": "uniform",
+    "privacy": {"clip_norm": 0.5, "delta": 1e-3, "noise_multiplier": 1.1},
+    "secure_aggregation.rounding": "toward_zero",
+}
+
+
+def test_noise_of_the_servers_goes_with_numbers_that_rounding_makes_no_longer(tmp_path):
+    found = fedfleet.run(BASE, PRIVATE, out=tmp_path / "run")
+    assert found.summary["privacy"]["accounting"] == "participation"
+    plain = fedfleet.run(BASE, {**PRIVATE, "secure_aggregation": None}, out=tmp_path / "plain")
+    assert found.summary["privacy"]["epsilon"] == plain.summary["privacy"]["epsilon"]
+    assert found.summary["final"]["eval/loss"] == pytest.approx(plain.summary["final"]["eval/loss"], abs=1e-2)
+
+
+COLLUDE = {"kind": "alie", "share": 0.2, "z": 1.0}
+REFUSED = [
+    (
+        {"algorithm": {"name": "robust", "rule": "median"}},
+        ["robust keeps what each client sends of slot 'z'", "fedavg"],
+    ),
+    (
+        {"algorithm": {"name": "robust", "rule": "krum"}, "cohort.min_responses": 6},
+        ["keeps what each client sends", "sees the sum alone"],
+    ),
+    ({"algorithm": {"name": "omg"}}, ["omg keeps what each client sends"]),
+    ({"algorithm": "fedbuff"}, ["fedbuff is asynchronous"]),
+    ({"algorithm": {"name": "drfa"}, "domains": {"kind": "label"}}, ["drfa"]),
+    ({"cohort.late": "keep"}, ["cohort.late='keep'"]),
+    ({"faults.non_finite": "drop_client"}, ["faults.non_finite='drop_client'", "choose fail"]),
+    ({"faults.non_finite": "keep"}, ["faults.non_finite='keep'"]),
+    ({"faults.on_client_error": "drop_client"}, ["faults.on_client_error='drop_client'"]),
+    ({"selection": "oort"}, ["selection.kind='oort'", "choose uniform"]),
+    ({"selection": "power_of_choice"}, ["selection.kind='power_of_choice'"]),
+    ({"evaluation.cosines": True}, ["evaluation.cosines=true"]),
+    ({"attack": COLLUDE}, ["attack.kind='alie'", "decodes a sum alone"]),
+    ({"transforms.down": ["bf16"]}, ["transforms.down=['bf16']", "how they moved from the server"]),
+    ({"transforms.up": ["sign"]}, ["transforms.up[0].name='sign'", "clip may stay"]),
+    ({"transforms.up": [{"name": "clip", "norm": 1.0}, "fp16"]}, ["transforms.up[1].name='fp16'"]),
+    ({"transforms.up": [{"name": "top_k", "share": 0.1, "feedback": True}]}, ["transforms.up[0].name='top_k'"]),
+    ({"secure_aggregation.clip": {"q": 1.0}}, ["secure_aggregation.clip", "clients of fedavg send z"]),
+    ({"secure_aggregation.clip": {}}, ["secure_aggregation.clip"]),
+    ({"secure_aggregation.clip": 0}, ["secure_aggregation.clip"]),
+    ({"secure_aggregation.bits": 1}, ["secure_aggregation.bits=1"]),
+    ({"secure_aggregation.threshold": 1.1}, ["secure_aggregation.threshold=1.1"]),
+    ({"secure_aggregation.protocol": "secagg_plus"}, ["secure_aggregation", "give neighbours"]),
+    ({"secure_aggregation.neighbours": 4}, ["neighbours", "secagg_plus"]),
+    (
+        {"secure_aggregation": {"protocol": "secagg_plus", "neighbours": 3}},
+        ["secure_aggregation.neighbours=3", "multiple of 2"],
+    ),
+    ({"secure_aggregation.dropout.masked": 1.0}, ["secure_aggregation.dropout.masked=1.0"]),
+    ({"secure_aggregation.max_weight": 2**40, "secure_aggregation.most_clients": 2**20}, ["take 62 bits", "52"]),
+    (
+        {"secure_aggregation.execute": True, "cohort.invite": 65, "population.clients": 80},
+        ["secure_aggregation.execute=true", "up to 64"],
+    ),
+    ({**PRIVATE, "privacy.noise": "clients", "cohort.min_responses": 4}, ["privacy.noise='clients'", "discrete noise"]),
+    (
+        {**PRIVATE, "secure_aggregation.rounding": "nearest"},
+        ["rounding='nearest'", "set secure_aggregation.rounding=toward"],
+    ),
+    ({**PRIVATE, "selection": "poisson"}, ["privacy.accounting='poisson'", "set privacy.accounting=participation"]),
+    ({**PRIVATE, "privacy.adaptive": {"count_noise": 2.0}}, ["within_clip_norm one by one"]),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), REFUSED, ids=lambda v: str(v)[:60] if isinstance(v, dict) else "")
+def test_what_is_no_sum_is_refused_in_a_line(given, words):
+    with pytest.raises(ConfigError) as e:
+        Experiment(load(BASE, given))
+    assert "\n" not in str(e.value)
+    for word in words:
+        assert word in str(e.value)
+
+
+def test_whole_numbers_have_no_range():
+    given = load(BASE).secure_aggregation
+    assert given is not None
+    with pytest.raises(ConfigError, match=r"send whole numbers \(z.b.seen\)"):
+        _check_sent(
+            given, "mine", {"train": {"z": {"x": torch.zeros(2), "b": {"seen": torch.zeros(1, dtype=torch.int64)}}}}
+        )
+
+
+def test_a_poisson_cohort_may_be_larger_than_what_is_invited():
+    assert most_clients(CohortOptions(invite=10, over_select=1.5), "uniform") == 15
+    assert most_clients(CohortOptions(invite=10), "poisson") == 52
+    assert most_clients(CohortOptions(invite=1), "uniform") == 2
