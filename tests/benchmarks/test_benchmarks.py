@@ -1,5 +1,6 @@
 """The benchmarks run, and their contestants do the same work. Nothing is timed here."""
 
+import importlib.util
 import json
 from argparse import Namespace
 from dataclasses import replace
@@ -14,6 +15,7 @@ from benchmarks import (
     disk,
     domain_gap,
     engine,
+    examples,
     gpu,
     invitations,
     loops,
@@ -137,6 +139,19 @@ def test_hiding_clients_is_measured_beside_not_hiding_them(monkeypatch, capsys):
     monkeypatch.setattr(privacy, "measure", lambda *_: found)
     privacy.main([])
     assert f"{found['over']['norm follows']['median']:.2f} times" in capsys.readouterr().out
+
+
+def test_hiding_examples_is_measured_beside_not_hiding_them_and_beside_opacus_where_it_is(monkeypatch, capsys):
+    monkeypatch.setitem(cases.CASES, "mlp", TINY)
+    examples.main(["--turns", "2", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    ways = ["nothing hidden", "hidden, one at a time", "hidden", "hidden, drawn"]
+    there = importlib.util.find_spec("opacus") is not None
+    assert list(found["ms"]) == list(found["over"]) == ways + ["Opacus, a loop"] * there
+    assert min(found["ms"].values()) > 0
+    monkeypatch.setattr(examples, "measure", lambda *_: found)
+    examples.main([])
+    assert f"{found['over']['hidden, drawn']['median']:.2f} times hidden" in capsys.readouterr().out
 
 
 def test_a_client_of_fedmm_is_measured_beside_two_of_fedavgs_and_a_loop(monkeypatch, capsys):

@@ -112,6 +112,8 @@ _HELD: dict[str, list[str]] = {
     "simulator/arithmetic/stored.py": ["tests/simulator/arithmetic/test_reduction.py"],
     "simulator/driver/masks.py": ["tests/simulator/driver/test_masks.py"],
     "simulator/driver/secured.py": SECURED,
+    "simulator/driver/downlink.py": ["tests/transforms/test_downlink.py"],
+    "simulator/driver/examples.py": ["tests/simulator/driver/test_examples.py"],
     "simulator/driver/privacy.py": ["tests/simulator/driver/test_privacy.py"],
     "simulator/fleet/availability.py": ONLINE[3:],
     "simulator/fleet/buffer.py": BUFFER,
