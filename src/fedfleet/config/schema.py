@@ -33,6 +33,8 @@ from fedfleet.datasets.registry import FEDERATED
 from fedfleet.datasets.registry import OPTIONS as PUBLISHED
 from fedfleet.datasets.sources import SOURCES
 from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.named import has as lies
+from fedfleet.simulator.named import is_path
 from fedfleet.tasks.registry import TASKS
 
 SCHEMA_VERSION = 1
@@ -127,6 +129,9 @@ class Config(Options):
     faults: FaultOptions = FaultOptions()
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
+    code_dir: str | None = None
+    """Folder of the modules that are named as ``module:name``, beside where Python looks and the folder one runs in; that of the
+    configuration file, if they lie there. A run says here where they were."""
     warm_start: str | None = None
     """Start from this safetensors file (a ``model.safetensors`` of an earlier run)."""
     until: str | None = None
@@ -181,7 +186,20 @@ def load(source: Path | str | Mapping[str, Any], overrides: list[str] | Mapping[
     """
     given = read(Path(source)) if isinstance(source, str | Path) else source
     changes = [overrides] if isinstance(overrides, Mapping) else [override(text) for text in overrides or []]
-    return _build([given, *changes])
+    config = _build([given, *changes])
+    if not isinstance(source, str | Path) or config.code_dir is not None:
+        return config
+    folder = Path(source).absolute().parent
+    beside = any(lies(folder, text) for text in _texts(config.model_dump(mode="json", exclude_unset=True)))
+    return with_overrides(config, {"code_dir": str(folder)}) if beside else config
+
+
+def _texts(node: Any) -> Iterator[str]:
+    """Yield every ``module:name`` in plain data."""
+    if is_path(node):
+        yield node
+    for below in node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ():
+        yield from _texts(below)
 
 
 def with_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:

@@ -210,7 +210,7 @@ def check_data(config: Config, given: Own, data: Data, population: Population) -
                     f"clients' kind"
                 )
     for whose, known in (("training", getattr(data, "train", None)), ("test", test)):  # clients' are a fault of theirs
-        if known is not None and len(known) and (most := int(known.y.max())) >= known.classes:
+        if known is not None and known.classes and len(known) and (most := int(known.y.max())) >= known.classes:
             raise ConfigError(
                 f"{what}: there are {whose} labels up to {most}, and classes={known.classes}: labels go from 0 to classes - 1"
             )
