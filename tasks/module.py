@@ -6,6 +6,7 @@ By configuration, ``task: {name: module, model: "package.module:make_net", loss:
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -92,7 +93,8 @@ def from_module(
         raise ConfigError(f"from_module: net={net!r}: give a torch.nn.Module, or a function or class that makes one")
     name = getattr(net, "__name__", type(net).__name__)
     given: Any = list(metrics.items()) if isinstance(metrics, Mapping) else metrics
-    return ModuleTask(Maker(net, f"net {name}", "net"), loss, given, "")
+    kept = copy.deepcopy(net).cpu() if isinstance(net, nn.Module) else net  # whatever becomes of it
+    return ModuleTask(Maker(kept, f"net {name}", "net"), loss, given, "")
 
 
 class ModuleTask:
@@ -149,7 +151,7 @@ def _loss(loss: Any, key: str) -> Loss:
         f: Any = loss
         return own_loss(f)
     if not isinstance(loss, str) or loss not in LOSSES:
-        near = difflib.get_close_matches(str(loss), LOSSES, n=1)
+        near = difflib.get_close_matches(str(loss), LOSSES, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(
             f"{key}loss={loss!r}: unknown; {hint}choose one of {', '.join(LOSSES)}, or a function (outputs, y) -> (B, ...)"
@@ -165,7 +167,7 @@ def _metrics(given: Iterable[Any], loss: Loss, key: str) -> dict[str, Metric]:
     for each in [given] if isinstance(given, str) else given:
         name, f = each if isinstance(each, tuple) else (getattr(each, "__name__", str(each)), each)
         if isinstance(f, str) and f not in known:
-            near = difflib.get_close_matches(f, known, n=1)
+            near = difflib.get_close_matches(f, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ConfigError(
                 f"{key}metrics={f!r}: none that goes with loss={loss.name}; {hint}choose among {', '.join(known)}, or a function "

@@ -55,9 +55,7 @@ class Loss(NamedTuple):
             most = outputs.shape[self.axis]
             bad = ((y < 0) & (y != IGNORED)) | (y >= most)
             if bad.any():
-                return (
-                    f"there is a label {int(y[bad][0])}, and the net has {most} outputs: labels go from 0 to {most - 1}"
-                )
+                return f"there is a label {int(y[bad].max())}, and the net has {most} outputs: labels go from 0 to {most - 1}"
         elif self.binary:
             bad = (y < 0) | (y > 1)
             if bad.any():
@@ -90,7 +88,7 @@ def like(outputs: Tensor, y: Tensor) -> Tensor:
 
 def each_example(values: Tensor) -> Tensor:
     """Return the mean (B,) of the values (B, ...) of each example."""
-    return values if values.dim() == 1 else values.flatten(1).mean(1)
+    return values if values.dim() < 2 else values.flatten(1).mean(1)
 
 
 def _entropy(outputs: Tensor, y: Tensor, axis: int) -> Tensor:
@@ -144,7 +142,8 @@ def own_loss(f: Each) -> Loss:
     """Return the loss that a function of one's own, ``(outputs, y) -> (B, ...)``, is."""
 
     def each(outputs: Tensor, y: Tensor) -> Tensor:
-        return each_example(f(outputs, y))
+        found = f(outputs, y)
+        return each_example(found) if isinstance(found, Tensor) else found
 
     return Loss(getattr(f, "__name__", type(f).__name__), each)
 

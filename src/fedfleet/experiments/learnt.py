@@ -27,6 +27,7 @@ from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.population import InMemoryPopulation, decode
 from fedfleet.simulator.signals import put_off
 from fedfleet.simulator.work import Batch
+from fedfleet.tasks.classification import Classification
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
 
@@ -127,14 +128,10 @@ def _check_outputs(said: str, task: Any, z: Tree, batch: Batch, data: Data) -> N
         raise ConfigError(
             f"{said}: its loss failed on outputs {tuple(outputs.shape)} ({type(e).__name__}: {one_line(e)})"
         ) from e
-    for y in [batch.y] if misfit else _all(data):
-        misfit = misfit or task.loss.astray(outputs, y)
-    if (
-        not misfit
-        and C.TASKS["classification"].build is type(task)
-        and outputs.shape != (len(outputs), data.test.classes)
-    ):
+    if not misfit and isinstance(task, Classification) and outputs.shape != (len(outputs), data.test.classes):
         misfit = f"it has outputs of shape {tuple(outputs.shape)}, and there are {data.test.classes} classes: end it in as many"
+    for y in [] if misfit else _all(data):
+        misfit = misfit or task.loss.astray(outputs, y)
     if misfit:
         raise ConfigError(f"{said}: {misfit}")
 
@@ -155,13 +152,14 @@ def _check_training(config: Config, make: Any, task: Task, z: Tree, batch: Batch
     def gradient(z: Tree, x: Tensor, y: Tensor, key: Tensor) -> Tree:
         return ops.grad("train", z, Batch({"x": x, "y": y}, weight), key)
 
-    def alone(padding: Tensor, which: int = 0) -> Tree:
-        return gradient(z, torch.where(_rows(weight, batch.x), batch.x, padding), batch.y, keys[which])
+    def padded(padding: Tensor) -> Tree:
+        return gradient(z, torch.where(_rows(weight, batch.x), batch.x, padding), batch.y, keys[0])
 
+    version = batch.x._version
     generator = torch.get_rng_state()
     try:
         with torch.no_grad():
-            one = [alone(batch.x[:1], which) for which in range(CLIENTS)]
+            one = [gradient(z, batch.x, batch.y, key) for key in keys]
     except Exception as e:
         raise ConfigError(f"{said}: in training {_failed(e, batch)}") from e
     if not torch.equal(generator, torch.get_rng_state()):
@@ -169,11 +167,15 @@ def _check_training(config: Config, make: Any, task: Task, z: Tree, batch: Batch
         raise ConfigError(
             f"{said}: in training it draws from torch's generator, which no run could repeat: {_drawn(make(0))}"
         )
+    if batch.x._version != version:
+        raise ConfigError(
+            f"{said}: it writes in place into the examples that it is given: return new tensors, and begin with no inplace=True"
+        )
     roots = task.objectives, task.functions
     pure = Purity(f"{said}: it", {"z": z}, {"x": batch.x, "y": batch.y}, partial(Held().tensors, roots))
     try:
         with torch.no_grad():
-            pure.trial(partial(alone, batch.x[:1]), partial(alone, batch.x[-1:] * 0 + 1), holds=roots)
+            pure.trial(partial(padded, batch.x[:1]), partial(padded, batch.x[:1] * 0 + 1), holds=roots)
             pure.check()
     except Impure as e:
         raise ConfigError(str(e)) from None
