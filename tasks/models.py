@@ -162,7 +162,8 @@ def leaves(net: nn.Module) -> dict[str, frozenset[str]]:
 def checked_leaves(net: nn.Module, shape: tuple[int, ...]) -> dict[str, frozenset[str]]:
     """Return the same of a net of somebody's own, whose last layer by name need not be the last that is applied."""
     found = leaves(net)
-    if not found["head"] <= {name for name, p in net.named_parameters() if p.requires_grad}:  # shared, or not learnt
+    learnt = {name for name, p in net.named_parameters() if p.requires_grad and not p.is_meta}
+    if not found["head"] <= learnt:  # shared, not to be learnt, or without content
         return {**found, "head": frozenset()}
     if not found["head"]:
         return found
