@@ -196,3 +196,37 @@ def overall(outputs, y):
 
 def worst(outputs, y):
     return float((outputs[:, 0] - y).abs().max())
+
+
+# Whole parts
+
+
+def damped(task, cohort, lr=0.1, damping=0.5):
+    """FedAvg whose gradients are damped, of as many clients as the configuration says."""
+    from fedfleet.simulator.author import Algorithm, BatchPlan, LocalWork, Mean, Message, Phase, Stage, T, View
+
+    def step(ops, shared, z, batch, at, key):
+        return ops.step("train", z, lr, T.scale(damping, ops.grad("train", z, batch, key)[0]))
+
+    work = LocalWork(
+        begin=lambda shared, own, inbox, key: shared["z"],
+        stages=(Stage(step=step, batches=BatchPlan(size=5, steps=2)),),
+        finish=lambda shared, own, inbox, z: (Message(send={"z": z}), own),
+    )
+    phase = Phase(name="train", work=work, reduce={"z": Mean()})
+
+    def round_(z, rnd):
+        answers = rnd.map_reduce(phase, shared=Message(send={"z": z}), cohort=rnd.invite(cohort.invite))
+        return answers["z"], {}
+
+    return Algorithm(lambda z, key, problem: z, round_, (phase,), {"global": View(lambda z: z)}, requires=task.parts)
+
+
+def blind(lr=0.1):
+    return damped(type("Task", (), {"parts": ("x",)}), type("Cohort", (), {"invite": 2}), lr)._replace(views={})
+
+
+def regression(shape, width=4):
+    from fedfleet.tasks import from_module
+
+    return from_module(lambda: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), width)), loss="cross_entropy")

@@ -147,6 +147,15 @@ class Config(Options):
     """Dotted key -> values: run every combination, for each label of ``compare`` and every seed."""
 
 
+class ByPath(Options):
+    """What is named as ``module:name``, a function or class of your own."""
+
+    arguments: dict[str, Any] | None = None
+    """What it is called with."""
+    source: str | None = None
+    """Digest of its code; a run says here what it was."""
+
+
 class Named(NamedTuple):
     """A section that names a thing: the key of the name, the options of every name, the name if none is given."""
 
@@ -171,6 +180,8 @@ NAMED = {
 _PLAIN = {k: v.options for k, v in ALGORITHMS.items() if not issubclass(v.options, WrapperOptions)}
 NESTED = {"algorithm.of": Named("name", _PLAIN, "fedavg")}
 """Sections within those, of names that have such an option."""
+BY_PATH = ("task", "algorithm")
+"""Sections whose thing may be named as ``module:name``: a function that makes one."""
 OWN = {"task": ("task",), "algorithm": ("algorithm",), "population.dataset": ("data", "population")}
 """Named sections whose thing may be made in Python instead, and the arguments of ``fedfleet.run`` it is given as. The section of
 what ran then has the one key "own", and below it what ``experiments.provenance`` says of it."""
@@ -219,7 +230,14 @@ def options(config: Config, section: str) -> Any:
     given = as_said(config, section)
     if "own" in given:
         return Options()
-    return validated(kinds[given[key]], {k: v for k, v in given.items() if k != key}, f"{section}.")
+    kind = _kind(section, kinds, given[key])
+    assert kind is not None
+    return validated(kind, {k: v for k, v in given.items() if k != key}, f"{section}.")
+
+
+def _kind(section: str, kinds: Mapping[str, type[BaseModel]], name: Any) -> type[BaseModel] | None:
+    """Return the options of a name in a section; None where there is no such name."""
+    return ByPath if section in BY_PATH and is_path(name) else kinds.get(name) if isinstance(name, str) else None
 
 
 def complete(config: Config) -> dict[str, Any]:
@@ -320,8 +338,9 @@ def _assign(raw: dict[str, Any], key: str, value: Any) -> None:
             raise ConfigError(f"{key}={show(value)}: {path} is a value, not a section: leave out what follows it")
         node[name] = node = dict(below)
     if path in sections and last == sections[path].key:
-        fields = {k: set(v.model_fields) for k, v in sections[path].options.items()}
-        old, new = (fields.get(f"{n}") for n in (node.get(last, sections[path].default), value))
+        names = (node.get(last, sections[path].default), value)
+        kinds = (_kind(path, sections[path].options, n) for n in names)
+        old, new = (None if kind is None else set(kind.model_fields) for kind in kinds)
         for option in () if old is None or new is None else old - new:
             node.pop(option, None)
     node[last] = value
@@ -359,9 +378,10 @@ def _check_named(raw: dict[str, Any], section: str, names: Named) -> None:
             f"{parts}, or go on with its run by fedfleet.resume(RUN, {parts})"
         )
     name = given.get(key, default)
-    if not isinstance(name, str) or name not in kinds:
+    kind = _kind(section, kinds, name)
+    if kind is None:
         raise ConfigError(unknown(f"{section}.{key}", name, kinds))
-    validated(kinds[name], {k: v for k, v in given.items() if k != key}, f"{section}.")
+    validated(kind, {k: v for k, v in given.items() if k != key}, f"{section}.")
     node[last] = {key: name, **given}
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config import resolve
 from fedfleet.config import schema as C
 from fedfleet.config.population import Data
 from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Dataset
+from fedfleet.experiments import own
 from fedfleet.experiments.identity import identity
 from fedfleet.simulator import named
-from fedfleet.simulator.algorithm import Task
+from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
@@ -38,13 +40,22 @@ LABELLED = "module"  # the one task that data with targets are for
 
 def configured(config: Config, data: Data) -> Task:
     """Return the configured task for these data. Raises ConfigError."""
-    name, shape = C.named(config, "task"), DataShape(tuple(data.test.x.shape[1:]), data.test.classes)
-    if not data.test.classes and name != LABELLED:
+    name = C.named(config, "task")
+    if not data.test.classes and name in TASKS and name != LABELLED:
         raise ConfigError(
             f"task.name={name!r}: it is of labels, and {data.name} has targets: set task.name=module, with your net as task.model "
             f"and task.loss=mse, or give labels"
         )
-    chosen, build = C.options(config, "task"), TASKS[name].build
+    return of_shape(config, DataShape(tuple(data.test.x.shape[1:]), data.test.classes))
+
+
+def of_shape(config: Config, shape: DataShape) -> Task:
+    """Return the configured task for examples of a shape and so many classes. Raises ConfigError."""
+    chosen = C.options(config, "task")
+    if isinstance(chosen, C.ByPath):
+        told: dict[str, Any] = {"shape": shape.example, **({"classes": shape.classes} if shape.classes else {})}
+        return made(config, "task", own.check_task, **told)
+    build = TASKS[C.named(config, "task")].build
     paths: Mapping[str, str] = getattr(chosen, "paths", {})
     for key, text in paths.items():  # found here first, since the task knows nothing of code_dir
         named.found(f"task.{key}", text, config.code_dir)
@@ -69,25 +80,59 @@ def configured(config: Config, data: Data) -> Task:
         raise ConfigError(f"task.model={getattr(chosen, 'model', None)!r}: {one_line(e)}") from None
 
 
-def with_source(config: Config) -> Config:
-    """Return the configuration with a digest of the code that its task names by path, and the folder it lies in.
+def algorithm(config: Config, task: Task) -> Algorithm:
+    """Return the configured algorithm for a task. Raises ConfigError."""
+    chosen = C.options(config, "algorithm")
+    if isinstance(chosen, C.ByPath):
+        return made(config, "algorithm", own.check_algorithm, task=task, cohort=config.cohort)
+    return ALGORITHMS[C.named(config, "algorithm")].build(chosen, task, config.cohort)
+
+
+def made(config: Config, section: str, check: Callable[[Any], None], **offered: Any) -> Any:
+    """Return what the ``module:name`` of a section makes of its arguments, told what else it names. Raises ConfigError."""
+    name, chosen = C.named(config, section), C.options(config, section)
+    said = f"{section}.name={name!r}"
+    make = named.found(f"{section}.name", name, config.code_dir)
+    try:
+        found = named.called(said, f"{section}.arguments", make, chosen.arguments or {}, **offered)
+    except ConfigError:
+        raise
+    except Exception as e:
+        raise ConfigError(
+            f"{said}: it raised {type(e).__name__} ({one_line(e)}): mend it, or give it other arguments"
+        ) from e
+    try:
+        check(found)
+    except ConfigError as e:
+        raise ConfigError(f"{said}: what it returns will not do: {e}") from None
+    return found
+
+
+def paths_of(config: Config, section: str) -> dict[str, str]:
+    """Return what a section names by path, by its key in the section."""
+    chosen = C.options(config, section)
+    return {"name": C.named(config, section)} if isinstance(chosen, C.ByPath) else dict(getattr(chosen, "paths", {}))
+
+
+def with_source(config: Config, section: str) -> Config:
+    """Return the configuration with a digest of the code that a section names by path, and the folder it lies in.
 
     Raises ConfigError where a digest is given and is another.
     """
-    chosen = C.options(config, "task")
-    paths: Mapping[str, str] = getattr(chosen, "paths", {})
+    chosen, paths = C.options(config, section), paths_of(config, section)
     if not paths:
         return config
-    things = [named.found(f"task.{key}", text, config.code_dir) for key, text in paths.items()]
+    things = [named.found(f"{section}.{key}", text, config.code_dir) for key, text in paths.items()]
     source = identity(tuple(things)).digest
     if chosen.source not in (None, source):
         raise ConfigError(
-            f"task.source={show(chosen.source)}: the code of {', '.join(paths.values())} is other by now ({source}): bring back "
-            f"what it was, or leave this out in a new run"
+            f"{section}.source={show(chosen.source)}: the code of {', '.join(paths.values())} is other by now ({source}): bring "
+            f"back what it was, or leave this out in a new run"
         )
     homes = [home for home in map(named.home, things) if home is not None]
     folder = config.code_dir or next(iter(homes), None)
-    return config.model_copy(update={"task": {**config.task, "source": source}, "code_dir": folder})
+    said = {**C.as_said(config, section), "source": source}
+    return config.model_copy(update={section: said, "code_dir": folder})
 
 
 def check(config: Config, task: Task, z: Tree, data: Data) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config import attack, resolve, rules, timing, transforms
 from fedfleet.config import schema as C
 from fedfleet.config.federation import federation, selection
@@ -103,10 +102,10 @@ class Prepared:
         if "data" not in self.own:
             self._train = data.train if isinstance(data, Dataset) else None
         self.task = task or learnt.configured(config, data)
-        config = learnt.with_source(config)
-        self.algorithm = algorithm or ALGORITHMS[C.named(config, "algorithm")].build(
-            C.options(config, "algorithm"), self.task, config.cohort
-        )
+        self.algorithm = algorithm or learnt.algorithm(config, self.task)
+        self.written = {*self.own, *(s for s in C.BY_PATH if isinstance(C.options(config, s), C.ByPath))}  # by the user
+        for section in C.BY_PATH:
+            config = learnt.with_source(config, section)
         resolve.check_pairing(config, self.algorithm, self.task)
         attack.check_early(config, self.algorithm)
         dealt = make_population(config, data, lambda kind, clients: self._vectors(config)(kind, clients))
@@ -120,10 +119,10 @@ class Prepared:
         summary = self.population.summary()
         self.z = self.task.init(config.seed)
         learnt.check(config, self.task, self.z, data)
-        if algorithm is not None:
+        if "algorithm" in self.written:
             config = self._asked(config)
         config = check_clients(config, data, dealt, self.population, asynchronous=self.algorithm.asynchronous)
-        if algorithm is None:
+        if "algorithm" not in self.written:
             resolve.check_local(config, summary.max_examples)
         size = self.population.size
         as_data_say = C.named(config, "domains") == "given"
@@ -287,7 +286,7 @@ class Prepared:
                     f"another Experiment"
                 )
         with torch.random.fork_rng(devices=[]):
-            if self.own:  # what comes with fedfleet is known to be pure, and a large net takes its time
+            if self.written:  # what comes with fedfleet is known to be pure, and a large net takes its time
                 _ = self.notes
             if not getattr(self.task, "whole", False):
                 functions = ["per_example"] * self.config.evaluation.per_client + ["predict"]
@@ -302,7 +301,7 @@ class Prepared:
     def notes(self) -> Notes:
         """Learn what factoring and the phases take; where client code does not run, the run itself will say so. Raises Impure."""
         try:
-            return probe(self.algorithm, self.z, self.problem, self.setup(), own="algorithm" in self.own)
+            return probe(self.algorithm, self.z, self.problem, self.setup(), own="algorithm" in self.written)
         except Impure:
             raise
         except FedfleetError:

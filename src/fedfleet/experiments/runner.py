@@ -207,7 +207,7 @@ class Runner:
 
     def _note_sizes(self, record: RoundRecord) -> None:
         """Enter what an algorithm of one's own invites other than the configuration says, the first time it does."""
-        if "algorithm" not in self.x.own or self.x.algorithm.asynchronous:
+        if "algorithm" not in self.x.written or self.x.algorithm.asynchronous:
             return
         said = self.x.config.cohort.invite
         for size in sorted(record.asked_for - self.invites):

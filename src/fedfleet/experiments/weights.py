@@ -24,7 +24,6 @@ from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.work import BUFFERS
 from fedfleet.tasks.options import DataShape
-from fedfleet.tasks.registry import TASKS
 
 PICKLED = (".pt", ".pth", ".bin")
 COUNTED = "num_batches_tracked"  # which torch's BatchNorm has, and ours does without
@@ -66,9 +65,9 @@ def _task(folder: Path, summary: Mapping[str, Any]) -> Task:
         raise ConfigError(
             f"{folder}: its summary does not say of what shape examples were: give the run one more round"
         )
-    config = learnt.with_source(C.load(C.without_own(raw, ("task", "algorithm", "data", "population"))))
+    config = learnt.with_source(C.load(C.without_own(raw, ("task", "algorithm", "data", "population"))), "task")
     shape = DataShape(tuple(examples["shape"]), examples["classes"])
-    return TASKS[C.named(config, "task")].build(C.options(config, "task"), shape)
+    return learnt.of_shape(config, shape)
 
 
 def load_model(path: Path, like: Tree, task: Task | None = None) -> Tree:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedfleet
+from fedfleet.algorithms.options import CohortOptions
 from fedfleet.experiments import campaign
 from fedfleet.experiments.progress import Progress
 from fedfleet.report.groups import grouped
@@ -276,9 +277,6 @@ def test_torchvisions_nets_are_no_other_case(tmp_path):
         fedfleet.Experiment(fedfleet.load({**CONFIG, "task": task}))
 
 
-CASES = [("logistic", None), ("cnn_bn", None), (f"{HERE}Normed", None), (f"{HERE}Reader", None), (f"{HERE}Tied", None)]
-
-
 @pytest.mark.parametrize("model", ["logistic", "cnn_bn", *(HERE + n for n in ("Normed", "Reader", "Tied"))])
 def test_a_run_gives_its_net_back(model, tmp_path):
     run = fedfleet.run(CONFIG, {"task.model": model}, out=tmp_path / "run")
@@ -379,3 +377,67 @@ def test_a_head_is_the_layer_that_is_applied_last():
     assert head("Normed") == {"head.weight", "head.bias"}
     assert head("Tied") == frozenset()  # whose last layer by name is not the last
     assert Path(named.home(own_nets.mlp) or "") == Path(__file__).parents[3]
+
+
+def test_a_whole_task_and_a_whole_algorithm_are_named_as_nets_are(tmp_path):
+    parts = {"task": {"name": f"{HERE}regression", "arguments": {"width": 10}}}
+    parts["algorithm"] = {"name": f"{HERE}damped", "arguments": {"damping": 0.25}}
+    config = {**CONFIG, **parts}
+    run = fedfleet.run(config, out=tmp_path / "run")
+    written = yaml.safe_load((run.folder / "config.yaml").read_text())
+    assert written["algorithm"]["arguments"] == {"damping": 0.25}
+    assert all(len(written[part]["source"]) == 64 for part in parts)
+    assert run.summary["own"] == {}
+    task = own_nets.regression((1, 8, 8), 10)
+    algorithm = own_nets.damped(task, CohortOptions(invite=4), damping=0.25)
+    own = {k: v for k, v in CONFIG.items() if k not in parts}
+    same = fedfleet.run(own, task=task, algorithm=algorithm, out=tmp_path / "same")
+    assert (run.folder / "model.safetensors").read_bytes() == (same.folder / "model.safetensors").read_bytes()
+    longer = fedfleet.resume(run.folder, {"rounds": 3})
+    assert longer.summary["rounds"] == 3
+    assert isinstance(longer.model(), nn.Sequential)
+    with pytest.raises(fedfleet.ConfigError, match=r"algorithm\.source='0': the code of .*:damped is other by now"):
+        fedfleet.Experiment(fedfleet.load(config, {"algorithm.source": "0"}))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (
+            {"algorithm": f"{HERE}dampd"},
+            "algorithm.name='tests.tasks.own_nets:dampd': tests.tasks.own_nets has no 'dampd': did you mean",
+        ),
+        (
+            {"algorithm": {"name": f"{HERE}damped", "lr": 0.1}},
+            "algorithm.lr=0.1: unknown key; known here: arguments, source",
+        ),
+        (
+            {"algorithm": {"name": f"{HERE}damped", "arguments": {"rl": 1}}},
+            "algorithm.arguments.rl=1: damped takes no such argument",
+        ),
+        (
+            {"algorithm": {"name": f"{HERE}blind"}},
+            "algorithm.name='tests.tasks.own_nets:blind': what it returns will not do: algorithm=",
+        ),
+        (
+            {"algorithm": {"name": f"{HERE}plain"}},
+            "plain': what it returns will not do: algorithm=a Linear: it cannot be one",
+        ),
+        ({"task": {"name": f"{HERE}plain"}}, "plain': what it returns will not do: task=a Linear: it cannot be one"),
+        (
+            {"task": {"name": f"{HERE}broken"}},
+            "broken': it raised KeyError ('width'): mend it, or give it other arguments",
+        ),
+        (
+            {"task": {"name": f"{HERE}regression", "arguments": {"width": 4}}},
+            "there is a label 9, and the net has 4 outputs",
+        ),
+        ({"availability": f"{HERE}plain"}, "availability.kind='tests.tasks.own_nets:plain': unknown"),
+    ],
+)
+def test_parts_by_path_that_will_not_do(overrides, says):
+    base = {k: v for k, v in CONFIG.items() if k not in overrides}
+    with pytest.raises(fedfleet.ConfigError) as e:
+        fedfleet.Experiment(fedfleet.load({**base, **overrides}))
+    assert says in str(e.value)
+    assert "\n" not in str(e.value)
