@@ -23,7 +23,7 @@ from fedfleet.tasks.options import DataShape, ModelOptions
 from fedfleet.tasks.own_heads import own_heads, with_residual
 from fedfleet.tasks.pretrained import NETS, Norm, Weights, classifier
 from fedfleet.tasks.shifted import Shift, no_shift, shifted
-from fedfleet.tasks.stateful import buffers, called, learnt, prepared
+from fedfleet.tasks.stateful import buffers, called, hollow, learnt, prepared
 from fedfleet.tasks.targets import LOSSES
 
 
@@ -98,6 +98,8 @@ class Classification:
         self._net = self._build(0)
         self.parts = ("x", BUFFERS) if buffers(self._net) else ("x",)
         self.leaves = leaves(self._net) if self.make is None else checked_leaves(self._net, shape.example)
+        if self.make is not None:
+            hollow(self._net)
         train = Objective(loss=self._loss, sign={"x": 1})
         self.objectives = {"train": train, "shifted": shifted(train)}
         self.functions: dict[str, Callable[[Tree, Batch], Any]] = {

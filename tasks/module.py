@@ -15,13 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.named import found, is_path
 from fedfleet.tasks.maker import Maker, of_path
 from fedfleet.tasks.measures import OF_LABELS, OF_NUMBERS, Metric, alone, mean_loss
 from fedfleet.tasks.models import checked_leaves, leaves
 from fedfleet.tasks.options import DataShape
-from fedfleet.tasks.stateful import buffers, called, learnt, prepared
+from fedfleet.tasks.stateful import buffers, called, hollow, learnt, prepared
 from fedfleet.tasks.targets import LOSSES, Each, Loss, guessed, own_loss
 
 Measure = Callable[[Tensor, Tensor], Any]
@@ -93,7 +93,12 @@ def from_module(
         raise ConfigError(f"from_module: net={net!r}: give a torch.nn.Module, or a function or class that makes one")
     name = getattr(net, "__name__", type(net).__name__)
     given: Any = list(metrics.items()) if isinstance(metrics, Mapping) else metrics
-    kept = copy.deepcopy(net).cpu() if isinstance(net, nn.Module) else net  # whatever becomes of it
+    try:
+        kept = copy.deepcopy(net).cpu() if isinstance(net, nn.Module) else net  # whatever becomes of it
+    except Exception as e:  # as where it holds what it has computed
+        raise ConfigError(
+            f"net {name}: it cannot be copied ({one_line(e)[:120]}): give a function that makes it"
+        ) from e
     return ModuleTask(Maker(kept, f"net {name}", "net"), loss, given, "")
 
 
@@ -106,7 +111,10 @@ class ModuleTask:
         self._net = prepared(make(0))
         self.parts = ("x", BUFFERS) if buffers(self._net) else ("x",)
         shape = make.offered.get("shape")  # without one, nobody knows which layer comes last
-        self.leaves = {**leaves(self._net), "head": frozenset()} if shape is None else checked_leaves(self._net, shape)
+        self.leaves: dict[str, frozenset[str]] = (
+            {**leaves(self._net), "head": frozenset()} if shape is None else checked_leaves(self._net, shape)
+        )
+        hollow(self._net)
         self._metrics = _metrics(self.loss.metrics if metrics is None else metrics, self.loss, key)
         self.objectives = {"train": Objective(loss=self._train, sign={"x": 1})}
         self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {

@@ -142,6 +142,15 @@ def learnt(net: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in net.named_parameters() if p.requires_grad}
 
 
+def hollow(net: nn.Module) -> nn.Module:
+    """Return a net whose own parameters are NaN: it is given others, and one that takes them from elsewhere is found out."""
+    with torch.no_grad():
+        for p in net.parameters():
+            if p.requires_grad:
+                p.fill_(torch.nan)
+    return net
+
+
 def buffers(net: nn.Module) -> dict[str, Tensor]:
     """Return what a prepared net's layers keep count of, by name."""
     layers = ((name, layer) for name, layer in net.named_modules() if isinstance(layer, BatchNorm) and layer.counts)

@@ -177,6 +177,17 @@ class OverTheBatch(By):
         return found - found.mean(0)
 
 
+class Listed(By):
+    """Takes its weight from a list, where nobody finds it."""
+
+    def __init__(self, classes: int = 10):
+        super().__init__(classes)
+        self.kept = [self.layer.weight]
+
+    def forward(self, x):
+        return x.flatten(1) @ self.kept[0].T + self.layer.bias
+
+
 def at_random(classes):
     import random
 

@@ -176,7 +176,7 @@ def test_the_folder_one_runs_in_and_code_dir(folder, tmp_path, monkeypatch):
         fedfleet.Experiment(fedfleet.load(config))
     with pytest.raises(fedfleet.ConfigError, match="code_dir='nowhere': no such folder"):
         fedfleet.Experiment(fedfleet.load(config, {"code_dir": "nowhere"}))
-    assert fedfleet.Experiment(fedfleet.load(config, {"code_dir": "../nets"})).config.code_dir == "../nets"
+    assert fedfleet.Experiment(fedfleet.load(config, {"code_dir": str(folder)})).config.code_dir == str(folder)
     forget(set(sys.modules) - {module})
     monkeypatch.setattr(sys, "path", [p for p in sys.path if not p.startswith(str(tmp_path))])
     monkeypatch.chdir(folder)
@@ -217,6 +217,7 @@ def test_the_folder_one_runs_in_and_code_dir(folder, tmp_path, monkeypatch):
             "its attention 'layer.self_attn' has dropout=0.1",
         ),
         ({"model": f"{HERE}Counting"}, "wrote into"),
+        ({"model": f"{HERE}Listed"}, "for those in a plain list are not found"),
         ({"model": f"{HERE}Pair"}, "its forward returned a tuple: return a tensor"),
         ({"model": f"{HERE}Mean"}, "it has outputs of shape (10,) for 3 examples"),
         (
