@@ -155,6 +155,27 @@ def test_labels_of_minus_100_count_for_nothing():
     assert task.metrics(outputs, {"y": y})["accuracy"] == pytest.approx(float(right))
 
 
+def test_a_single_label_of_minus_100_counts_for_nothing():
+    task = from_module(lambda: nn.Linear(3, 4))
+    z, x = task.init(0), rng.normal(rng.key(1), (3, 3))
+    y = torch.tensor([2, -100, 1])
+    batch = Batch({"x": x, "y": y}, torch.ones(3))
+    found, outputs = task.functions["per_example"](z, batch), task.functions["predict"](z, batch)
+    torch.testing.assert_close(found["loss"], F.cross_entropy(outputs, y, reduction="none"))
+    assert found["loss"][1] == 0
+    counted = (outputs.argmax(1) == y)[[0, 2]].double().mean()
+    assert task.metrics(outputs, {"y": y})["accuracy"] == pytest.approx(float(counted))
+
+
+def test_what_draws_in_training_draws_from_the_key_of_the_step():
+    task = from_module(lambda: own_nets.Normed(3))
+    z, batch = task.init(0), Batch({"x": rng.normal(rng.key(1), (N, 64)), "y": torch.arange(N) % 3}, torch.ones(N))
+    one, same, other = (task.objectives["train"].loss(z, batch, None, rng.key(k)) for k in (1, 1, 2))
+    assert one[0] == same[0] != other[0]
+    assert set(one[1]["b"]) == {"norm.running_mean", "norm.running_var"}
+    assert not torch.equal(one[1]["b"]["norm.running_mean"], z["b"]["norm.running_mean"])
+
+
 def test_initial_weights_are_a_function_of_the_seed_or_those_of_the_net():
     made = from_module(lambda: nn.Linear(3, 1))
     torch.manual_seed(5)
