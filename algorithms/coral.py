@@ -57,7 +57,7 @@ class _Raw(NamedTuple):
 
 def coral(options: PenaltyOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build CORAL."""
-    at_head = cut(task, "head", "coral")
+    at_head = cut(task, "head", "coral", needs="coral")
 
     def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
         ctx = {name: shared[name] for name in ("mean", "covariance")} | {

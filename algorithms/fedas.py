@@ -77,7 +77,7 @@ class _As(NamedTuple):
 
 def fedas(options: FedAsOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FedAS."""
-    at = cut(task, "head", "fedas")
+    at = cut(task, "head", "fedas", needs="aligned")
     rule = options.client_optimizer.build()
 
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _As:

@@ -74,7 +74,7 @@ class _Sum(NamedTuple):
 
 def fediir(options: FedIirOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FedIIR."""
-    head = cut(task, "head", "fediir")
+    head = cut(task, "head", "fediir", needs="invariant")
 
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Sum:
         at_head = head.stays(shared["z"])["x"]

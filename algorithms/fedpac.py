@@ -98,7 +98,7 @@ def mixtures(h: Tensor, v: Tensor, drop: float) -> Tensor:
 
 def fedpac(options: FedPacOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FedPAC."""
-    at = cut(task, "head", "fedpac")
+    at = cut(task, "head", "fedpac", needs="near")
     rule = options.client_optimizer.build()
 
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Pac:

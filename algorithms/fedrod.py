@@ -66,7 +66,7 @@ class Rod(NamedTuple):
 
 def fedrod(options: AveragingOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FedRoD."""
-    at_head = cut(task, "head", "fedrod")
+    at_head = cut(task, "head", "fedrod", needs="balanced")
     rule = options.client_optimizer.build()
 
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> Rod:

@@ -22,7 +22,7 @@ from fedfleet.simulator.author import Algorithm, At, Batch, Key, Ops, Task, Tree
 
 def irm(options: PenaltyOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build IRM."""
-    cut(task, "head", "irm")
+    cut(task, "head", "irm", needs="irm")
 
     def direction(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
         return ops.grad("irm", local.z, batch, key, ctx={"penalty": shared["penalty"]})[0]

@@ -40,7 +40,7 @@ from fedfleet.simulator.author import (
 Kept = Literal["head", "body", "norm"]
 Moves = Literal["all", "kept", "rest"]
 MISSING = {
-    "head": "the net has no linear last layer after others: choose task.model=mlp or cnn",
+    "head": "the net has no linear last layer after others: choose task.model=mlp or cnn, or a module:name that has",
     "body": "the net has no layers before a linear last one: choose task.model=mlp or cnn",
     "norm": "the net has no layers that normalise: choose task.model=cnn_bn",
 }
@@ -83,8 +83,8 @@ class Cut(NamedTuple):
         return {**direction, "x": x}
 
 
-def cut(task: Task, what: Kept, algorithm: str) -> Cut:
-    """Return where the model of a task is cut. Raises ConfigError where it has no such parts."""
+def cut(task: Task, what: Kept, algorithm: str, needs: str | None = None) -> Cut:
+    """Return where the model of a task is cut. Raises ConfigError where it has no such parts, or no objective of that name."""
     leaves: Mapping[str, frozenset[str]] | None = getattr(task, "leaves", None)
     if leaves is None:
         raise ConfigError(
@@ -97,6 +97,11 @@ def cut(task: Task, what: Kept, algorithm: str) -> Cut:
     found = every - head if what == "body" else leaves.get(what, frozenset())
     if not found or found == every or (not head and what == "body"):
         raise ConfigError(f"algorithm.name={algorithm!r}: {MISSING[what]}")
+    if needs is not None and needs not in task.objectives:
+        raise ConfigError(
+            f"algorithm.name={algorithm!r}: it learns from labels and from the net's features, and the task has no objective "
+            f"{needs!r}: use task.name=classification, which takes a net of your own as task.model, too"
+        )
     return Cut(found, order, buffers=what == "norm")
 
 

@@ -24,8 +24,9 @@ COUNTED = ("index", "level_0")  # what reset_index makes of an index; a feature 
 
 def from_arrays(
     x: Any,
-    y: Any,
+    y: Any = None,
     *,
+    target: Any = None,
     client: Any = None,
     domain: Any = None,
     test: Any = 0.1,
@@ -38,17 +39,25 @@ def from_arrays(
         x: (n, ...) examples. Unsigned bytes are pixels, which nets read as -1 … 1; other integers stay integers, such as words;
             all else becomes float32. Images have their channels first.
         y: (n,) integer labels from 0.
+        target: instead, for ``task.name=module``: (n, ...) numbers to be foreseen, or 0 and 1, or integers, one a token or pixel.
         client: (n,) which client holds each example, an integer or text; None: ``population.partition`` deals them.
         domain: (n,) the domain of each, an integer or text; a client is of one.
         test: the test examples: a share, of clients if there are any, else of examples, of every domain (a fixed draw); (n,)
-            booleans; or arrays of their own, ``(x, y)`` or ``(x, y, domain)``.
+            booleans; or arrays of their own, ``(x, y)`` or ``(x, y, domain)``, with targets ``(x, target)``.
         classes: labels are below it; one more than the largest, if not given.
         name: in reports.
 
     Raises DataError, a ValueError of one line.
 
     """
-    rows = _rows("", x, y, client, domain, classes)
+    if (y is None) == (target is None):
+        fail(
+            "y",
+            "labels and targets are given" if y is not None else "is not given",
+            "give y= labels or target= numbers",
+        )
+    classes = check_classes(classes, target)
+    rows = _rows("", x, y if target is None else target, client, domain, classes)
     if isinstance(test, tuple):
         if len(test) not in (2, 3):
             fail("test", f"has {len(test)} entries", "give (x, y), or (x, y, domain)")
@@ -63,6 +72,7 @@ def from_dataframe(
     *,
     client: str | None = None,
     label: str = "y",
+    target: str | Sequence[str] | None = None,
     features: Sequence[str] | None = None,
     domain: str | None = None,
     test: float | str | pd.DataFrame = 0.1,
@@ -75,6 +85,7 @@ def from_dataframe(
         df: columns of numbers, or one column whose entries are arrays of one shape.
         client: the column that says which client holds a row, integers or text; None: ``population.partition`` deals them.
         label: the column of integer labels from 0.
+        target: instead, for ``task.name=module``: the column, or columns, of numbers to be foreseen.
         features: the columns that make an example; all others, if not given. Integers alone stay integers; with a number that is
             none all become float32.
         domain: the column that says the domain, integers or text; a client is of one.
@@ -89,22 +100,36 @@ def from_dataframe(
     import pandas as pd
 
     check_frame(df, "df")
-    own = {"client": client, "label": label, "domain": domain, "test": test if isinstance(test, str) else None}
+    classes = check_classes(classes, target)
+    aimed = [label] if target is None else [target] if isinstance(target, str) else list(target)
+    if not aimed:
+        fail("target", "is an empty list", "name a column")
+    wanted: dict[str, str | None] = {
+        "label" if target is None else "target" if len(aimed) == 1 else f"target[{i}]": c for i, c in enumerate(aimed)
+    }
+    own = {"client": client, **wanted, "domain": domain, "test": test if isinstance(test, str) else None}
     check_own(df, "df", own)
     chosen = _features(df, features, [c for c in own.values() if c is not None])
-    rows = _of_frame(df, "df", chosen, label, client, domain, classes)
+    rows = _of_frame(df, "df", chosen, target or label, client, domain, classes)
     if isinstance(test, pd.DataFrame):
         check_frame(test, "test")
         there = domain if domain in test.columns else None
-        check_own(test, "test", {"label": label})
+        check_own(test, "test", wanted)
         if missing := [c for c in chosen if c not in test.columns]:
             fail("test", f"no column {missing[0]!r}", "give both data frames the same features")
-        held: Any = _of_frame(test, "test", chosen, label, None, there, classes)
+        held: Any = _of_frame(test, "test", chosen, target or label, None, there, classes)
     elif isinstance(test, str):
         held = given.flags(df[test], f"column {test!r}", len(df))
     else:
         held = test
     return given.made(name, given.split(rows, held, classes))
+
+
+def check_classes(classes: int | None, target: Any) -> int | None:
+    """Return how many classes there are to be, 0 with targets. Raises DataError."""
+    if classes is not None and (target is not None or classes < 1):
+        fail("classes", f"is {classes}", "leave it out" + (", for there are targets" if target is not None else ""))
+    return classes if target is None else 0
 
 
 def _rows(prefix: str, x: Any, y: Any, client: Any, domain: Any, classes: int | None) -> Rows:
@@ -113,7 +138,7 @@ def _rows(prefix: str, x: Any, y: Any, client: Any, domain: Any, classes: int | 
     return Rows(
         f"{prefix}x",
         examples,
-        given.labels(y, f"{prefix}y", classes, count),
+        given.targets(y, f"{prefix}target", count) if classes == 0 else given.labels(y, f"{prefix}y", classes, count),
         None if client is None else given.codes(client, f"{prefix}client", "client", count),
         None if domain is None else given.codes(domain, f"{prefix}domain", "domain", count, rising=True),
     )
@@ -173,7 +198,7 @@ def _of_frame(
     df: pd.DataFrame,
     where: str,
     features: Sequence[Any],
-    label: str,
+    label: str | Sequence[str],
     client: str | None,
     domain: str | None,
     classes: int | None,
@@ -183,10 +208,16 @@ def _of_frame(
 
     x = example_columns(df, features, at)
     count = len(df)
+    if classes != 0:
+        y = given.labels(df[label], at(label), classes, count)
+    else:
+        columns = [label] if isinstance(label, str) else list(label)
+        found = example_columns(df, columns, at).float()
+        y = found[:, 0] if isinstance(label, str) and df[label].dtype != object else found
     return Rows(
         where,
         x,
-        given.labels(df[label], at(label), classes, count),
+        y,
         None if client is None else _codes(df, client, "client", at),
         None if domain is None else _codes(df, domain, "domain", at),
     )

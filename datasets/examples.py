@@ -26,7 +26,8 @@ class Examples:
     """Labelled examples.
 
     `x` is (n, ...), uint8 pixels 0..255 (images: n, channels, height, width), float32, or int64 words and other integers; `y` is
-    int64 (n,), labels 0..`classes`-1; `domain` is int64 (n,), the domain every example comes from, or None where there is only one.
+    int64 (n,), labels 0..`classes`-1, or where `classes` is 0 targets (n, ...), float32 numbers or int64 labels of their parts;
+    `domain` is int64 (n,), the domain every example comes from, or None where there is only one.
     Raises ValueError where dtypes or lengths disagree.
     """
 
@@ -38,7 +39,11 @@ class Examples:
     def __post_init__(self) -> None:
         if self.x.dtype not in (torch.uint8, torch.float32, torch.int64):
             raise ValueError(f"x is {self.x.dtype}: store examples as torch.uint8, torch.float32 or torch.int64")
-        for name, column in (("y", self.y), ("domain", self.domain)):
+        if self.classes == 0 and (self.y.dtype not in (torch.float32, torch.int64) or len(self.y) != len(self.x)):
+            raise ValueError(
+                f"y is {self.y.dtype} {tuple(self.y.shape)}: give targets, float32 or int64, an entry an example"
+            )
+        for name, column in (("y", self.y if self.classes else None), ("domain", self.domain)):
             if column is not None and (column.dtype != torch.int64 or column.shape != self.x.shape[:1]):
                 shape = tuple(column.shape)
                 raise ValueError(f"{name} is {column.dtype} {shape}: give torch.int64 of shape ({len(self.x)},), as x")
@@ -78,7 +83,7 @@ class Dataset:
 
     def parted(self, share: float) -> "tuple[Dataset, Examples]":
         """Return the data set without a `share` of the training examples of each domain, a fixed draw, and these examples."""
-        domain = torch.zeros_like(self.train.y) if self.train.domain is None else self.train.domain
+        domain = torch.zeros(len(self.train), dtype=torch.int64) if self.train.domain is None else self.train.domain
         out = torch.zeros(len(domain), dtype=torch.bool)
         for rows in ((domain == d).nonzero().flatten() for d in domain.unique()):
             out[rows[fixed_draw(len(rows), round(share * len(rows)))]] = True

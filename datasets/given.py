@@ -43,7 +43,8 @@ class Codes(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """Checked examples: x (n, ...) uint8, int64 or float32, y (n,) int64; clients and domains where they are known.
+    """Checked examples: x (n, ...) uint8, int64 or float32, y (n,) int64 or targets (n, ...); clients and
+    domains where they are known.
 
     `where` is what messages call them, `row` what they call a row.
     """
@@ -135,6 +136,23 @@ def labels(values: Any, where: str, classes: int | None, rows: int) -> Tensor:
     return torch.from_numpy(y)
 
 
+def targets(values: Any, where: str, rows: int) -> Tensor:
+    """Return targets (n, ...): integers as int64, all else as finite float32. Raises DataError."""
+    array = _array(values, where)
+    if array.dtype.kind not in KINDS:
+        fail(where, f"targets are {array.dtype}, no numbers", "make them numbers")
+    if array.ndim == 0 or len(array) != rows:
+        fail(where, f"is of shape {array.shape}, and there are {rows} examples", "give targets an example")
+    if 0 in array.shape:
+        fail(where, f"is of shape {array.shape}, and holds nothing", "give some targets")
+    with np.errstate(over="ignore"):
+        kept = np.ascontiguousarray(array).astype(KINDS[array.dtype.kind])
+    fine = np.isfinite(kept).reshape(rows, -1).all(1)
+    if not fine.all():
+        fail(f"{where}, row {fine.argmin()}", "has a target that is no finite number", "mend it, or leave the row out")
+    return torch.from_numpy(kept)
+
+
 def codes(values: Any, where: str, what: str, rows: int, *, rising: bool = False) -> Codes:
     """Return which of several each row belongs to; they are integers or text, in the order they appear in, or `rising`.
 
@@ -171,7 +189,7 @@ def flags(values: Any, where: str, rows: int) -> Tensor:
 
 
 def split(rows: Rows, test: float | Tensor | Rows, classes: int | None = None) -> Parts:
-    """Return training and test rows.
+    """Return training and test rows; with targets `classes` is 0.
 
     `test` are the rows (mask) or other examples, or a share: of clients, where there are any, whose examples are the test
     examples then, else of examples; of every domain, and a fixed draw. Raises DataError.
@@ -191,6 +209,11 @@ def split(rows: Rows, test: float | Tensor | Rows, classes: int | None = None) -
         fail(held.where, f"test examples say a domain, and those of {train.where} none", "give both theirs, or neither")
     if train.domain is not None and held.domain is not None:
         held = _numbered_alike(train, held)
+    if classes == 0:
+        if train.y.shape[1:] != held.y.shape[1:] or train.y.dtype != held.y.dtype:
+            mend = "make them alike"
+            fail(held.where, f"targets are {_kind(held.y)}, and those of {train.where} {_kind(train.y)}", mend)
+        return Parts(train, held, 0)
     most = max(int(train.y.max()), int(held.y.max())) + 1
     if classes is not None and most > classes:
         fail(rows.where, f"there are labels up to {most - 1}, and classes={classes}", "give the number of classes")

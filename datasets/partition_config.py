@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
@@ -17,6 +17,8 @@ class PartitionConfig(BaseModel, ABC):
     """How the examples of a data set are dealt to clients."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    of_labels: ClassVar[bool] = False
+    """Whether it looks at labels, which regression has none of."""
 
     def clients(self, asked: int | None) -> int:
         """Return how many clients there are to be: as many as are asked for, 100 if nobody says. Raises DataError."""
@@ -48,6 +50,7 @@ class LabelSorted(PartitionConfig):
     """Equal blocks of the examples sorted by label, but for a share of them."""
 
     kind: Literal["label_sorted"] = "label_sorted"
+    of_labels: ClassVar[bool] = True
     similarity: float = Field(0.0, ge=0, le=1, description="sim: share of the examples placed at random, not sorted")
 
     def split(
@@ -61,6 +64,7 @@ class Dirichlet(PartitionConfig):
     """Shares of every class drawn from a Dirichlet distribution over the clients."""
 
     kind: Literal["dirichlet"] = "dirichlet"
+    of_labels: ClassVar[bool] = True
     alpha: float = Field(0.5, gt=0, description="alpha: concentration; small: few clients hold a class, large: iid")
     min_size: int = Field(1, ge=0, description="Examples every client has at least; drawn again until it holds")
 
@@ -75,6 +79,7 @@ class Shards(PartitionConfig):
     """A few shards of the examples sorted by label for every client."""
 
     kind: Literal["shards"] = "shards"
+    of_labels: ClassVar[bool] = True
     labels_per_client: int = Field(2, ge=1, description="n: shards dealt to every client, so about as many labels")
 
     def split(
@@ -145,6 +150,7 @@ class Pathological(PartitionConfig):
     """Exactly so many labels for every client, whose examples its clients share equally."""
 
     kind: Literal["pathological"] = "pathological"
+    of_labels: ClassVar[bool] = True
     classes_per_client: int = Field(2, ge=1, description="Labels of every client")
     assignment: partition_skews.Assignment = Field(
         "random", description="Which labels: drawn; the first by the client's number; or all by it"
@@ -161,6 +167,7 @@ class Distribution(PartitionConfig):
     """Consecutive labels for every client, and of each as many examples as a distribution says."""
 
     kind: Literal["distribution"] = "distribution"
+    of_labels: ClassVar[bool] = True
     labels_per_client: int = Field(2, ge=1, description="Labels of every client; clients are a multiple of all labels")
     least: int = Field(5, ge=0, description="Examples of each of its labels that a client has at least")
     sigma: float = Field(2.0, ge=0, description="sigma: of the log-normal numbers that say how a label is spread")
@@ -179,6 +186,7 @@ class InnerDirichlet(PartitionConfig):
     """Clients of given sizes, each with its own shares of the labels drawn from a Dirichlet distribution."""
 
     kind: Literal["inner_dirichlet"] = "inner_dirichlet"
+    of_labels: ClassVar[bool] = True
     alpha: Annotated[float, Field(gt=0)] | list[Annotated[float, Field(gt=0)]] = Field(
         0.5, description="alpha: concentration, one number or one a label"
     )

@@ -12,23 +12,32 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
+from fedfleet.simulator.named import is_path
 from fedfleet.tasks.alike import alike
 from fedfleet.tasks.body_and_head import BodyAndHead
 from fedfleet.tasks.losses import cross_entropy, scored
+from fedfleet.tasks.maker import Maker, of_path
 from fedfleet.tasks.mixstyle import MixStyleOptions, with_mixstyle
-from fedfleet.tasks.models import SMALLEST_SIDE, build, is_linear, leaves
+from fedfleet.tasks.models import SMALLEST_SIDE, build, checked_leaves, is_linear, leaves
 from fedfleet.tasks.options import DataShape, ModelOptions
 from fedfleet.tasks.own_heads import own_heads, with_residual
 from fedfleet.tasks.pretrained import NETS, Norm, Weights, classifier
 from fedfleet.tasks.shifted import Shift, no_shift, shifted
-from fedfleet.tasks.stateful import buffers, called, prepared
+from fedfleet.tasks.stateful import buffers, called, hollow, learnt, prepared
+from fedfleet.tasks.targets import LOSSES
 
 
 class ClassificationOptions(ModelOptions):
     """Which net, a small one or one of torchvision's for photographs, and what is done to its features in training."""
 
     model: str = "mlp"
-    """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, convnet; torchvision's mobilenet_v2, resnet18, resnet50, resnet101."""
+    """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, convnet; torchvision's mobilenet_v2, resnet18, resnet50, resnet101; or
+    module:name of a function or class of your own that makes a net."""
+    arguments: dict[str, Any] | None = None
+    """What one's own is called with; ``seed``, ``shape`` (of an example) and ``classes`` it is told besides, if it names
+    them."""
+    source: str | None = None
+    """Digest of the code of one's own; a run says here what it was."""
     weights: Weights | None = None
     """What torchvision's nets begin with, but for their last layer: the weights they have from ImageNet, if nothing is said, or
     random ones."""
@@ -38,8 +47,24 @@ class ClassificationOptions(ModelOptions):
     mixstyle: MixStyleOptions | None = None
     """Mix styles of images within a batch (small nets with convolutions only)."""
 
+    @property
+    def paths(self) -> dict[str, str]:
+        """Return what is named by a path, by key."""
+        return {"model": self.model} if is_path(self.model) else {}
+
     @model_validator(mode="after")
     def _applies(self) -> ClassificationOptions:
+        if self.paths:
+            for key, default in (("hidden", (64,)), ("init", "drawn")):
+                if (value := getattr(self, key)) != default:
+                    raise ValueError(
+                        f"{key}={value!r} is not for model={self.model}: give it in arguments, or leave it out"
+                    )
+        for key in ("arguments", "source"):
+            if getattr(self, key) is not None and not self.paths:
+                raise ValueError(
+                    f"{key} is for a net of your own, module:name, and model={self.model} is none: leave it out"
+                )
         if self.model not in NETS and self.weights is not None:
             raise ValueError(f"weights={self.weights} is not for model={self.model}: leave it out")
         if self.model not in NETS and self.norm != "batch":
@@ -67,9 +92,14 @@ class Classification:
 
     def __init__(self, options: ModelOptions, shape: DataShape):
         self._options, self._shape = options, shape
+        o = options if isinstance(options, ClassificationOptions) else ClassificationOptions(**options.model_dump())
+        self.make: Maker | None = of_path(o.model, o.arguments, shape) if o.paths else None
+        self.loss = LOSSES["cross_entropy"]
         self._net = self._build(0)
         self.parts = ("x", BUFFERS) if buffers(self._net) else ("x",)
-        self.leaves = leaves(self._net)
+        self.leaves = leaves(self._net) if self.make is None else checked_leaves(self._net, shape.example)
+        if self.make is not None:
+            hollow(self._net)
         train = Objective(loss=self._loss, sign={"x": 1})
         self.objectives = {"train": train, "shifted": shifted(train)}
         self.functions: dict[str, Callable[[Tree, Batch], Any]] = {
@@ -82,20 +112,31 @@ class Classification:
             self.functions |= {"features": net.seen, "with_residual": partial(with_residual, net)}
 
     def _build(self, seed: int) -> nn.Module:
+        net = prepared(self._torch(seed))
+        mixstyle = getattr(self._options, "mixstyle", None)
+        return net if mixstyle is None else with_mixstyle(net, mixstyle)
+
+    def _torch(self, seed: int) -> nn.Module:
+        """Return the net with torch's own layers, drawn from the seed."""
         o, shape = self._options, self._shape
+        if self.make is not None:
+            return self.make(seed)
         if not isinstance(o, ClassificationOptions):
             o = ClassificationOptions(**o.model_dump())
         if o.model in NETS:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                return prepared(classifier(o.model, o.weights or "imagenet", shape.example, shape.classes, o.norm))
-        net = prepared(build(o.model, shape.example, shape.classes, o.hidden, seed, o.init))
-        return net if o.mixstyle is None else with_mixstyle(net, o.mixstyle)
+                return classifier(o.model, o.weights or "imagenet", shape.example, shape.classes, o.norm)
+        return build(o.model, shape.example, shape.classes, o.hidden, seed, o.init)
+
+    def net(self) -> nn.Module:
+        """Return the net as it is made, with torch's own layers."""
+        return self._torch(0)
 
     def init(self, seed: int) -> Tree:
         """Return the net's initial parameters, and what its layers keep count of, by name."""
         net = self._build(seed)
-        z = {"x": {name: p.detach() for name, p in net.named_parameters()}}
+        z = {"x": learnt(net)}
         return z | ({BUFFERS: buffers(net)} if BUFFERS in self.parts else {})
 
     def no_shift(self, kind: Shift) -> Tree:

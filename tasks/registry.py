@@ -14,6 +14,7 @@ from fedfleet.tasks.auc import AucMaximisation, AucOptions
 from fedfleet.tasks.classification import Classification, ClassificationOptions
 from fedfleet.tasks.gan import Gan, GanOptions
 from fedfleet.tasks.language import LanguageModel, LanguageOptions
+from fedfleet.tasks.module import ModuleOptions, of_options
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.robust import RobustOptions, RobustTraining
 from fedfleet.tasks.stochastic import Stochastic, StochasticOptions
@@ -30,6 +31,9 @@ class Entry(NamedTuple):
 
 TASKS: dict[str, Entry] = {
     "classification": Entry(ClassificationOptions, Classification, "cross-entropy, accuracy; minimisation"),
+    "module": Entry(
+        ModuleOptions, of_options, "a net of your own, any loss: regression, several labels, tokens; minimisation"
+    ),
     "stochastic": Entry(StochasticOptions, Stochastic, "classification by drawn features, FedSR's net; minimisation"),
     "attentive": Entry(
         AttentiveOptions, Attentive, "classification with an attention highlighter, StableFDG's net; minimisation"

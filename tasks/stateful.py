@@ -1,7 +1,8 @@
-"""Nets whose layers keep count of something, or draw: BatchNorm and Dropout as pure functions.
+"""Nets whose layers keep count of something, draw, or are one call of torch's: BatchNorm, Dropout, LSTM as pure functions.
 
 ``prepared`` puts layers of ours in the place of torch's, ``called`` runs such a net. What BatchNorm counts comes in as a tree and
-goes out as another; Dropout draws from a key. Rows of weight 0, which are padding, enter no statistic.
+goes out as another; Dropout draws from a key. Rows of weight 0, which are padding, enter no statistic. Other buffers, and
+parameters that are not to be learnt (``requires_grad`` false), are constants of the net: they travel nowhere.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedfleet.simulator.author import Key, Tree, rng
+from fedfleet.tasks.recurrent import Cell, Recurrent
 
 
 class Pass(NamedTuple):
@@ -53,13 +55,16 @@ class BatchNorm(nn.Module):
         if like.momentum is None or not like.track_running_stats:
             raise ValueError(f"{place}: give BatchNorm a momentum, and let it track running statistics")
         self.place, self.eps, self.momentum = place, like.eps, like.momentum
+        self.counts = (
+            like.training
+        )  # one whose author has put it into eval mode alone goes by what it has counted before
         self.weight, self.bias = like.weight, like.bias
         self.register_buffer("running_mean", like.running_mean)
         self.register_buffer("running_var", like.running_var)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x (B, C, ...) normalised channel by channel."""
-        way = under_way()
+        way = under_way() if self.counts else None
         mean, var = self.running_mean, self.running_var
         if way is not None:
             mean, var, count = _moments(x, way.weight)
@@ -84,37 +89,72 @@ def _moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Dropout(nn.Module):
-    """torch.nn.Dropout, drawing from the key of the pass."""
+    """torch.nn.Dropout, and with ``channels`` Dropout1d, 2d and 3d, drawing from the key of the pass."""
 
-    def __init__(self, p: float, place: str):
+    def __init__(self, p: float, place: str, channels: bool = False):
         super().__init__()
-        self.p, self.place = p, place
+        self.p, self.place, self.channels = p, place, channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x with entries zeroed and the others scaled up, as it is outside training."""
+        """Return x with entries, or channels (B, C, ...), zeroed and the others scaled up, as it is outside training."""
         way = under_way()
         if way is None or self.p == 0:
             return x
-        kept = rng.bernoulli(rng.fold(way.key, self.place), 1 - self.p, tuple(x.shape))
+        shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.channels else tuple(x.shape)
+        kept = rng.bernoulli(rng.fold(way.key, self.place), 1 - self.p, shape)
         return torch.where(kept, x, 0.0) / max(1 - self.p, torch.finfo(x.dtype).tiny)
 
 
-def prepared(net: nn.Module, place: str = "") -> nn.Module:
-    """Return the net with its layers of BatchNorm and Dropout replaced, under the same names. Raises ValueError."""
-    for name, layer in net.named_children():
-        where = f"{place}{name}"
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            setattr(net, name, BatchNorm(layer, where))
-        elif isinstance(layer, nn.Dropout):
-            setattr(net, name, Dropout(layer.p, where))
-        else:
-            prepared(layer, f"{where}.")
+def prepared(net: nn.Module) -> nn.Module:
+    """Return the net with its layers of BatchNorm, Dropout, LSTM and the like replaced, under the same names. Raises ValueError."""
+    if not net.training:
+        net.train()
+    return _replaced(net, "", {})
+
+
+def _replaced(layer: nn.Module, place: str, known: dict[int, nn.Module]) -> nn.Module:
+    """Return what stands in the place of a layer; one that is there twice is replaced once."""
+    if id(layer) not in known:
+        known[id(layer)] = layer
+        known[id(layer)] = _ours(layer, place)
+        for name, below in layer._modules.items():
+            if below is not None and known[id(layer)] is layer:
+                layer._modules[name] = _replaced(below, f"{place}.{name}" if place else name, known)
+    return known[id(layer)]
+
+
+def _ours(layer: nn.Module, place: str) -> nn.Module:
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        return BatchNorm(layer, place)
+    if isinstance(layer, nn.Dropout):
+        return Dropout(layer.p, place)
+    if isinstance(layer, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+        return Dropout(layer.p, place, channels=True)
+    if isinstance(layer, nn.RNNBase):
+        return Recurrent(layer, Dropout(layer.dropout, place))
+    if type(layer) in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
+        return Cell(layer)  # pyright: ignore[reportArgumentType]
+    return layer
+
+
+def learnt(net: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters of a net that are learnt, by name."""
+    return {name: p.detach() for name, p in net.named_parameters() if p.requires_grad}
+
+
+def hollow(net: nn.Module) -> nn.Module:
+    """Return a net whose own parameters are NaN: it is given others, and one that takes them from elsewhere is found out."""
+    with torch.no_grad():
+        for p in net.parameters():
+            if p.requires_grad:
+                p.fill_(torch.nan)
     return net
 
 
 def buffers(net: nn.Module) -> dict[str, Tensor]:
     """Return what a prepared net's layers keep count of, by name."""
-    return {name: b.detach() for name, b in net.named_buffers()}
+    layers = ((name, layer) for name, layer in net.named_modules() if isinstance(layer, BatchNorm) and layer.counts)
+    return {f"{name}.{b}": value.detach() for name, layer in layers for b, value in layer.named_buffers()}
 
 
 def called(
@@ -136,10 +176,12 @@ def called(
         key: what Dropout draws from.
 
     """
+    given = {**_constants(net, parameters), **parameters, **counted}
     if weight is None or key is None:
-        return functional_call(net, {**parameters, **counted}, (x,)), counted
-    with _training(Pass(weight, key, {})) as way:
-        outputs = functional_call(net, {**parameters, **counted}, (x,))
+        with _as_measured(net), _plainly():
+            return functional_call(net, given, (x,)), counted
+    with _training(Pass(weight, key, {})) as way, _plainly():
+        outputs = functional_call(net, given, (x,))
     return outputs, {name: way.counted.get(name, old) for name, old in counted.items()}
 
 
@@ -161,3 +203,49 @@ def _training(way: Pass) -> Iterator[Pass]:
         yield way
     finally:
         _under.way = before
+
+
+def _constants(net: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what a net has beside its parameters and counts where the parameters are, if the net is elsewhere."""
+    device = next((p.device for p in parameters.values()), torch.device("cpu"))
+    if device.type == "cpu":
+        return {}
+    kept = [*net.named_buffers(), *((name, p) for name, p in net.named_parameters() if not p.requires_grad)]
+    return {name: value.to(device) for name, value in kept if value.device != device}
+
+
+@contextmanager
+def _as_measured(net: nn.Module) -> Iterator[None]:
+    """Have the net in its eval mode."""
+    training = [layer for layer in net.modules() if layer.training]
+    try:
+        for layer in training:
+            layer.training = False
+        yield
+    finally:
+        for layer in training:
+            layer.training = True
+
+
+FUSED = torch.backends.cuda
+"""Where torch keeps which kernels attention may take, those of the CPU too."""
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Have attention computed by plain operations: torch's fused kernels, and its shortcut for transformers, know no ``vmap``."""
+    mha = torch.backends.mha
+    before = (
+        FUSED.flash_sdp_enabled(),
+        FUSED.mem_efficient_sdp_enabled(),
+        FUSED.cudnn_sdp_enabled(),
+        mha.get_fastpath_enabled(),
+    )
+    turn = FUSED.enable_flash_sdp, FUSED.enable_mem_efficient_sdp, FUSED.enable_cudnn_sdp, mha.set_fastpath_enabled
+    try:
+        for each in turn:
+            each(False)
+        yield
+    finally:
+        for each, was in zip(turn, before, strict=True):
+            each(was)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import itertools
 import json
 import re
 import shlex
@@ -14,14 +15,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import typer
 import yaml
+from PIL import Image
 
 import fedfleet
 from fedfleet.commands import cli, paper
 from fedfleet.config.schema import load
 from fedfleet.experiments import campaign
+from fedfleet.experiments.progress import Progress
+from fedfleet.tasks.targets import LOSSES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -30,6 +35,8 @@ PAGES = sorted(
 PLACEHOLDERS = {
     "CONFIG": "configs/quickstart.yaml",
     "DIR": "runs/study",
+    "animals.yaml": "configs/quickstart.yaml",
+    "task.arguments.blocks=2": "task.hidden=[2]",
     **dict.fromkeys(["executor.address=auto", "executor.address=10.0.0.1:6379"], "executor.kind=local"),
     **dict.fromkeys(["visits.parquet", "femnist/data", "fed_emnist_train.h5", "cameras"], "configs"),
     **dict.fromkeys(["executor.actors=64", "executor.actors=2"], "executor.actors=1"),
@@ -69,7 +76,9 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 
 
 BLOCKS, COMMANDS = list(blocks()), list(commands())
-PYTHON = [b for b in BLOCKS if b.language == "python"]
+NAMED = r"# ([\w-]+\.(?:py|yaml))\n"
+"""How a block begins that is a file of its page."""
+PYTHON = [b for b in BLOCKS if b.language == "python" and not re.match(NAMED, b.text)]
 
 
 def test_the_documentation_has_what_is_tested_here():
@@ -98,8 +107,43 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def write_files(page: Path) -> None:
+    """Write the files that a page shows, with few rounds, and the images that one of them is about."""
+    for block in BLOCKS:
+        if block.page == page and (named := re.match(NAMED, block.text)):
+            quick = "executor: {kind: local}\n" if named[1].endswith(".yaml") else ""
+            Path(named[1]).write_text(re.sub(r"rounds: \d+", "rounds: 2", block.text) + quick, encoding="utf-8")
+    if page.name == "your_net.md":
+        for camera, animal, i in itertools.product(range(6), range(2), range(6)):
+            folder = Path("cameras") / f"gate-{camera}" / ("fox", "owl")[animal]
+            folder.mkdir(parents=True, exist_ok=True)
+            noise = np.random.default_rng([camera, animal, i]).integers(0, 100, (20, 30, 3)) + 100 * animal
+            Image.fromarray(noise.astype(np.uint8)).save(folder / f"{i}.png")
+
+
+@pytest.fixture
+def _own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    sys.modules.pop("nets", None)
+
+
+@pytest.mark.usefixtures("_own_modules")
+def test_a_net_of_ones_own_is_compared_in_few_lines(repository: Path):
+    page = ROOT / "docs" / "your_net.md"
+    write_files(page)
+    lines = [line for name in ("nets.py", "animals.yaml") for line in Path(name).read_text().splitlines()[1:]]
+    assert len([line for line in lines if line.strip()]) <= 25
+    runs = campaign.run(load("animals.yaml"), Path("runs/both"), Progress.silent())
+    assert [run.summary["label"] for run in runs] == ["FedAvg", "SCAFFOLD"]
+    assert Path("runs/both/report.html").exists()
+    assert all(f"`{name}`" in page.read_text(encoding="utf-8") for name in LOSSES)
+
+
+@pytest.mark.usefixtures("_own_modules")
 @pytest.mark.parametrize("block", PYTHON, ids=lambda b: b.where)
 def test_python_runs(repository: Path, block: Block):
+    write_files(block.page)
     if "fedfleet.resume(" in block.text:  # what it goes on with
         fedfleet.run("configs/quickstart.yaml", out="runs/long")
     few = re.sub(r'"rounds": \d+', '"rounds": 3', block.text)

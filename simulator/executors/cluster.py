@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedfleet.simulator.errors import FedfleetError, one_line
+from fedfleet.simulator.named import sent_whole
 from fedfleet.simulator.signals import put_off
 
 # An actor without a GPU keeps CUDA_VISIBLE_DEVICES as it is. Actors of a cluster of our own run at the priority of the driver,
@@ -60,6 +61,12 @@ def start_ray(address: str | None, cpus: int | None) -> bool:
             f"`ray start --head`, or leave the address out"
         ) from e
     return True
+
+
+def send_whole() -> None:
+    """Have the code of modules that a configuration names travel with what refers to it, for workers' Python need not find them."""
+    for module in sent_whole():
+        ray.cloudpickle.register_pickle_by_value(module)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def stop_ray() -> None:

@@ -16,7 +16,7 @@ from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
 from fedfleet.simulator.executors.actor import ClientActor
 from fedfleet.simulator.executors.base import Host, Job
 from fedfleet.simulator.executors.batch import Batch, Results, Run, failure
-from fedfleet.simulator.executors.cluster import ray, raylet, share_tensors, start_ray, stop_ray
+from fedfleet.simulator.executors.cluster import ray, raylet, send_whole, share_tensors, start_ray, stop_ray
 from fedfleet.simulator.executors.likeness import Likeness, of_process
 from fedfleet.simulator.executors.messages import Messages
 from fedfleet.simulator.executors.nodes import Need, Nodes, Watch, look
@@ -82,6 +82,7 @@ class RayExecutor:
             with put_off():  # or whoever closes this would not know that there is a Ray to stop
                 self._started_ray = start_ray(self._address, self._node_cpus)
             share_tensors()
+        send_whole()
         self._setup, self._batches = put(setup), []
         self._likeness = Likeness({**of_process(), **setup.read_here()}, self.events, allow=self._allow)
         if self._pool is None:

@@ -17,6 +17,7 @@ from fedfleet.simulator.errors import ClientError, ConfigError, FedfleetError
 
 if TYPE_CHECKING:
     from fedfleet import data as data
+    from fedfleet import tasks as tasks
     from fedfleet.config.schema import Config, load
     from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
     from fedfleet.experiments.experiment import Experiment
@@ -58,8 +59,8 @@ HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for (PEP 562)."""
-    if name == "data":
-        return importlib.import_module(f"{__name__}.data")
+    if name in ("data", "tasks"):
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found = getattr(importlib.import_module(f"{__name__}.{HOMES[name]}"), name)

@@ -22,6 +22,7 @@ SIGNS = {
     "robust": {"train": {"x": 1, "y": -1}},
     "gan": {"train": {"x": 1, "y": -1}},
     "domain_adaptation": {"train": {"x": 1, "y": -1}, "shifted": {"x": 1, "y": -1, "shift": -1}},
+    "module": {"train": {"x": 1}},
     "two_heads": {
         "train": {"x": 1, "head": 1, "second": 1},
         "discord": {"head": 1, "second": 1},
@@ -32,6 +33,7 @@ SIGNS = {
 
 def build(name: str, **options):
     shape = DataShape((20,) if name == "language_model" else (1, 28, 28), 10)
+    options = {"model": "tests.tasks.own_nets:mlp"} | options if name == "module" else options
     return TASKS[name].build(TASKS[name].options(**options), shape)
 
 

@@ -50,7 +50,7 @@ def look(config: Config) -> Holdings:
         shown=shown.numpy(),
         domain_of_shown=population.domains(shown).numpy(),
         labels=counts.numpy(),
-        test_labels=data.test.y.bincount(minlength=data.test.classes).numpy(),
+        test_labels=_known(data.test.y, data.test.classes).bincount(minlength=data.test.classes).numpy(),
         test_domains=None if tested is None else tested.bincount(minlength=domains).numpy(),
     )
 
@@ -95,9 +95,15 @@ def _labels(population: Population, ids: Tensor, classes: int) -> Tensor:
         local = population.local_data(ids)
         mine = torch.arange(local.rows.shape[1]) < local.counts[:, None]
         known = local.data["y"][local.rows[mine]], local.counts
-    y, counts = known
+    y, counts = _known(known[0], classes), known[1]
+    classes = max(classes, 1)
     owner = torch.arange(len(ids)).repeat_interleave(counts)
     return (owner * classes + y).bincount(minlength=len(ids) * classes).view(-1, classes)
+
+
+def _known(y: Tensor, classes: int) -> Tensor:
+    """Return labels (n,); of targets, which are none, that of one label."""
+    return y if classes else torch.zeros(len(y), dtype=torch.int64)
 
 
 def _summary(seen: Holdings) -> Table:

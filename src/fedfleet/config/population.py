@@ -99,6 +99,7 @@ def make_population(config: Config, data: Data, vectors: Vectors | None = None) 
 
     ``vectors`` says what clients make of the initial model. Raises ConfigError.
     """
+    check_targets(config, data)
     clients = _clients(config, data)
     kind = C.named(config, "domains")
     if kind != "given":
@@ -107,6 +108,25 @@ def make_population(config: Config, data: Data, vectors: Vectors | None = None) 
         return C.options(config, "domains").group(clients, config.population.partition_seed, vectors)
     except ValueError as e:
         raise ConfigError(f"domains={kind!r}: {one_line(e)}") from None
+
+
+def check_targets(config: Config, data: Data) -> None:
+    """Refuse what goes by labels where the data have targets. Raises ConfigError."""
+    if data.test.classes:
+        return
+    domains = C.options(config, "domains")
+    goes = {
+        "population.partition": (getattr(C.options(config, "population.partition"), "of_labels", False), "iid"),
+        "domains": (C.named(config, "domains") == "label" or getattr(domains, "by", "gradient") != "gradient", "given"),
+        "availability": (C.named(config, "availability") == "label_correlated", "bernoulli"),
+        "attack": (getattr(C.options(config, "attack"), "poisons", False), "sign_flip"),
+    }
+    for section, (by_labels, instead) in goes.items():
+        if by_labels:
+            raise ConfigError(
+                f"{section}={C.named(config, section)!r}: it goes by labels, and {data.name!r} has targets: choose {instead}, or "
+                f"leave it out"
+            )
 
 
 def targets(config: Config, data: Data) -> tuple[int, ...]:
@@ -211,6 +231,7 @@ def _clients(config: Config, data: Data) -> Population:
 
 def dealt(config: Config, data: Dataset) -> Partition:
     """Return which training examples of a data set every client holds, as configured. Raises ConfigError, DataError."""
+    check_targets(config, data)
     p, examples, chosen = config.population, data.train, C.options(config, "population.partition")
     clients, apart = chosen.clients(p.clients), targets(config, data)
     try:

@@ -34,6 +34,8 @@ from fedfleet.datasets.registry import FEDERATED
 from fedfleet.datasets.registry import OPTIONS as PUBLISHED
 from fedfleet.datasets.sources import SOURCES
 from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.named import has as lies
+from fedfleet.simulator.named import is_path
 from fedfleet.tasks.registry import TASKS
 
 SCHEMA_VERSION = 1
@@ -132,6 +134,9 @@ class Config(Options):
     faults: FaultOptions = FaultOptions()
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
+    code_dir: str | None = None
+    """Folder of the modules that are named as ``module:name``, beside where Python looks and the folder one runs in; that of the
+    configuration file, if they lie there. A run says here where they were."""
     warm_start: str | None = None
     """Start from this safetensors file (a ``model.safetensors`` of an earlier run)."""
     until: str | None = None
@@ -145,6 +150,15 @@ class Config(Options):
     """Label -> overrides: run each of these, on every seed, and report them together."""
     vary: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] | None = None
     """Dotted key -> values: run every combination, for each label of ``compare`` and every seed."""
+
+
+class ByPath(Options):
+    """What is named as ``module:name``, a function or class of your own."""
+
+    arguments: dict[str, Any] | None = None
+    """What it is called with."""
+    source: str | None = None
+    """Digest of its code; a run says here what it was."""
 
 
 class Named(NamedTuple):
@@ -171,6 +185,8 @@ NAMED = {
 _PLAIN = {k: v.options for k, v in ALGORITHMS.items() if not issubclass(v.options, WrapperOptions)}
 NESTED = {"algorithm.of": Named("name", _PLAIN, "fedavg")}
 """Sections within those, of names that have such an option."""
+BY_PATH = ("task", "algorithm")
+"""Sections whose thing may be named as ``module:name``: a function that makes one."""
 OWN = {"task": ("task",), "algorithm": ("algorithm",), "population.dataset": ("data", "population")}
 """Named sections whose thing may be made in Python instead, and the arguments of ``fedfleet.run`` it is given as. The section of
 what ran then has the one key "own", and below it what ``experiments.provenance`` says of it."""
@@ -186,7 +202,20 @@ def load(source: Path | str | Mapping[str, Any], overrides: list[str] | Mapping[
     """
     given = read(Path(source)) if isinstance(source, str | Path) else source
     changes = [overrides] if isinstance(overrides, Mapping) else [override(text) for text in overrides or []]
-    return _build([given, *changes])
+    config = _build([given, *changes])
+    if not isinstance(source, str | Path) or config.code_dir is not None:
+        return config
+    folder = Path(source).absolute().parent
+    beside = any(lies(folder, text) for text in _texts(config.model_dump(mode="json", exclude_unset=True)))
+    return with_overrides(config, {"code_dir": str(folder)}) if beside else config
+
+
+def _texts(node: Any) -> Iterator[str]:
+    """Yield every ``module:name`` in plain data."""
+    if is_path(node):
+        yield node
+    for below in node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ():
+        yield from _texts(below)
 
 
 def with_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
@@ -206,7 +235,14 @@ def options(config: Config, section: str) -> Any:
     given = as_said(config, section)
     if "own" in given:
         return Options()
-    return validated(kinds[given[key]], {k: v for k, v in given.items() if k != key}, f"{section}.")
+    kind = _kind(section, kinds, given[key])
+    assert kind is not None
+    return validated(kind, {k: v for k, v in given.items() if k != key}, f"{section}.")
+
+
+def _kind(section: str, kinds: Mapping[str, type[BaseModel]], name: Any) -> type[BaseModel] | None:
+    """Return the options of a name in a section; None where there is no such name."""
+    return ByPath if section in BY_PATH and is_path(name) else kinds.get(name) if isinstance(name, str) else None
 
 
 def complete(config: Config) -> dict[str, Any]:
@@ -307,8 +343,9 @@ def _assign(raw: dict[str, Any], key: str, value: Any) -> None:
             raise ConfigError(f"{key}={show(value)}: {path} is a value, not a section: leave out what follows it")
         node[name] = node = dict(below)
     if path in sections and last == sections[path].key:
-        fields = {k: set(v.model_fields) for k, v in sections[path].options.items()}
-        old, new = (fields.get(f"{n}") for n in (node.get(last, sections[path].default), value))
+        names = (node.get(last, sections[path].default), value)
+        kinds = (_kind(path, sections[path].options, n) for n in names)
+        old, new = (None if kind is None else set(kind.model_fields) for kind in kinds)
         for option in () if old is None or new is None else old - new:
             node.pop(option, None)
     node[last] = value
@@ -346,9 +383,10 @@ def _check_named(raw: dict[str, Any], section: str, names: Named) -> None:
             f"{parts}, or go on with its run by fedfleet.resume(RUN, {parts})"
         )
     name = given.get(key, default)
-    if not isinstance(name, str) or name not in kinds:
+    kind = _kind(section, kinds, name)
+    if kind is None:
         raise ConfigError(unknown(f"{section}.{key}", name, kinds))
-    validated(kinds[name], {k: v for k, v in given.items() if k != key}, f"{section}.")
+    validated(kind, {k: v for k, v in given.items() if k != key}, f"{section}.")
     node[last] = {key: name, **given}
 
 

@@ -64,19 +64,29 @@ def parts(
     data: Data | None = None,
 ) -> Own:
     """Return what was given, and refuse what is not what it is given as. Raises ConfigError."""
-    _check("task", task, () if isinstance(task, type) else TASK)
-    _check("algorithm", algorithm, Algorithm)
+    check_task(task)
+    check_algorithm(algorithm)
     _check("population", population, () if isinstance(population, type) else POPULATION)
     _check("data", data, (Dataset, FederatedDataset))
+    clients = data if population is None else federated(population, data)
+    if isinstance(clients, FederatedDataset):
+        _check_clients(clients.population)
+    return Own(task, algorithm, population, data, clients)
+
+
+def check_task(task: Any) -> None:
+    """Refuse what is no task, None aside. Raises ConfigError."""
+    _check("task", task, () if isinstance(task, type) else TASK)
+
+
+def check_algorithm(algorithm: Any) -> None:
+    """Refuse what is no algorithm, None aside, and one whose model nobody could evaluate. Raises ConfigError."""
+    _check("algorithm", algorithm, Algorithm)
     if algorithm is not None and "global" not in algorithm.views:
         raise ConfigError(
             f"algorithm={algorithm.name or 'an Algorithm'}: it has no view 'global', the model that is evaluated and kept: give "
             f"it views={{'global': View(…)}}"
         )
-    clients = data if population is None else federated(population, data)
-    if isinstance(clients, FederatedDataset):
-        _check_clients(clients.population)
-    return Own(task, algorithm, population, data, clients)
 
 
 def check_same(folder: Any, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -210,7 +220,7 @@ def check_data(config: Config, given: Own, data: Data, population: Population) -
                     f"clients' kind"
                 )
     for whose, known in (("training", getattr(data, "train", None)), ("test", test)):  # clients' are a fault of theirs
-        if known is not None and len(known) and (most := int(known.y.max())) >= known.classes:
+        if known is not None and known.classes and len(known) and (most := int(known.y.max())) >= known.classes:
             raise ConfigError(
                 f"{what}: there are {whose} labels up to {most}, and classes={known.classes}: labels go from 0 to classes - 1"
             )

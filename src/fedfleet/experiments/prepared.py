@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config import attack, resolve, rules, secured, timing, transforms
 from fedfleet.config import schema as C
 from fedfleet.config.federation import federation, selection
@@ -33,16 +32,15 @@ from fedfleet.config.population import (
 from fedfleet.config.promises import promised
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Dataset
-from fedfleet.experiments import own
+from fedfleet.experiments import learnt, own
 from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.gap import DomainLosses
 from fedfleet.experiments.measures import metric_names, try_evaluation
 from fedfleet.experiments.plane import plane
 from fedfleet.experiments.provenance import differences, same
-from fedfleet.experiments.runfolder import load_model
 from fedfleet.experiments.vectors import Vectors
+from fedfleet.experiments.weights import load_model
 from fedfleet.simulator.algorithm import Algorithm, Personal, Task
-from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.arithmetic.tree import Tree
@@ -67,10 +65,7 @@ from fedfleet.simulator.driver.transformed import Seen, tried
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.population import Population, gather
-from fedfleet.simulator.signals import put_off
 from fedfleet.simulator.work import Batch
-from fedfleet.tasks.options import DataShape
-from fedfleet.tasks.registry import TASKS
 
 
 class Prepared:
@@ -105,10 +100,11 @@ class Prepared:
         data, validation = parted(config, data)
         if "data" not in self.own:
             self._train = data.train if isinstance(data, Dataset) else None
-        self.task = task or _task(config, data)
-        self.algorithm = algorithm or ALGORITHMS[C.named(config, "algorithm")].build(
-            C.options(config, "algorithm"), self.task, config.cohort
-        )
+        self.task = task or learnt.configured(config, data)
+        self.algorithm = algorithm or learnt.algorithm(config, self.task)
+        self.written = {*self.own, *(s for s in C.BY_PATH if isinstance(C.options(config, s), C.ByPath))}  # by the user
+        for section in C.BY_PATH:
+            config = learnt.with_source(config, section)
         resolve.check_pairing(config, self.algorithm, self.task)
         attack.check_early(config, self.algorithm)
         dealt = make_population(config, data, lambda kind, clients: self._vectors(config)(kind, clients))
@@ -121,16 +117,17 @@ class Prepared:
         self.problem = problem(self.population)
         summary = self.population.summary()
         self.z = self.task.init(config.seed)
-        if algorithm is not None:
+        learnt.check(config, self.task, self.z, data)
+        if "algorithm" in self.written:
             config = self._asked(config)
         config = check_clients(config, data, dealt, self.population, asynchronous=self.algorithm.asynchronous)
-        if algorithm is None:
+        if "algorithm" not in self.written:
             resolve.check_local(config, summary.max_examples)
         size = self.population.size
         as_data_say = C.named(config, "domains") == "given"
         self.domain_names: tuple[str, ...] = getattr(data, "domains", ()) if as_data_say else ()
         if config.warm_start is not None:
-            self.z = load_model(Path(config.warm_start), self.z)
+            self.z = load_model(Path(config.warm_start), self.z, self.task)
         resolve.check_gap(config, self.algorithm)
         resolve.check_cosines(config, self.algorithm)
         resolve.check_proven(config, self.algorithm)
@@ -147,6 +144,10 @@ class Prepared:
         self.attack = attack.placed(config, self.task, size, self.evaluation["test"], data.test.classes)
         if self.attack is not None:
             self.evaluation |= self.attack.splits(self.evaluation["test"])
+        self.examples = {
+            "shape": list(data.test.x.shape[1:]),
+            "classes": data.test.classes,
+        }  # for whoever reads the model
         self.config, name = config, C.named(config, "algorithm")
         self.algorithm, self.promises = promised(config, self.algorithm, self.task, self.problem, self._tried)
         self.algorithm = transforms.sending(self.algorithm, config.transforms.up, name, config.cohort.late, self._tried)
@@ -167,7 +168,7 @@ class Prepared:
     def _vectors(self, config: Config) -> Vectors:
         """Return what clients make of the model they are grouped by, which is the same for runs of every seed."""
         z = self.task.init(config.population.partition_seed)
-        return Vectors(self.task, z if config.warm_start is None else load_model(Path(config.warm_start), z))
+        return Vectors(self.task, z if config.warm_start is None else load_model(Path(config.warm_start), z, self.task))
 
     def _asked(self, config: Config) -> Config:
         """Return the configuration with the cohort that one's own algorithm invites. Raises ConfigError where it says another."""
@@ -283,7 +284,7 @@ class Prepared:
                     f"another Experiment"
                 )
         with torch.random.fork_rng(devices=[]):
-            if self.own:  # what comes with fedfleet is known to be pure, and a large net takes its time
+            if self.written:  # what comes with fedfleet is known to be pure, and a large net takes its time
                 _ = self.notes
             if not getattr(self.task, "whole", False):
                 functions = ["per_example"] * self.config.evaluation.per_client + ["predict"]
@@ -298,7 +299,7 @@ class Prepared:
     def notes(self) -> Notes:
         """Learn what factoring and the phases take; where client code does not run, the run itself will say so. Raises Impure."""
         try:
-            return probe(self.algorithm, self.z, self.problem, self.setup(), own="algorithm" in self.own)
+            return probe(self.algorithm, self.z, self.problem, self.setup(), own="algorithm" in self.written)
         except Impure:
             raise
         except FedfleetError:
@@ -382,16 +383,3 @@ class Prepared:
         """A digest of the population's numbers, of what a few clients hold and of the data that models are tested on."""
         few = {f"local {name}": column for name, column in own.sampled(self.population).items()}
         return digest(f"{self.problem.clients} {self.population.summary()}", {**self.evaluation["test"], **few})
-
-
-def _task(config: Config, data: Data) -> Task:
-    shape = DataShape(tuple(data.test.x.shape[1:]), data.test.classes)
-    chosen, build = C.options(config, "task"), TASKS[C.named(config, "task")].build
-    try:
-        with put_off(), torch.device("meta"):  # count the floats before any memory is taken
-            floats = T.count(build(chosen, shape).init(config.seed))
-    except (ValueError, RuntimeError) as e:
-        key = "" if str(e).startswith("task.") else f"task.model={getattr(chosen, 'model', None)!r}: "
-        raise ConfigError(f"{key}{one_line(e)}") from None
-    resolve.check_model(config, floats)
-    return build(chosen, shape)

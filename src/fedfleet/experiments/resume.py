@@ -38,7 +38,7 @@ WHERE = (
 """Keys, or sections, that decide nothing of what comes out, but where it is computed and for how long."""
 STOPS = ("until", "max_seconds", "stop_if_diverged")
 """Keys that end a run before its last round."""
-MAY_CHANGE = (*WHERE, "rounds", *STOPS, "label", "population.data_dir")
+MAY_CHANGE = (*WHERE, "rounds", *STOPS, "label", "population.data_dir", "code_dir")
 """Those that may be another when a run goes on: none of them decides what a round computes."""
 
 
@@ -75,7 +75,7 @@ def resume(
         raise ConfigError(f"rounds={config.rounds}: the run has done {found.rounds} already: give more")
     if (done := at_its_end(folder, config)) is not None:
         progress.say(f"{folder}: {_ended(done, config)}")
-        return Run(folder, done)
+        return Run(folder, done, own.get("task"))
     warm_start, config = config.warm_start, config.model_copy(update={"warm_start": None})
     experiment = Experiment(config, **own)
     # For the record: it has started.

@@ -17,7 +17,7 @@ from typing import IO, Any
 import torch
 import yaml
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from fedfleet.experiments.checkpoint import Checkpoints
 from fedfleet.experiments.files import whole, write_text
@@ -218,25 +218,6 @@ def save_model(path: Path, z: Tree) -> None:
     """Write a tree as safetensors, leaves named by their dotted paths."""
     with whole(path) as scratch:
         save_file({name: leaf.contiguous().clone() for name, leaf in T.named_leaves(z)}, scratch)
-
-
-def load_model(path: Path, like: Tree) -> Tree:
-    """Read a tree of the structure of ``like``. Raises ConfigError naming the file and what does not fit."""
-    try:
-        found = load_file(path)
-    except (OSError, SafetensorError) as e:
-        raise ConfigError(
-            f"warm_start={path}: not a readable safetensors file ({one_line(e)}): give a model.safetensors of an earlier run"
-        ) from None
-    wanted = dict(T.named_leaves(like))
-    wrong = [n for n in wanted if n not in found or found[n].shape != wanted[n].shape] + [
-        n for n in found if n not in wanted
-    ]
-    if wrong:
-        raise ConfigError(
-            f"warm_start={path}: it does not fit this task's model at {wrong[0]!r}: use the same task and model"
-        )
-    return T.unflatten(like, [found[n].to(leaf.dtype) for n, leaf in wanted.items()])
 
 
 def environment() -> dict[str, Any]:

@@ -8,10 +8,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 import torch
+from torch import nn
 
 from fedfleet.config import resolve, secured
 from fedfleet.config.schema import named
@@ -19,7 +20,9 @@ from fedfleet.experiments.checkpoint import Checkpoint
 from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.prepared import Prepared
 from fedfleet.experiments.progress import Tracker
-from fedfleet.experiments.runfolder import RunFolder
+from fedfleet.experiments.runfolder import BEST, RunFolder
+from fedfleet.experiments.weights import net_of
+from fedfleet.simulator.algorithm import Task
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.client_metrics import ClientMetrics
 from fedfleet.simulator.driver.codec import encode
@@ -27,7 +30,7 @@ from fedfleet.simulator.driver.evaluation import Measured, Measurement, less_is_
 from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.simulator.driver.server import model
 from fedfleet.simulator.driver.simulate import RoundRecord, Void, play, start
-from fedfleet.simulator.errors import FedfleetError
+from fedfleet.simulator.errors import ConfigError, FedfleetError
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.signals import put_off
 
@@ -38,6 +41,7 @@ class Run:
 
     folder: Path
     summary: Mapping[str, Any]
+    task: Task | None = None
 
     def table(self, name: str) -> pd.DataFrame:
         """Return a table of the run folder: "rounds", "phases", "fates" or "clients"."""
@@ -47,6 +51,16 @@ class Run:
     def rounds(self) -> pd.DataFrame:
         """Return ``rounds.parquet``."""
         return self.table("rounds")
+
+    def model(self, which: Literal["last", "best"] = "last") -> nn.Module:
+        """Return the task's net, as it is made, with the weights of the last or of the best model, in eval mode.
+
+        It is a ``torch.nn.Module`` like any other. Raises ConfigError for a task of no single net, such as a minimax one.
+        """
+        file = {"last": "model.safetensors", "best": BEST}.get(which)
+        if file is None:
+            raise ConfigError(f"model={which!r}: give last or best")
+        return net_of(self.folder, self.summary, file, self.task)
 
 
 class _Held(NamedTuple):
@@ -141,7 +155,7 @@ class Runner:
             self.folder.keep_images(images)
         if (plane := self.x.plane(self._model())) is not None:
             self.folder.keep_plane(plane)
-        return Run(self.folder.folder, summary)
+        return Run(self.folder.folder, summary, self.x.task)
 
     def _rounds(self, executor: Executor) -> str:
         x, gauges = self.x, EXECUTORS[self.x.config.executor.kind].gauges()
@@ -191,7 +205,7 @@ class Runner:
 
     def _note_sizes(self, record: RoundRecord) -> None:
         """Enter what an algorithm of one's own invites other than the configuration says, the first time it does."""
-        if "algorithm" not in self.x.own or self.x.algorithm.asynchronous:
+        if "algorithm" not in self.x.written or self.x.algorithm.asynchronous:
             return
         said = self.x.config.cohort.invite
         for size in sorted(record.asked_for - self.invites):
@@ -345,6 +359,7 @@ class Runner:
             "own": self.x.own,
             "scorer": self.scorer,
             "domains": list(self.x.domain_names),
+            "examples": self.x.examples,
             "rounds": len(rounds),
             "initial": self.initial or {},
             "final": {**self._newest(), **self.of_last},

@@ -16,7 +16,8 @@ import fedfleet
 from fedfleet.commands import paper
 from fedfleet.commands import study as studying
 from fedfleet.experiments.progress import Progress
-from fedfleet.experiments.runfolder import load_model, summary_of
+from fedfleet.experiments.runfolder import summary_of
+from fedfleet.experiments.weights import load_model
 from fedfleet.simulator.author import Batch
 from fedfleet.simulator.driver.evaluation import by_roles_of_domains
 from fedfleet.simulator.errors import ConfigError

@@ -15,7 +15,8 @@ from fedfleet.commands import cli
 from fedfleet.commands.plan import describe
 from fedfleet.datasets.digits import load
 from fedfleet.experiments import campaign
-from fedfleet.experiments.runfolder import load_model, summary_of
+from fedfleet.experiments.runfolder import summary_of
+from fedfleet.experiments.weights import load_model
 from fedfleet.simulator.author import Algorithm, Batch, BatchPlan, LocalWork, Mean, Message, Phase, Stage, Store, View
 from fedfleet.simulator.driver.round import EngineRound
 from fedfleet.simulator.errors import ConfigError

@@ -1,0 +1,281 @@
+"""What is learnt: the configured task, what its code was, and whether a net of one's own will do, before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.config import resolve
+from fedfleet.config import schema as C
+from fedfleet.config.population import Data
+from fedfleet.config.reading import show
+from fedfleet.config.schema import Config
+from fedfleet.datasets.examples import Dataset
+from fedfleet.experiments import own
+from fedfleet.experiments.identity import identity
+from fedfleet.simulator import named
+from fedfleet.simulator.algorithm import Algorithm, Task
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.block.gradient import EngineOps
+from fedfleet.simulator.block.purity import Held, Impure, Purity
+from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.population import InMemoryPopulation, decode
+from fedfleet.simulator.signals import put_off
+from fedfleet.simulator.work import Batch
+from fedfleet.tasks.classification import Classification
+from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.registry import TASKS
+
+ROWS, CLIENTS = 3, 2  # examples and clients that a net is tried on; the last row counts for nothing
+CLOSE = 1e-3  # of the largest output
+LABELLED = "module"  # the one task that data with targets are for
+
+
+def configured(config: Config, data: Data) -> Task:
+    """Return the configured task for these data. Raises ConfigError."""
+    name = C.named(config, "task")
+    if not data.test.classes and name in TASKS and name != LABELLED:
+        raise ConfigError(
+            f"task.name={name!r}: it is of labels, and {data.name} has targets: set task.name=module, with your net as task.model "
+            f"and task.loss=mse, or give labels"
+        )
+    return of_shape(config, DataShape(tuple(data.test.x.shape[1:]), data.test.classes))
+
+
+def of_shape(config: Config, shape: DataShape) -> Task:
+    """Return the configured task for examples of a shape and so many classes. Raises ConfigError."""
+    chosen = C.options(config, "task")
+    if isinstance(chosen, C.ByPath):
+        told: dict[str, Any] = {"shape": shape.example, **({"classes": shape.classes} if shape.classes else {})}
+        return made(config, "task", own.check_task, **told)
+    build = TASKS[C.named(config, "task")].build
+    paths: Mapping[str, str] = getattr(chosen, "paths", {})
+    for key, text in paths.items():  # found here first, since the task knows nothing of code_dir
+        named.found(f"task.{key}", text, config.code_dir)
+    try:
+        with put_off(), torch.device("meta"):  # count the floats before any memory is taken
+            floats = T.count(build(chosen, shape).init(config.seed))
+    except (ValueError, RuntimeError) as e:
+        if not paths:
+            key = "" if str(e).startswith("task.") else f"task.model={getattr(chosen, 'model', None)!r}: "
+            raise ConfigError(f"{key}{one_line(e)}") from None
+        floats = 0  # one's own may look at values, which there are none of yet
+    except Exception:
+        if not paths:
+            raise
+        floats = 0
+    resolve.check_model(config, floats)
+    try:
+        return build(chosen, shape)
+    except ConfigError:
+        raise
+    except ValueError as e:
+        raise ConfigError(f"task.model={getattr(chosen, 'model', None)!r}: {one_line(e)}") from None
+
+
+def algorithm(config: Config, task: Task) -> Algorithm:
+    """Return the configured algorithm for a task. Raises ConfigError."""
+    chosen = C.options(config, "algorithm")
+    if isinstance(chosen, C.ByPath):
+        return made(config, "algorithm", own.check_algorithm, task=task, cohort=config.cohort)
+    return ALGORITHMS[C.named(config, "algorithm")].build(chosen, task, config.cohort)
+
+
+def made(config: Config, section: str, check: Callable[[Any], None], **offered: Any) -> Any:
+    """Return what the ``module:name`` of a section makes of its arguments, told what else it names. Raises ConfigError."""
+    name, chosen = C.named(config, section), C.options(config, section)
+    said = f"{section}.name={name!r}"
+    make = named.found(f"{section}.name", name, config.code_dir)
+    try:
+        found = named.called(said, f"{section}.arguments", make, chosen.arguments or {}, **offered)
+    except ConfigError:
+        raise
+    except Exception as e:
+        raise ConfigError(
+            f"{said}: it raised {type(e).__name__} ({one_line(e)}): mend it, or give it other arguments"
+        ) from e
+    try:
+        check(found)
+    except ConfigError as e:
+        raise ConfigError(f"{said}: what it returns will not do: {e}") from None
+    return found
+
+
+def paths_of(config: Config, section: str) -> dict[str, str]:
+    """Return what a section names by path, by its key in the section."""
+    chosen = C.options(config, section)
+    return {"name": C.named(config, section)} if isinstance(chosen, C.ByPath) else dict(getattr(chosen, "paths", {}))
+
+
+def with_source(config: Config, section: str) -> Config:
+    """Return the configuration with a digest of the code that a section names by path, and the folder it lies in.
+
+    Raises ConfigError where a digest is given and is another.
+    """
+    chosen, paths = C.options(config, section), paths_of(config, section)
+    if not paths:
+        return config
+    things = [named.found(f"{section}.{key}", text, config.code_dir) for key, text in paths.items()]
+    source = identity(tuple(things)).digest
+    if chosen.source not in (None, source):
+        raise ConfigError(
+            f"{section}.source={show(chosen.source)}: the code of {', '.join(paths.values())} is other by now ({source}): bring "
+            f"back what it was, or leave this out in a new run"
+        )
+    homes = [home for home in map(named.home, things) if home is not None]
+    folder = next(iter(homes), None) if config.code_dir is None else str(Path(config.code_dir).expanduser().absolute())
+    said = {**C.as_said(config, section), "source": source}
+    return config.model_copy(update={section: said, "code_dir": folder})
+
+
+def check(config: Config, task: Task, z: Tree, data: Data) -> None:
+    """Refuse a net of one's own that does not fit the data, or cannot be trained as clients train. Raises ConfigError."""
+    make: Any = getattr(task, "make", None)
+    if make is None:
+        return
+    if not _alike(task.init(config.seed), z):
+        raise ConfigError(
+            f"{make.said}: two nets of one seed begin with other weights: draw them from torch's generator, or from `seed`"
+        )
+    few = min(ROWS, len(data.test))
+    batch = Batch({"x": decode(data.test.x[:few]), "y": data.test.y[:few]}, torch.ones(few))
+    _check_outputs(make.said, task, z, batch, data)
+    _check_training(config, make, task, z, batch)
+
+
+def _check_outputs(said: str, task: Any, z: Tree, batch: Batch, data: Data) -> None:
+    before = torch.get_rng_state()
+    try:
+        with torch.no_grad():
+            outputs = task.functions["predict"](z, batch)
+    except Exception as e:
+        raise ConfigError(f"{said}: {_failed(e, batch)}") from e
+    if not isinstance(outputs, Tensor):
+        raise ConfigError(f"{said}: its forward returned a {type(outputs).__name__}: return a tensor (examples, …)")
+    if not outputs.isfinite().all():
+        raise ConfigError(
+            f"{said}: its outputs are not finite: let it begin with others, and keep parameters as attributes or in "
+            f"nn.ParameterList, for those in a plain list are not found"
+        )
+    if not torch.equal(before, torch.get_rng_state()):
+        raise ConfigError(
+            f"{said}: it draws from torch's generator also where it is measured (eval mode): leave that out there"
+        )
+    if outputs.dim() == 0 or len(outputs) != len(batch.weight):
+        raise ConfigError(
+            f"{said}: it has outputs of shape {tuple(outputs.shape)} for {len(batch.weight)} examples: return (examples, …)"
+        )
+    try:
+        misfit = task.loss.misfit(outputs, batch.y)
+    except Exception as e:
+        raise ConfigError(
+            f"{said}: its loss failed on outputs {tuple(outputs.shape)} ({type(e).__name__}: {one_line(e)})"
+        ) from e
+    if not misfit and isinstance(task, Classification) and outputs.shape != (len(outputs), data.test.classes):
+        misfit = f"it has outputs of shape {tuple(outputs.shape)}, and there are {data.test.classes} classes: end it in as many"
+    for y in [] if misfit else _all(data):
+        misfit = misfit or task.loss.astray(outputs, y)
+    if misfit:
+        raise ConfigError(f"{said}: {misfit}")
+
+
+def _all(data: Data) -> list[Tensor]:
+    """Return all labels or targets that are at hand."""
+    if isinstance(data, Dataset):
+        return [data.train.y, data.test.y]
+    return [data.test.y, *([data.population.data["y"]] if isinstance(data.population, InMemoryPopulation) else [])]
+
+
+def _check_training(config: Config, make: Any, task: Task, z: Tree, batch: Batch) -> None:
+    said, ops = make.said, EngineOps(task.objectives, task.functions)
+    weight = torch.ones(len(batch.weight))
+    weight[1:][-1:] = 0
+    keys = rng.fold(rng.key(0), torch.arange(CLIENTS))
+
+    def gradient(z: Tree, x: Tensor, y: Tensor, key: Tensor) -> Tree:
+        return ops.grad("train", z, Batch({"x": x, "y": y}, weight), key)
+
+    def padded(padding: Tensor) -> Tree:
+        return gradient(z, torch.where(_rows(weight, batch.x), batch.x, padding), batch.y, keys[0])
+
+    version = batch.x._version
+    generator = torch.get_rng_state()
+    try:
+        with torch.no_grad():
+            gradient(z, batch.x, batch.y, keys[0])
+    except Exception as e:
+        raise ConfigError(f"{said}: in training {_failed(e, batch)}") from e
+    if not torch.equal(generator, torch.get_rng_state()):
+        torch.set_rng_state(generator)
+        raise ConfigError(
+            f"{said}: in training it draws from torch's generator, which no run could repeat: {_drawn(make(0))}"
+        )
+    if batch.x._version != version:
+        raise ConfigError(
+            f"{said}: it writes in place into the examples that it is given: return new tensors, and begin with no inplace=True"
+        )
+    roots = task.objectives, task.functions
+    pure = Purity(f"{said}: it", {"z": z}, {"x": batch.x, "y": batch.y}, partial(Held().tensors, roots))
+    try:
+        with torch.no_grad():
+            pure.trial(partial(padded, batch.x[:1]), partial(padded, batch.x[:1] * 0 + 1), holds=roots)
+            pure.check()
+    except Impure as e:
+        raise ConfigError(str(e)) from None
+    if config.executor.inner == "serial":
+        return
+    many = "runs for one client and not for many at once"
+    mend = "avoid branches on values, .item(), .numpy() and writing in place, or set executor.inner=serial"
+    try:
+        with torch.no_grad():
+            x, y = (v.expand(CLIENTS, *v.shape) for v in (batch.x, batch.y))
+            torch.func.vmap(gradient, in_dims=(None, 0, 0, 0), randomness="error")(z, x, y, keys)
+    except Exception as e:
+        raise ConfigError(f"{said}: it {many} ({type(e).__name__}: {one_line(e)[:200]}): {mend}") from e
+    try:
+        with torch.no_grad():
+            several = T.map(lambda leaf: torch.stack([leaf, leaf + leaf / 8]), z)
+            guess = lambda z: task.functions["predict"](z, Batch({"x": batch.x, "y": batch.y}, weight))  # noqa: E731
+            at_once = torch.func.vmap(guess)(several)
+            wanted = torch.stack([guess(T.index(several, which)) for which in range(CLIENTS)])
+    except Exception as e:
+        raise ConfigError(f"{said}: it {many} ({type(e).__name__}: {one_line(e)[:200]}): {mend}") from e
+    if float((at_once - wanted).abs().max()) > CLOSE * float(wanted.abs().max()):
+        raise ConfigError(f"{said}: it {many}, where it has other outputs: {mend}")
+
+
+def _rows(weight: Tensor, x: Tensor) -> Tensor:
+    return (weight > 0).view(-1, *(1 for _ in x.shape[1:]))
+
+
+def _alike(a: Tree, b: Tree) -> bool:
+    pairs = zip(T.named_leaves(a), T.named_leaves(b), strict=False)
+    return len(T.leaves(a)) == len(T.leaves(b)) and all(n == m and torch.equal(u, v) for (n, u), (m, v) in pairs)
+
+
+def _failed(e: Exception, batch: Batch) -> str:
+    x = batch.x
+    kind = f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}"
+    whole = not x.is_floating_point()
+    mend = (
+        "they are integers: begin its forward with x.float(), or give floats" if whole else "let it take such examples"
+    )
+    return f"it fails on {len(x)} examples of {kind} ({type(e).__name__}: {one_line(e)[:200]}): {mend}"
+
+
+def _drawn(net: nn.Module) -> str:
+    named_layers = ((name, layer) for name, layer in net.named_modules() if isinstance(layer, nn.MultiheadAttention))
+    for name, layer in named_layers:
+        if layer.dropout:
+            return (
+                f"its attention {name!r} has dropout={layer.dropout:g}, so make it with 0 (nn.Dropout layers may stay)"
+            )
+    return "take nn.Dropout, nn.Dropout1d, 2d or 3d, which draw from keys here, in the place of functional dropout and the like"

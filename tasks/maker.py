@@ -1,0 +1,75 @@
+"""How a net of one's own is made: from a function or class that is named or given, or from a net that is given.
+
+A maker is called with torch's generator at the seed, so that its initial weights are a function of the run's seed, as those of our
+own nets are; whatever it names of ``seed``, ``shape`` (of one example) and ``classes`` it is told. A net that is given begins with
+the weights it has, whatever the seed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.named import called, found
+from fedfleet.tasks.options import DataShape
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes one net, the same for the same seed; ``said`` and ``key`` name it, and its arguments, in messages."""
+
+    make: Callable[..., Any] | nn.Module
+    said: str
+    key: str = "arguments"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    offered: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, seed: int) -> nn.Module:
+        """Return a new net in its training mode. Raises ConfigError where that fails, or what is made is none that could learn."""
+        if isinstance(self.make, nn.Module):
+            return self._checked(copy.deepcopy(self.make))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            try:
+                made = called(self.said, self.key, self.make, self.arguments, seed=seed, **self.offered)
+            except (ConfigError, torch.OutOfMemoryError):
+                raise
+            except Exception as e:
+                raise ConfigError(
+                    f"{self.said}: {self.name} raised {type(e).__name__} ({one_line(e)}): mend it, or call it with other arguments"
+                ) from e
+        return self._checked(made)
+
+    @property
+    def name(self) -> str:
+        """Return what is made, or makes it, by its name."""
+        return getattr(self.make, "__name__", type(self.make).__name__)
+
+    def _checked(self, net: Any) -> nn.Module:
+        if not isinstance(net, nn.Module):
+            raise ConfigError(f"{self.said}: {self.name} returned a {type(net).__name__}: return a torch.nn.Module")
+        if lazy := [name for name, p in net.named_parameters() if is_lazy(p)]:
+            raise ConfigError(
+                f"{self.said}: {lazy[0]!r} has no shape yet: give its layer the size of its inputs, not a lazy one"
+            )
+        if not any(p.requires_grad for p in net.parameters()):
+            raise ConfigError(
+                f"{self.said}: it has no parameters to learn: give it a layer that has, with requires_grad"
+            )
+        return net if net.training else net.train()
+
+
+def of_path(text: str, arguments: Mapping[str, Any] | None, shape: DataShape, key: str = "task") -> Maker:
+    """Return the maker that a ``module:name`` is. Raises ConfigError."""
+    offered: dict[str, Any] = {"shape": tuple(shape.example)}
+    if shape.classes:
+        offered["classes"] = shape.classes
+    make = found(f"{key}.model", text)
+    return Maker(make, f"{key}.model={text!r}", f"{key}.arguments", dict(arguments or {}), offered)

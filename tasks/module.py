@@ -1,0 +1,193 @@
+"""Any net with any loss: z = {"x": its parameters}, and "b" where its layers keep count of something.
+
+By configuration, ``task: {name: module, model: "package.module:make_net", loss: mse}``; in Python
+``from_module(make_net, loss="mse")``.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+
+from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
+from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.named import found, is_path
+from fedfleet.tasks.maker import Maker, of_path
+from fedfleet.tasks.measures import OF_LABELS, OF_NUMBERS, Metric, alone, mean_loss
+from fedfleet.tasks.models import checked_leaves, leaves
+from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.stateful import buffers, called, hollow, learnt, prepared
+from fedfleet.tasks.targets import LOSSES, Each, Loss, guessed, own_loss
+
+Measure = Callable[[Tensor, Tensor], Any]
+
+
+class ModuleOptions(BaseModel):
+    """A net of one's own, and what it learns."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    model: str
+    """module:name of what makes the net, a function or a class."""
+    arguments: dict[str, Any] | None = None
+    """What it is called with; ``seed``, ``shape`` and ``classes`` it is told besides, where it names them."""
+    loss: str = "cross_entropy"
+    """cross_entropy, token_cross_entropy, bce_with_logits, mse, mae, huber; or module:name of ``(outputs, y) -> (B, ...)``."""
+    metrics: list[str] | None = Field(default=None)
+    """accuracy, f1, auc, mse, rmse, mae, r2; or module:name of ``(outputs, y) -> number``. If not given, what goes with the
+    loss."""
+    source: str | None = None
+    """Digest of the code of model, loss and metrics; a run says here what it was."""
+
+    @model_validator(mode="after")
+    def _known(self) -> ModuleOptions:
+        if not is_path(self.model):
+            raise ValueError(f"model={self.model!r} is no module:name, such as nets:make_net: give one")
+        return self
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Return what is named by a path, by key."""
+        named = {
+            "model": self.model,
+            "loss": self.loss,
+            **{f"metrics.{i}": m for i, m in enumerate(self.metrics or ())},
+        }
+        return {key: text for key, text in named.items() if is_path(text)}
+
+
+def of_options(options: ModuleOptions, shape: DataShape) -> ModuleTask:
+    """Return the task of a configuration. Raises ConfigError."""
+    loss: Any = found("task.loss", options.loss) if is_path(options.loss) else options.loss
+    metrics: list[Any] | None = None
+    if options.metrics is not None:
+        metrics = [found(f"task.metrics.{i}", m) if is_path(m) else m for i, m in enumerate(options.metrics)]
+    return ModuleTask(of_path(options.model, options.arguments, shape), loss, metrics, "task.")
+
+
+def from_module(
+    net: nn.Module | Callable[..., nn.Module],
+    *,
+    loss: str | Each = "cross_entropy",
+    metrics: Sequence[str | Measure] | Mapping[str, Measure] | None = None,
+) -> ModuleTask:
+    """Return the task of learning a net's parameters.
+
+    Args:
+        net: a function or class that makes the net, called with torch's generator at the run's seed (and with ``seed``, if it names
+            it), so that runs of several seeds begin from several weights; or a net, from whose own weights all begin.
+        loss: cross_entropy, token_cross_entropy, bce_with_logits, mse, mae or huber; or ``(outputs, y) -> (B, ...)``, a loss an
+            example.
+        metrics: of accuracy, f1, auc, mse, rmse, mae, r2, or functions ``(outputs, y) -> number``, perhaps by name; the best model
+            is kept by the first. If nothing is said, those that go with the loss. The mean loss is always measured.
+
+    Raises ConfigError, in one line, for what is none of these.
+
+    """
+    if not callable(net):
+        raise ConfigError(f"from_module: net={net!r}: give a torch.nn.Module, or a function or class that makes one")
+    name = getattr(net, "__name__", type(net).__name__)
+    given: Any = list(metrics.items()) if isinstance(metrics, Mapping) else metrics
+    try:
+        kept = copy.deepcopy(net).cpu() if isinstance(net, nn.Module) else net  # whatever becomes of it
+    except Exception as e:  # as where it holds what it has computed
+        raise ConfigError(
+            f"net {name}: it cannot be copied ({one_line(e)[:120]}): give a function that makes it"
+        ) from e
+    return ModuleTask(Maker(kept, f"net {name}", "net"), loss, given, "")
+
+
+class ModuleTask:
+    """A net and a loss. Functions: "predict", outputs (B, ...); "per_example", the loss and some metrics (B,)."""
+
+    def __init__(self, make: Maker, loss: str | Each, metrics: Iterable[Any] | None, key: str):
+        self.make, self.name = make, make.name
+        self.loss = _loss(loss, key)
+        self._net = prepared(make(0))
+        self.parts = ("x", BUFFERS) if buffers(self._net) else ("x",)
+        shape = make.offered.get("shape")  # without one, nobody knows which layer comes last
+        self.leaves: dict[str, frozenset[str]] = (
+            {**leaves(self._net), "head": frozenset()} if shape is None else checked_leaves(self._net, shape)
+        )
+        hollow(self._net)
+        self._metrics = _metrics(self.loss.metrics if metrics is None else metrics, self.loss, key)
+        self.objectives = {"train": Objective(loss=self._train, sign={"x": 1})}
+        self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
+            "predict": lambda z, batch: self.outputs(z, batch.x),
+            "per_example": self._each,
+        }
+
+    def init(self, seed: int) -> Tree:
+        """Return the net's initial parameters, and what its layers keep count of, by name."""
+        net = prepared(self.make(seed))
+        z = {"x": {name: p.clone() for name, p in learnt(net).items()}}
+        return z | ({BUFFERS: buffers(net)} if BUFFERS in self.parts else {})
+
+    def net(self) -> nn.Module:
+        """Return the net as it is made, with torch's own layers."""
+        return self.make(0)
+
+    def outputs(self, z: Tree, x: Tensor) -> Tensor:
+        """Return the net's outputs (B, ...) for inputs (B, ...), as they are outside training."""
+        return called(self._net, z["x"], z.get(BUFFERS, {}), x)[0]
+
+    def _train(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
+        outputs, new = called(self._net, z["x"], z.get(BUFFERS, {}), batch.x, weight=batch.weight, key=key)
+        return batch.mean(self.loss.each(outputs, batch.y)), {BUFFERS: new} if new else {}
+
+    def _each(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
+        outputs = self.outputs(z, batch.x)
+        kind = guessed(self.loss, outputs, batch.y)
+        found = {name: alone(name, kind, outputs, batch.y) for name in self._metrics}
+        return {**{k: v for k, v in found.items() if v is not None}, "loss": self.loss.each(outputs, batch.y)}
+
+    def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return the metrics that were asked for, and the mean loss."""
+        kind, found = guessed(self.loss, outputs, data["y"]), {}
+        for name, metric in self._metrics.items():
+            found[name] = metric(kind, outputs, data["y"])
+        return {**found, "loss": mean_loss(self.loss, outputs, data["y"])}
+
+
+def _loss(loss: Any, key: str) -> Loss:
+    if not isinstance(loss, str) and callable(loss):
+        f: Any = loss
+        return own_loss(f)
+    if not isinstance(loss, str) or loss not in LOSSES:
+        near = difflib.get_close_matches(str(loss), LOSSES, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(
+            f"{key}loss={loss!r}: unknown; {hint}choose one of {', '.join(LOSSES)}, or a function (outputs, y) -> (B, ...)"
+        )
+    return LOSSES[loss]
+
+
+def _metrics(given: Iterable[Any], loss: Loss, key: str) -> dict[str, Metric]:
+    """Return the metrics by name. Raises ConfigError."""
+    found: dict[str, Metric] = {}
+    numbers = loss.axis is None and not loss.binary
+    known = {**OF_LABELS, **OF_NUMBERS} if loss.name not in LOSSES else OF_NUMBERS if numbers else OF_LABELS
+    for each in [given] if isinstance(given, str) else given:
+        name, f = each if isinstance(each, tuple) else (getattr(each, "__name__", str(each)), each)
+        if isinstance(f, str) and f not in known:
+            near = difflib.get_close_matches(f, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ConfigError(
+                f"{key}metrics={f!r}: none that goes with loss={loss.name}; {hint}choose among {', '.join(known)}, or a function "
+                f"(outputs, y) -> number"
+            )
+        if not isinstance(f, str) and not callable(f):
+            raise ConfigError(f"{key}metrics={f!r}: give a name or a function (outputs, y) -> number")
+        if name in found or name == "loss":
+            raise ConfigError(f"{key}metrics: {name!r} is there twice: leave one out (the loss is always measured)")
+        found[name] = known[f] if isinstance(f, str) else _own(f)
+    return found
+
+
+def _own(f: Any) -> Metric:
+    return lambda loss, outputs, y: f(outputs, y)

@@ -1,0 +1,162 @@
+"""Losses by name, of each example, and what metrics may be said of them.
+
+    cross_entropy        outputs (B, C, ...), labels (B, ...) int64: one label an example, or one a pixel
+    token_cross_entropy  outputs (B, T, V), labels (B, T) int64: one label a token
+    bce_with_logits      outputs and labels of one shape (B, ...), labels 0 or 1, or between: one yes or no each
+    mse, mae, huber      outputs and targets of one shape (B, ...)
+
+An example's loss is the mean over its labels or targets; a label -100 counts for nothing. Outputs (B, 1) go with targets (B,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORED = -100
+Each = Callable[[Tensor, Tensor], Tensor]
+
+
+class Loss(NamedTuple):
+    """A loss: of each example (B,), which axis of the outputs is that of classes, what is measured if nothing is said."""
+
+    name: str
+    each: Each
+    axis: int | None = None
+    metrics: tuple[str, ...] = ()
+    binary: bool = False
+
+    def misfit(self, outputs: Tensor, y: Tensor) -> str | None:
+        """Return what is wrong, and the mend, with outputs and labels or targets of the same few examples; None if they fit."""
+        have, got = f"outputs of shape {tuple(outputs.shape)}", f"{_called(y)} of shape {tuple(y.shape)}"
+        if self.name not in LOSSES:
+            return self._of_ones_own(outputs, y)
+        if self.axis is None:
+            wanted = like(outputs, y)
+            if wanted.shape == y.shape:
+                return None
+            return f"it has {have} for {got}: {self.name} wants both alike"
+        if y.is_floating_point():
+            return f"{self.name} is of labels, and the data have {got}: choose mse, or give integers from 0"
+        wanted = outputs.movedim(self.axis, -1).shape[:-1] if outputs.dim() > 1 else ()
+        if wanted == y.shape:
+            return None
+        shape = ", ".join(map(str, y.shape))
+        mend = f"(examples, classes{', …' * (y.dim() > 1)})" if self.axis == 1 else "(examples, tokens, words)"
+        return f"it has {have} for {got}: {self.name} of labels ({shape}) wants {mend}"
+
+    def astray(self, outputs: Tensor, y: Tensor) -> str | None:
+        """Return which of all labels (n, ...) there cannot be, with outputs of this shape, and the mend; None if there is none."""
+        if self.axis is not None:
+            most = outputs.shape[self.axis]
+            bad = ((y < 0) & (y != IGNORED)) | (y >= most)
+            if bad.any():
+                return f"there is a label {int(y[bad].max())}, and the net has {most} outputs: labels go from 0 to {most - 1}"
+        elif self.binary:
+            bad = (y < 0) | (y > 1)
+            if bad.any():
+                return f"there is a label {float(y[bad][0]):g}: {self.name} takes labels from 0 to 1"
+        if y.is_floating_point() and not y.isfinite().all():
+            row = int((~y.isfinite()).reshape(len(y), -1).any(1).long().argmax())
+            return f"row {row} has a target that is no finite number: mend it, or leave the row out"
+        return None
+
+    def _of_ones_own(self, outputs: Tensor, y: Tensor) -> str | None:
+        found = self.each(outputs, y)
+        if not isinstance(found, Tensor) or found.dim() == 0 or len(found) != len(y) or not found.is_floating_point():
+            what = (
+                f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            )
+            return (
+                f"loss={self.name} gives {what} for {len(y)} examples: return the loss of each, as by reduction='none'"
+            )
+        return None
+
+
+def _called(y: Tensor) -> str:
+    return "targets" if y.is_floating_point() else "labels"
+
+
+def like(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return outputs (B, ..., 1) without the last axis, where targets have none."""
+    return outputs.squeeze(-1) if outputs.dim() == y.dim() + 1 and outputs.shape[-1] == 1 else outputs
+
+
+def each_example(values: Tensor) -> Tensor:
+    """Return the mean (B,) of the values (B, ...) of each example."""
+    return values if values.dim() < 2 else values.flatten(1).mean(1)
+
+
+def _entropy(outputs: Tensor, y: Tensor, axis: int) -> Tensor:
+    found = -F.log_softmax(outputs, dim=axis).gather(axis, y.clamp(min=0).unsqueeze(axis)).squeeze(axis)
+    if y.dim() == 1:
+        return found * (y != IGNORED)
+    counted = (y != IGNORED).to(found.dtype).flatten(1)
+    return (found.flatten(1) * counted).sum(1) / counted.sum(1).clamp(min=1)
+
+
+def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    return _entropy(outputs, y, 1)
+
+
+def _tokens(outputs: Tensor, y: Tensor) -> Tensor:
+    return _entropy(outputs, y, -1)
+
+
+def _bce(outputs: Tensor, y: Tensor) -> Tensor:
+    outputs = like(outputs, y)
+    return each_example(F.binary_cross_entropy_with_logits(outputs, y.to(outputs.dtype), reduction="none"))
+
+
+def _mse(outputs: Tensor, y: Tensor) -> Tensor:
+    return each_example((like(outputs, y) - y).square())
+
+
+def _mae(outputs: Tensor, y: Tensor) -> Tensor:
+    return each_example((like(outputs, y) - y).abs())
+
+
+def _huber(outputs: Tensor, y: Tensor) -> Tensor:
+    outputs = like(outputs, y)
+    return each_example(F.huber_loss(outputs, y.to(outputs.dtype), reduction="none"))
+
+
+LOSSES = {
+    loss.name: loss
+    for loss in (
+        Loss("cross_entropy", _cross_entropy, 1, ("accuracy",)),
+        Loss("token_cross_entropy", _tokens, -1, ("accuracy",)),
+        Loss("bce_with_logits", _bce, None, ("accuracy",), binary=True),
+        Loss("mse", _mse, None, ("mae", "r2")),
+        Loss("mae", _mae, None, ("mse", "r2")),
+        Loss("huber", _huber, None, ("mae", "r2")),
+    )
+}
+
+
+def own_loss(f: Each) -> Loss:
+    """Return the loss that a function of one's own, ``(outputs, y) -> (B, ...)``, is."""
+
+    def each(outputs: Tensor, y: Tensor) -> Tensor:
+        found = f(outputs, y)
+        return each_example(found) if isinstance(found, Tensor) else found
+
+    return Loss(getattr(f, "__name__", type(f).__name__), each)
+
+
+def guessed(loss: Loss, outputs: Tensor, y: Tensor) -> Loss:
+    """Return what tells classes and numbers apart for metrics: the loss, or of one's own what outputs and labels look like."""
+    if loss.name in LOSSES:
+        return loss
+    return LOSSES["cross_entropy" if not y.is_floating_point() and outputs.dim() == y.dim() + 1 else "mse"]
+
+
+def hits(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
+    """Return 1 where an output (B, ...) is right, 0 where it is wrong."""
+    if loss.axis is None:
+        return ((like(outputs, y) > 0) == (y > 0.5)).to(torch.float32)
+    return (outputs.argmax(loss.axis) == y).to(torch.float32)
