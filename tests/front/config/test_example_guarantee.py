@@ -200,6 +200,17 @@ REFUSED = [
         {"example_privacy.noise_multiplier": None, "example_privacy.epsilon": 3, "cohort.invite": 5},
         ["example_privacy.epsilon=3", "selection.kind='uniform'", "give example_privacy.noise_multiplier too"],
     ),
+    (
+        {
+            "task": "auc",
+            "algorithm": {"name": "cdma_ada", "batch_size": 10, "epochs": None, "steps": 4},
+            "example_privacy.noise_multiplier": None,
+            "example_privacy.epsilon": 3,
+            "cohort.invite": 5,
+            "selection": "round_robin",
+        },
+        ["example_privacy.epsilon=3", "selection.kind='round_robin'", "invite all clients"],
+    ),
     ({"example_privacy.epsilon": 0.1}, ["the first round could spend more", "raise one of them"]),
     ({"algorithm": "qffl"}, ["example_privacy: qffl", "loss of its examples", "choose fedavg, scaffold"]),
     (
