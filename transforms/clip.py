@@ -70,7 +70,7 @@ class Hidden(Clip):
         std = shared[SHARE] * bound
         noisy = {
             slot: {
-                name: leaf + rng.normal(rng.fold(key, slot, name), tuple(leaf.shape), leaf.dtype) * std
+                name: leaf + rng.normals(rng.fold(key, slot, name), tuple(leaf.shape)).to(leaf.dtype) * std
                 for name, leaf in leaves.items()
             }
             for slot, leaves in shortened(send, bound).items()

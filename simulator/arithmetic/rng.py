@@ -156,13 +156,13 @@ def normal(k: Key, shape: tuple[int, ...] | int = (), dtype: torch.dtype = torch
 def normals(k: Key, shape: tuple[int, ...] | int = ()) -> Tensor:
     """Return standard normal float32 draws, many at little cost: other ones than ``normal``, two of one word.
 
-    None is further out than 5.8, the root of 2 log 2^24.
+    The radius has 40 bits of it, so that none is further out than 7.4, the root of 2 log 2^40.
     """
     shape = (shape,) if isinstance(shape, int) else shape
     size = math.prod(shape)
     word = bits(k, (size + 1) // 2)
-    u, v = (w.to(torch.float32) * 2.0**-24 for w in (_shift(word, 40), word & 0xFFFFFF))
-    radius, angle = torch.sqrt(-2.0 * torch.log(1.0 - u)), (2.0 * math.pi) * v
+    u, v = (_shift(word, 24) + 1).to(torch.float32) * 2.0**-40, (word & 0xFFFFFF).to(torch.float32) * 2.0**-24
+    radius, angle = torch.sqrt(-2.0 * torch.log(u)), (2.0 * math.pi) * v
     return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :size].reshape((*k.shape, *shape))
 
 

@@ -96,6 +96,8 @@ class _Coding:
         """Do as the round does, with what clients receive of a message."""
         before = self.at.phases.get(phase.name, Received.nothing())
         message, slots = self._coded(shared, before, cohort.clients, (phase.name, before.exchanges))
+        if message.size is None:  # all of it goes, to those in this exchange alone: nobody else has anything to add to
+            before = Received.nothing()._replace(exchanges=before.exchanges)
         found = self._round.map_reduce(phase, shared=message, cohort=cohort, **given)
         after = before.after(slots, found.received) if self._memory else before._replace(exchanges=before.exchanges + 1)
         self.at = self.at._replace(phases={**self.at.phases, phase.name: after})

@@ -17,7 +17,7 @@ Whatever client code makes of its gradients is hidden with them; it gets to know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -30,7 +30,9 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.driver.privacy import Ledger
+from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.simulator.errors import FedfleetError
+from fedfleet.simulator.fleet.responses import Fate
 from fedfleet.simulator.work import At, Batch, BatchPlan, Message, Ops, Phase, Stage
 
 ONE_BY_ONE = torch.ones(1, dtype=torch.float64)
@@ -57,6 +59,7 @@ class Gradients(NamedTuple):
         multiplier: sigma.
         drawn: batches whose examples are shuffled are drawn example by example instead.
         calls: (phase, stage) -> gradients that a step takes of its batch, at most; 1 where nothing is said.
+        exchanges: phase -> how often clients are asked there in a round, at most; 1 where nothing is said.
 
     """
 
@@ -64,10 +67,11 @@ class Gradients(NamedTuple):
     multiplier: float
     drawn: bool
     calls: Mapping[tuple[str, int], int]
+    exchanges: Mapping[str, int] = {}
 
 
 class Counted(NamedTuple):
-    """An algorithm's state, and by phase who was heard how often: ``Ledger.spent`` is the number of exchanges."""
+    """An algorithm's state, and by phase who has answered how often: ``Ledger.spent`` is the number of exchanges."""
 
     state: Any
     phases: Mapping[str, Ledger]
@@ -91,9 +95,9 @@ def private_examples(algorithm: Algorithm, made: Gradients) -> Algorithm:
         return Counted(algorithm.init(z, key, problem), {})
 
     def round(at: Counted, rnd: Round) -> tuple[Counted, Mapping[str, float]]:
-        turn = _Counting(rnd, phases, at.phases)
-        state, metrics = algorithm.round(at.state, cast(Round, turn))  # the rest of it is the round's own
-        return Counted(state, turn.ledgers), metrics
+        turn: Any = _Counting(rnd, phases, made.exchanges)  # the rest of it is the round's own
+        state, metrics = algorithm.round(at.state, turn)
+        return Counted(state, after(at.phases, [*turn.void, *turn.records])), metrics
 
     found = beneath(algorithm, lambda at: at.state)
     return found._replace(init=init, round=round, phases=tuple(phases.values()))
@@ -117,7 +121,8 @@ def _stage(phase: str, number: int, stage: Stage, made: Gradients) -> Stage:
 
     def step(ops: Ops, shared: Mapping[str, Any], carry: Tree, batch: Any, at: At, key: Key) -> Tree:
         size = at.num_examples.clamp(max=plan.size) if plan.drawn else None
-        hiding = _Hiding(ops, made, calls, TooMany(phase, number), size)
+        many = TooMany(phase, number) if plan.works else OtherLook("takes gradients of examples that are held out")
+        hiding = _Hiding(ops, made, calls if plan.works else 0, many, size, key)
         return stage.step(cast(Ops, hiding), shared, carry, _sealed(batch, drawn=plan.drawn), at, key)
 
     return Stage(step=step, batches=plan)
@@ -158,10 +163,14 @@ class _Untold(dict[str, Any]):
 
 
 class _Hiding:
-    """What a step may do with its examples: take private gradients. ``size`` is what a sum is divided by, None for its examples."""
+    """What a step may do with its examples: take private gradients.
 
-    def __init__(self, ops: Ops, made: Gradients, calls: int, too_many: TooMany, size: Tensor | None):
+    ``size`` is what a sum is divided by, None for its examples; ``key`` the step's own, which client code may not have passed on.
+    """
+
+    def __init__(self, ops: Ops, made: Gradients, calls: int, too_many: ValueError, size: Tensor | None, key: Key):
         self._ops, self._made, self._left, self._too_many, self._size = ops, made, calls, too_many, size
+        self._draws = rng.fold(key, "hide examples")
 
     def grad(
         self, objective: str, z: Tree, batch: _Sealed, key: Key, *, ctx: Tree = None, wrt: tuple[str, ...] | None = None
@@ -175,7 +184,7 @@ class _Hiding:
         factor = (self._made.norm / _norms(each)).clamp(max=1.0) * rows.weight
         size = rows.count().clamp(min=1.0) if self._size is None else self._size
         std = self._made.multiplier * self._made.norm
-        draws, leaves = rng.fold(key, "hide examples", self._left), []
+        draws, leaves = rng.fold(self._draws, self._left), []
         for name, g in T.named_leaves(each):
             total = torch.tensordot(factor.to(g.dtype), g, 1)
             noise = rng.normals(rng.fold(draws, name), tuple(total.shape)).to(g.dtype)
@@ -207,34 +216,36 @@ def _norms(each: Tree) -> Tensor:
 
 
 class _Counting(Exchanging):
-    """A round that counts who was heard in which phase."""
+    """A round whose exchanges are those that are reckoned with."""
 
-    def __init__(self, rnd: Round, phases: Mapping[str, Phase], ledgers: Mapping[str, Ledger]):
+    def __init__(self, rnd: Round, phases: Mapping[str, Phase], most: Mapping[str, int]):
         super().__init__(rnd, phases)
-        self.ledgers = dict(ledgers)
+        self._left = dict(most)
 
     def map_reduce(
         self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
     ) -> Reduced:
-        """Do as the round does. Raises FedfleetError for steps that are not those of the plan."""
+        """Do as the round does. Raises FedfleetError for what is not reckoned with."""
         if steps is not None:
             raise FedfleetError("clients take other numbers of steps from round to round, which is not reckoned with")
-        found = super().map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox)
-        self._heard(phase.name, found.received)
-        return found
+        self._left[phase.name] = self._left.get(phase.name, 1) - 1
+        if self._left[phase.name] < 0:
+            raise FedfleetError(
+                f"clients are asked in phase {phase.name!r} more often in a round than is reckoned with"
+            )
+        return super().map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox)
 
-    def buffered(self, phase: Phase, **given: Any) -> Any:
-        """Do as the round does."""
-        found = super().buffered(phase, **given)
-        for part in found:
-            self._heard(phase.name, part.reduced.received)
-        return found
 
-    def _heard(self, phase: str, clients: Tensor) -> None:
-        ledger = self.ledgers.get(phase, Ledger.nothing())
-        for one in _distinct(clients):
+def after(ledgers: Mapping[str, Ledger], records: Sequence[PhaseRecord]) -> dict[str, Ledger]:
+    """Return who has answered how often after some exchanges: also those whose answers came too late, or to a void attempt."""
+    found = dict(ledgers)
+    for record in records:
+        fate = record.responses.fate
+        ledger = found.get(record.phase, Ledger.nothing())
+        for one in _distinct(record.clients[(fate != Fate.OFFLINE) & (fate != Fate.FAILED)]):
             ledger = ledger.after(one, ONE_BY_ONE)
-        self.ledgers[phase] = ledger
+        found[record.phase] = ledger
+    return found
 
 
 def _distinct(clients: Tensor) -> list[Tensor]:

@@ -264,7 +264,7 @@ class _Noising:
         t, found = self.at.ledger.exchanges, torch.zeros_like(like)
         for j, weight in enumerate(self._mechanism.mixing[: t + 1]):
             key = rng.fold(self.at.key, "noise", t - j, name)
-            found += weight * rng.normal(key, tuple(like.shape), like.dtype)
+            found += weight * rng.normals(key, tuple(like.shape)).to(like.dtype)
         return found
 
     def _within(self, found: Reduced, follows: Adaptive, whole: float) -> float:

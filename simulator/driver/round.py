@@ -101,6 +101,7 @@ class EngineRound:
     ):
         self.index, self.attempt, self.problem = index, attempt, problem
         self.records: list[PhaseRecord] = []
+        self.void: Sequence[PhaseRecord] = ()  # of earlier attempts at the round
         self.asked_for: set[int] = set()  # sizes of the cohorts of all clients
         self.clock_s, self.sampling_s = started_s, 0.0
         self._conditions, self._executor, self._memory = conditions, executor, memory

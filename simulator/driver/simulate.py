@@ -102,6 +102,7 @@ def play(
     failure = ""
     for attempt in range(conditions.attempts):
         turn = EngineRound(at.index, attempt, clock_s, problem, conditions, executor, at.memory)
+        turn.void = tuple(phases)
         try:
             state, metrics = after(algorithm, at.state, turn)
         except TooFewResponses as e:

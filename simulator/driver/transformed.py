@@ -24,24 +24,30 @@ class Seen(NamedTuple):
         sent: by phase, what a client sends.
         repeated: the phases whose cohorts may have a client more than once.
         given: by phase, how many floats of each slot that the server sends can be transformed.
+        times: by phase, how often it comes in a round, at most.
 
     """
 
     sent: Mapping[str, Mapping[str, Tree]]
     repeated: frozenset[str]
     given: Mapping[str, Mapping[str, int]]
+    times: Mapping[str, int]
 
 
 def tried(algorithm: Algorithm, z: Tree, problem: Problem, setup: Setup) -> Seen:
     """Try an algorithm on two clients, to learn what they send. Raises ClientError where client code does not run."""
     repeated: set[str] = set()
     given: dict[str, dict[str, int]] = {}
+    times: dict[str, int] = {}
 
     def round(state: Any, rnd: Round) -> tuple[Any, Mapping[str, float]]:
-        return algorithm.round(state, cast(Round, _Looking(rnd, repeated, given)))
+        turn = _Looking(rnd, repeated, given)
+        found = algorithm.round(state, cast(Round, turn))
+        times.update({name: max(n, times.get(name, 0)) for name, n in turn.times.items()})
+        return found
 
     notes = probe(algorithm._replace(round=round), z, problem, setup)
-    return Seen(notes.sent, frozenset(repeated), given)
+    return Seen(notes.sent, frozenset(repeated), given, times)
 
 
 def transformed(algorithm: Algorithm, up: tuple[Transform, ...], seen: Seen) -> Algorithm:
@@ -76,6 +82,7 @@ class _Looking:
     def __init__(self, rnd: Round, repeated: set[str], given: dict[str, dict[str, int]]):
         self._round, self._repeated, self._given = rnd, repeated, given
         self._cohorts: list[Cohort] = []
+        self.times: dict[str, int] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._round, name)
@@ -93,6 +100,7 @@ class _Looking:
         if any(cohort is c for c in self._cohorts):
             self._repeated.add(phase.name)
         self._given[phase.name] = sizes(shared.send)
+        self.times[phase.name] = self.times.get(phase.name, 0) + 1
         return self._round.map_reduce(phase, cohort=cohort, shared=shared, **given)
 
     def buffered(self, phase: Phase, *, messages: Mapping[int, Message], **given: Any) -> list[Buffered]:

@@ -95,7 +95,7 @@ def test_factored_weights_are_shortened_as_they_are_and_stay_so(net):
     algorithm = build("fedavg", world.task, CohortOptions(invite=8), steps=3, batch_size=4, lr=0.5)
     found = {}
     for norm in (0.05, 100.0):
-        short = transformed(algorithm, made({"name": "clip", "norm": norm}), Seen({}, frozenset(), {}))
+        short = transformed(algorithm, made({"name": "clip", "norm": norm}), Seen({}, frozenset(), {}, {}))
         one, many = (play(short, world, 2, inner=inner) for inner in ("serial", "factored"))
         torch.testing.assert_close(flat(one[-1]), flat(many[-1]), rtol=1e-4, atol=1e-5)
         found[norm] = flat(many[-1])
@@ -106,7 +106,7 @@ def test_factored_weights_are_shortened_as_they_are_and_stay_so(net):
 
 def test_norms_of_combinations_are_those_of_what_they_are_multiplied_out():
     tape, key = Tape(None), rng.key(5)
-    draw = lambda n, *shape: rng.normal(rng.fold(key, n), shape, torch.float64)  # noqa: E731
+    draw = lambda n, *shape: rng.normals(rng.fold(key, n), shape).double()  # noqa: E731
     outer = [tape.append(draw(f"h{i}", 3, 2, 30), draw(f"d{i}", 3, 2, 20), None) for i in range(2)]
     like, shared = torch.empty(20, 30, dtype=torch.float64), Shared(draw("s", 20, 30))
     scale = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)

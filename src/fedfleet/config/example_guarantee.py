@@ -14,7 +14,7 @@ from torch import Tensor
 from fedfleet.config import accounting
 from fedfleet.config.guarantee import check_looks
 from fedfleet.config.privacy import ExamplePrivacy
-from fedfleet.config.schema import Config, named
+from fedfleet.config.schema import Config, named, options
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.block.batches import OVERFLOW, capacity, steps_of
 from fedfleet.simulator.driver.examples import Gradients, OtherLook, calls_of, counted, private_examples, private_plan
@@ -39,7 +39,7 @@ class ExampleGuarantee:
         phases: the algorithm's.
         num_examples: of clients (S,) by their numbers.
         clients: N.
-        exchanges: in which a client takes part in each phase of the whole run, at most, where that is known.
+        exchanges: rounds of the whole run in which a client takes part, at most, where that is known.
 
     """
 
@@ -66,7 +66,12 @@ class ExampleGuarantee:
         clients, counts = self._heard(state)
         every = torch.zeros(self.clients, len(self.phases), dtype=torch.int64)
         every[clients] = counts
-        return self.worst(self._sizes, every + 1) <= self.budget
+        return self.worst(self._sizes, every + self._round) <= self.budget
+
+    @cached_property
+    def _round(self) -> Tensor:
+        """In how many exchanges of each phase (phases,) a client may take part in a round."""
+        return torch.tensor([self.gradients.exchanges.get(phase.name, 1) for phase in self.phases])
 
     @cached_property
     def _sizes(self) -> Tensor:
@@ -136,7 +141,7 @@ class ExampleGuarantee:
         kind = "drawn one by one" if g.drawn else "shuffled"
         most = "as many as the client that was heard most spends"
         if self.exchanges is not None:
-            counts = torch.full((len(self._sizes), len(self.phases)), self.exchanges)
+            counts = self.exchanges * self._round.expand(len(self._sizes), -1)
             most = f"{self.worst(self._sizes, counts):.3g} at most in the end"
         return f"noise of {g.multiplier:.4g} times a norm of {g.norm:g} on each batch, {kind}: epsilon {most}; delta {self.delta:g}"
 
@@ -171,24 +176,25 @@ def promised_to_examples(
     assert problem.num_examples is not None
     _check(config, given, algorithm, task, problem, name)
     gradients = Gradients(given.clip_norm, given.noise_multiplier or 1.0, given.batches == "drawn", {})
-    calls, repeated = _tried(algorithm, gradients, seen, name)
+    calls, found = _tried(algorithm, gradients, seen, name)
+    exchanges = {phase: n for phase, n in found.times.items() if n > 1}
     made = ExampleGuarantee(
         delta=given.delta,
         budget=given.epsilon,
-        gradients=gradients._replace(calls=calls),
+        gradients=gradients._replace(calls=calls, exchanges=exchanges),
         phases=algorithm.phases,
         num_examples=problem.num_examples,
         clients=problem.clients,
         exchanges=_exchanges(config, problem.clients, len(algorithm.phases)),
     )
-    if given.epsilon is not None and repeated:
+    if given.epsilon is not None and found.repeated:
         raise ConfigError(
             f"example_privacy.epsilon={given.epsilon:g}: {name} may hear a client several times in a round, so that nobody knows "
             f"before what a round spends: give noise_multiplier alone"
         )
     if given.noise_multiplier is None:
         made = _with_noise(config, given, made)
-    if config.rounds and not made.worst(made._sizes, torch.ones(len(made._sizes), len(made.phases)).long()) <= (
+    if config.rounds and not made.worst(made._sizes, made._round.expand(len(made._sizes), -1)) <= (
         given.epsilon or float("inf")
     ):
         raise ConfigError(
@@ -207,7 +213,7 @@ def _with_noise(config: Config, given: ExamplePrivacy, made: ExampleGuarantee) -
             f"too, with which the run ends in time"
         )
     assert given.epsilon is not None
-    counts = torch.full((len(made._sizes), len(made.phases)), made.exchanges)
+    counts = made.exchanges * made._round.expand(len(made._sizes), -1)
 
     def noised(z: float) -> ExampleGuarantee:
         return replace(made, gradients=made.gradients._replace(multiplier=z))
@@ -228,16 +234,25 @@ def _exchanges(config: Config, clients: int, phases: int) -> int | None:
 
 def _tried(
     algorithm: Algorithm, gradients: Gradients, seen: Callable[[Algorithm], Seen], name: str
-) -> tuple[Mapping[tuple[str, int], int], frozenset[str]]:
-    """Return how many gradients steps take of one batch, and phases that may have a client twice. Raises ConfigError."""
+) -> tuple[Mapping[tuple[str, int], int], Seen]:
+    """Return how many gradients steps take of one batch, and what a trial has seen. Raises ConfigError."""
     found: list[Seen] = []
     mend = "leave example_privacy out, or choose fedavg, scaffold or another that takes gradients alone"
 
     def trial(calls: Mapping[tuple[str, int], int]) -> None:
-        found.append(seen(private_examples(algorithm, gradients._replace(calls=calls))))
+        found.append(
+            seen(
+                private_examples(
+                    algorithm,
+                    gradients._replace(
+                        calls=calls, exchanges=dict.fromkeys((p.name for p in algorithm.phases), 1 << 30)
+                    ),
+                )
+            )
+        )
 
     try:
-        return calls_of(trial), found[-1].repeated
+        return calls_of(trial), found[-1]
     except ConfigError:
         raise
     except FedfleetError as e:
@@ -278,11 +293,27 @@ def _check(
             f"example_privacy.epsilon={given.epsilon:g}: {name} is asynchronous, and how often it hears one client is not known "
             f"before: give noise_multiplier alone"
         )
-    if config.cohort.late == "keep" and given.epsilon is not None:
+    if given.epsilon is not None and (why := _void(config, algorithm)):
         raise ConfigError(
-            f"example_privacy.epsilon={given.epsilon:g}: with cohort.late='keep' a round may use several answers of one client: "
-            f"give noise_multiplier alone, or leave late out"
+            f"example_privacy.epsilon={given.epsilon:g}: {why}, so that a round may be void when clients have already answered, "
+            f"and begin again, nobody knows how often: give noise_multiplier alone, or leave that out"
         )
+
+
+def _void(config: Config, algorithm: Algorithm) -> str | None:
+    """Return why a round may be void although clients have answered, if it may."""
+    if (least := config.cohort.min_responses) > 1:
+        return f"cohort.min_responses={least} asks for several answers"
+    if config.secure_aggregation is not None:
+        return "secure_aggregation needs as many clients as its threshold says"
+    several = len(algorithm.phases) > 1
+    if several and (kind := named(config, "availability")) != "always":
+        return f"availability.kind={kind!r} may leave nobody for the second of {len(algorithm.phases)} phases"
+    if several and (
+        config.cohort.deadline_s is not None or getattr(options(config, "devices"), "failures_per_hour", 0.0)
+    ):
+        return "devices may fail or be late, all of them, in the second of several phases"
+    return None
 
 
 def _uses(plan: BatchPlan, sizes: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:

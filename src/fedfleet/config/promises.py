@@ -48,11 +48,11 @@ def promised(
 ) -> tuple[Algorithm, tuple[Promise, ...]]:
     """Return an algorithm that keeps the promises that are configured, and these. Raises ConfigError."""
     found: list[Promise] = []
-    if config.example_privacy is not None:
-        algorithm, to_examples = promised_to_examples(config, algorithm, task, problem, seen)
-        found.append(to_examples)
     if config.privacy is not None:
         to_clients = guaranteed(config, algorithm, task, problem.clients)
         algorithm = hidden(algorithm, to_clients, seen, named(config, "algorithm"))
-        found.insert(0, to_clients)
+        found.append(to_clients)
+    if config.example_privacy is not None:  # nearer to the engine, since what hides clients may not tell who was heard
+        algorithm, to_examples = promised_to_examples(config, algorithm, task, problem, seen)
+        found.append(to_examples)
     return algorithm, tuple(found)

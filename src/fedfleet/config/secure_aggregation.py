@@ -35,7 +35,7 @@ class SecureAggregation(Options):
     bits: int = Field(default=16, ge=2, le=32)
     """Bits of each number before the sum, for which the modulus has more."""
     clip: Range | Annotated[dict[str, Range], Field(min_length=1)] = 1.0
-    """Range of numbers, C: all are cut to [-C, C]; of how far a model moves, of other slots as they are. Or one for each slot."""
+    """Range of numbers, C: all are cut to [-C, C]; of how far a model moves. Or one for each slot: of others as they are."""
     rounding: Literal["stochastic", "nearest", "toward_zero"] = "stochastic"
     """How numbers become integers; stochastic is right on average, and toward_zero makes no message longer, which privacy needs."""
     max_weight: Annotated[int, Field(ge=1)] | None = None

@@ -63,7 +63,7 @@ def summed(
             f"{SECTION}: {name} may ask a client twice in phase {min(seen.repeated)!r}, which would agree on masks with itself: "
             f"leave it out, or choose fedavg"
         )
-    _check_sent(given, name, seen.sent)
+    _check_sent(given, name, seen.sent, {slot for p in algorithm.phases for slot in (p.model, p.difference)})
     if unseen := [p.name for p in algorithm.phases if p.name not in seen.sent]:
         raise ConfigError(
             f"{SECTION}: what clients of {name} send in phase {unseen[0]!r} was not seen in a trial of two rounds: leave it out"
@@ -156,6 +156,10 @@ def _check_config(config: Config, given: SecureAggregation) -> None:
                 f"transforms.up[{i}].name={t['name']!r}: masked messages are integers in one range that add up, and what it makes "
                 f"of them would not be smaller or add up: leave it out, or set {SECTION}.bits; clip may stay"
             )
+    if (most := given.most_clients) is not None and most < (few := rounded_up(config.cohort.invite)):
+        raise ConfigError(
+            f"{SECTION}.most_clients={most}: sums may be of the {few} clients of cohort.invite: raise it, or leave it out"
+        )
     if given.execute:
         if config.cohort.invite > EXECUTED_UP_TO:
             raise ConfigError(
@@ -215,7 +219,9 @@ def _check_phase(phase: Phase, name: str) -> None:
         )
 
 
-def _check_sent(given: SecureAggregation, name: str, sent: Mapping[str, Mapping[str, Any]]) -> None:
+def _check_sent(
+    given: SecureAggregation, name: str, sent: Mapping[str, Mapping[str, Any]], moves: set[str | None]
+) -> None:
     """Refuse what cannot be made integers of, or has no range. Raises ConfigError."""
     slots = {slot: tree for of in sent.values() for slot, tree in of.items()}
     for slot, tree in slots.items():
@@ -225,6 +231,13 @@ def _check_sent(given: SecureAggregation, name: str, sent: Mapping[str, Mapping[
                     f"{SECTION}: clients of {name} send whole numbers ({slot}.{path}), which have no range to be cut to: choose a "
                     f"net without statistics, such as one of GroupNorm, or leave it out"
                 )
+    others = sorted(set(slots) - moves)
+    if others and not isinstance(given.clip, dict):
+        every = ", ".join(f"{slot}: {given.clip:g}" for slot in sorted(slots))
+        raise ConfigError(
+            f"{SECTION}.clip={given.clip:g}: clients of {name} send {', '.join(others)} too, which is no model that has moved, and "
+            f"may be far out of that range: give one for each slot, such as {{{every}}}, and look at algorithm/secure_clipped"
+        )
     if isinstance(given.clip, dict) and set(given.clip) != set(slots):
         raise ConfigError(
             f"{SECTION}.clip={show(given.clip)}: clients of {name} send {', '.join(sorted(slots))}: give each a range, or one "

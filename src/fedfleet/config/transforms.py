@@ -97,7 +97,7 @@ def sending(
 
 
 def receiving(
-    algorithm: Algorithm, down: Sequence[dict[str, Any]], name: str, tried: Callable[[Algorithm], Seen]
+    algorithm: Algorithm, down: Sequence[dict[str, Any]], name: str, late: str, tried: Callable[[Algorithm], Seen]
 ) -> Algorithm:
     """Return an algorithm with what is configured on its server's messages' way, if anything. Raises ConfigError."""
     if not down:
@@ -106,6 +106,11 @@ def receiving(
     if memory and algorithm.asynchronous:
         raise ConfigError(
             f"transforms.down[0].name='delta': {name} is asynchronous, and sends clients models of its own pace: leave it out"
+        )
+    if memory and late == "keep":
+        raise ConfigError(
+            "transforms.down[0].name='delta': with cohort.late='keep' what a late answer tells of what its client has received is "
+            "of an earlier round: leave one of them out"
         )
     given = tried(algorithm).given
     if not any(given.values()):

@@ -156,7 +156,9 @@ class Prepared:
             self.algorithm = self.attack.on(self.algorithm)
         if config.evaluation.cosines:
             self.algorithm = watched(self.algorithm, summary.domains)
-        self.algorithm = transforms.receiving(self.algorithm, config.transforms.down, name, self._tried)
+        self.algorithm = transforms.receiving(
+            self.algorithm, config.transforms.down, name, config.cohort.late, self._tried
+        )
         resolve.check_metrics(config, self.metric_names)
         self.config = resolve.resolved(config, self._inner(), self._block_size())
         self.federation = federation(self.config, self.population)

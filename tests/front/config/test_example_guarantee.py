@@ -173,6 +173,10 @@ def test_a_run_that_goes_on_counts_on_and_both_promises_hold(tmp_path):
         assert part.summary[key] == whole.summary[key]
     assert part.summary["privacy"]["epsilon"] == accounting.of_sampling(1.1, 0.5, 6, 1e-3)
     assert {"eval/epsilon_spent", "eval/example_epsilon_spent"} <= set(whole.rounds)
+    fates = whole.table("fates")
+    heard = fates[fates.fate == "heard"].client.value_counts()
+    assert whole.summary["example_privacy"]["exchanges_most"] == heard.max()
+    assert whole.summary["example_privacy"]["epsilon"] > 1
 
 
 def test_where_no_room_is_enough_nothing_is_gained_by_drawing():
@@ -231,7 +235,17 @@ REFUSED = [
         },
         ["example_privacy.epsilon=9", "fedbuff is asynchronous", "noise_multiplier alone"],
     ),
-    ({"cohort.late": "keep", "example_privacy.epsilon": 9}, ["cohort.late='keep'", "several answers"]),
+    ({"cohort.min_responses": 2, "example_privacy.epsilon": 9}, ["cohort.min_responses=2", "noise_multiplier alone"]),
+    ({"secure_aggregation": {}, "example_privacy.epsilon": 9}, ["secure_aggregation needs", "begin again"]),
+    (
+        {
+            "task": "auc",
+            "algorithm": {"name": "cdma_ada", "batch_size": 10, "epochs": None, "steps": 4},
+            "availability": {"kind": "bernoulli", "rate": 0.5},
+            "example_privacy.epsilon": 90,
+        },
+        ["availability.kind='bernoulli'", "second of 2 phases"],
+    ),
     ({"algorithm": "drfa", "domains.kind": "label"}, ["example_privacy: drfa", "looks at"]),
 ]
 

@@ -105,6 +105,7 @@ REFUSED = [
         {"transforms.down": ["delta", "ternary"]},
         ["transforms.down[1].name='ternary'", "of the 650 numbers", "with delta before"],
     ),
+    ({"transforms.down": ["delta", "bf16"], "cohort.late": "keep"}, ["cohort.late='keep'", "leave one of them out"]),
     (
         {"transforms.down": ["delta", "bf16"], "algorithm": {"name": "fedbuff", "buffer": 3, "concurrency": 5}},
         ["transforms.down[0].name='delta'", "fedbuff is asynchronous", "leave it out"],

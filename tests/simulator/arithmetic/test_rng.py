@@ -184,7 +184,7 @@ def test_many_normals_have_the_moments_too_and_come_in_pairs_of_one_word():
     n = 100_001
     x = rng.normals(rng.fold(rng.key(6), torch.arange(2)), (n,))
     assert x.dtype == torch.float32
-    assert x.abs().max() < 5.8
+    assert 4 < x.abs().max() < 7.5
     first, second = x.double()
     for one in (first, second):
         for power, mean, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):

@@ -10,6 +10,7 @@ import torch
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.algorithm import Algorithm
+from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.author import BatchPlan, Stage
 from fedfleet.simulator.block.capture import Captures
@@ -17,7 +18,8 @@ from fedfleet.simulator.driver.codec import decode, encode
 from fedfleet.simulator.driver.examples import Gradients, counted, private_examples
 from fedfleet.simulator.errors import ClientError, FedfleetError
 from fedfleet.simulator.fleet.availability import Bernoulli
-from fedfleet.simulator.fleet.responses import Federation
+from fedfleet.simulator.fleet.policies import First
+from fedfleet.simulator.fleet.responses import Fate, Federation
 from tests.algorithms.harness import Bowl, World, build, digits, flat, play, records, rows
 from tests.transforms.test_algorithms import case
 
@@ -174,11 +176,18 @@ def test_exchanges_are_counted_by_client_and_phase_and_go_through_a_checkpoint()
     world, algorithm = case("cdma_ada")
     there = private(algorithm, gradient=2, update=2)
     heard: dict[str, dict[int, int]] = {p.name: {} for p in algorithm.phases}
-    for record in records(there, world, 5, federation=Federation(availability=Bernoulli(0.5))):
-        for phase in record.phases:
-            if phase.attempt == record.phases[-1].attempt:
-                for c in phase.clients[phase.responses.heard].tolist():
-                    heard[phase.phase][c] = heard[phase.phase].get(c, 0) + 1
+    void = late = 0
+    given = {"min_responses": 3, "attempts": 50}
+    for record in records(
+        there, world, 5, federation=Federation(availability=Bernoulli(0.5), policy=First(3)), **given
+    ):
+        for phase in record.phases:  # of void attempts, too
+            void += phase.attempt < record.phases[-1].attempt
+            late += phase.counts["late"]
+            for c in phase.clients[phase.responses.fate <= Fate.LATE].tolist():
+                heard[phase.phase][c] = heard[phase.phase].get(c, 0) + 1
+    assert void > 0
+    assert late > 0
     for state in (record.state, decode(*encode(record.state))):
         for name, ledger in counted(state).phases.items():
             assert dict(zip(ledger.clients.tolist(), ledger.spent.tolist(), strict=True)) == heard[name]
@@ -219,6 +228,60 @@ def test_clients_see_of_their_examples_gradients_alone(says):
 def test_the_number_of_rows_may_be_counted_where_it_is_no_secret():
     world, algorithm = case("gt_gda")  # a full gradient, in chunks
     assert play(private(algorithm, 0.5, 0.1, **{p.name: 2 for p in algorithm.phases}), world, 1)
+
+
+def test_a_key_of_client_codes_own_leaves_the_noise_as_it_is():
+    """Two steps with the same key, whose moves are far from alike all the same."""
+    algorithm = averaging(epochs=2)
+    phase = algorithm.phases[0]
+    inner = phase.work.stages[0].step
+
+    def step(ops, shared, local, batch, at, key):
+        return inner(ops, shared, local, batch, at, rng.key(7))
+
+    stage = replace(phase.work.stages[0], step=step)
+    same = replace(phase, work=replace(phase.work, stages=(stage,)))
+    found = []
+    for p in (phase, same):
+
+        def round(state, rnd, p=p):
+            shared = algorithm.personal.message(state, 0)
+            return state._replace(z=rnd.map_reduce(p, shared=shared, cohort=rnd.invite(2))["z"]), {}
+
+        (end,) = play(private(algorithm._replace(round=round, phases=(p,)), multiplier=3.0), BOWL, 1)
+        found.append(w(end))
+    assert found[0] == found[1]
+
+
+def test_a_phase_comes_no_more_often_in_a_round_than_is_reckoned_with():
+    algorithm = averaging()
+
+    def round(state, rnd):
+        for _ in range(2):
+            state, _ = algorithm.round(state, rnd)
+        return state, {}
+
+    twice = algorithm._replace(round=round)
+    with pytest.raises(FedfleetError, match="more often in a round"):
+        play(private(twice), BOWL, 1)
+    gradients = Gradients(0.5, 0.0, False, {}, {"train": 2})
+    *_, last = records(private_examples(twice, gradients), BOWL, 2)
+    assert counted(last.state).phases["train"].spent.tolist() == [4, 4]
+
+
+def test_examples_that_are_held_out_have_no_gradients():
+    algorithm = averaging()
+    phase = algorithm.phases[0]
+    looking = replace(phase.work.stages[0], batches=replace(phase.work.stages[0].batches, held_out=True))
+    both = replace(phase, work=replace(phase.work, stages=(looking,)))
+
+    def round(state, rnd):
+        rnd.map_reduce(both, shared=algorithm.personal.message(state, 0), cohort=rnd.invite(2))
+        return state, {}
+
+    world = World(Bowl(), rows([(1, 4)] * 8, [(1, -1)] * 8))
+    with pytest.raises(ClientError, match="held out"):
+        play(private(algorithm._replace(round=round, phases=(both,))), world, 1)
 
 
 def test_other_numbers_of_steps_are_refused():

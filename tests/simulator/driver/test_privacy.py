@@ -48,7 +48,7 @@ def model(at: Private) -> float:
 
 
 def drawn(at: Private, t: int) -> float:
-    return float(rng.normal(rng.fold(at.key, "noise", t, "x.w"), (), torch.float64))
+    return float(rng.normals(rng.fold(at.key, "noise", t, "x.w")))
 
 
 def clipped(z: float, clients: Any, norm: float = 0.5) -> float:
