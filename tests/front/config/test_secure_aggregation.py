@@ -146,7 +146,11 @@ def test_where_too_many_drop_out_every_time_the_run_says_why(tmp_path):
         {"executor.inner": "factored", "rounds": 14, "executor.block_size": 5},
         {"executor.inner": "batched", "rounds": 14, "executor.block_size": 5, "executor.capture": False},
         {"population": {"dataset": "synthetic", "clients": 1_000_000}, "task.model": "logistic"},
-        {"algorithm": {"name": "cdma_ada"}, "task": {"name": "auc", "model": "logistic"}},
+        {
+            "algorithm": {"name": "cdma_ada"},
+            "task": {"name": "auc", "model": "logistic"},
+            "secure_aggregation.clip": {"r": 1.0, "z": 1.0},
+        },
         {"algorithm": {"name": "fedprox", "steps": 2, "batch_size": 5}, "secure_aggregation.rounding": "nearest"},
     ],
     ids=lambda g: next(iter(g)),
@@ -201,6 +205,11 @@ REFUSED = [
     ({"transforms.up": [{"name": "clip", "norm": 1.0}, "fp16"]}, ["transforms.up[1].name='fp16'"]),
     ({"transforms.up": [{"name": "top_k", "share": 0.1, "feedback": True}]}, ["transforms.up[0].name='top_k'"]),
     ({"secure_aggregation.clip": {"q": 1.0}}, ["secure_aggregation.clip", "clients of fedavg send z"]),
+    (
+        {"algorithm": {"name": "scaffold", "steps": 2, "batch_size": 5}},
+        ["secure_aggregation.clip=1", "scaffold send dc", "give one for each slot"],
+    ),
+    ({"secure_aggregation.most_clients": 2}, ["most_clients=2", "cohort.invite"]),
     ({"secure_aggregation.clip": {}}, ["secure_aggregation.clip"]),
     ({"secure_aggregation.clip": 0}, ["secure_aggregation.clip"]),
     ({"secure_aggregation.bits": 1}, ["secure_aggregation.bits=1"]),
@@ -239,10 +248,9 @@ def test_what_is_no_sum_is_refused_in_a_line(given, words):
 def test_whole_numbers_have_no_range():
     given = load(BASE).secure_aggregation
     assert given is not None
+    sent = {"z": {"x": torch.zeros(2), "b": {"seen": torch.zeros(1, dtype=torch.int64)}}}
     with pytest.raises(ConfigError, match=r"send whole numbers \(z.b.seen\)"):
-        _check_sent(
-            given, "mine", {"train": {"z": {"x": torch.zeros(2), "b": {"seen": torch.zeros(1, dtype=torch.int64)}}}}
-        )
+        _check_sent(given, "mine", {"train": sent}, {"z"})
 
 
 def test_a_poisson_cohort_may_be_larger_than_what_is_invited():
