@@ -183,12 +183,15 @@ def bench(
 
 
 @app.command(name="list")
-def list_(what: Annotated[str, typer.Argument(help="algorithms, attacks, datasets, tasks or transforms")]) -> None:
+def list_(
+    what: Annotated[str, typer.Argument(help="algorithms, attacks, datasets, tasks, trackers or transforms")],
+) -> None:
     """List what can be named in a configuration."""
     from fedfleet.algorithms.registry import ALGORITHMS
     from fedfleet.attacks.registry import ATTACKS
     from fedfleet.datasets.registry import NAMES
     from fedfleet.tasks.registry import TASKS
+    from fedfleet.tracking.registry import TRACKERS
     from fedfleet.transforms.registry import TRANSFORMS
 
     kinds: dict[str, dict[str, str]] = {
@@ -196,6 +199,7 @@ def list_(what: Annotated[str, typer.Argument(help="algorithms, attacks, dataset
         "attacks": {k: v.about for k, v in ATTACKS.items()},
         "datasets": dict(NAMES),
         "tasks": {k: v.about for k, v in TASKS.items()},
+        "trackers": {k: v.about for k, v in TRACKERS.items()},
         "transforms": {k: v.about for k, v in TRANSFORMS.items()},
     }
     if what not in kinds:

@@ -287,6 +287,7 @@ def _check(config: Config, given: Privacy, algorithm: Algorithm, task: Task, cli
         )
     for key, metric in (
         ("until", config.until and parse_until(config.until)[0]),
+        ("patience.metric", config.patience and config.patience.metric),
         ("checkpoint.best", config.checkpoint.best),
     ):
         if metric and metric.startswith(OF_CLIENTS):

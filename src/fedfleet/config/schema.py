@@ -26,6 +26,7 @@ from fedfleet.config.executor import Executor, FaultOptions
 from fedfleet.config.privacy import Privacy
 from fedfleet.config.reading import override, plain, read, show
 from fedfleet.config.selection import SELECTIONS
+from fedfleet.config.track import tracked
 from fedfleet.config.transforms import Transforms, filled_in
 from fedfleet.datasets.domain_config import DOMAINS
 from fedfleet.datasets.partition_config import PARTITIONS
@@ -97,6 +98,17 @@ class Checkpoint(Options):
     """Keep the model with the best value of this metric as ``best.safetensors``; auto: the first that is measured; null: none."""
 
 
+class Patience(Options):
+    """Stop once a metric no longer improves; the initial model's evaluation is the first."""
+
+    metric: str
+    """Such as ``eval/accuracy``; of losses and the like less is better."""
+    evaluations: Count = 10
+    """Evaluations in a row without an improvement after which the run stops."""
+    min_delta: float = Field(default=0.0, ge=0)
+    """What is not more than this is no improvement."""
+
+
 class Config(Options):
     """A run."""
 
@@ -136,6 +148,11 @@ class Config(Options):
     stop_if_diverged: Literal["not_finite"] | Annotated[float, Field(gt=0)] | None = None
     """Stop after a round whose training loss or model is not finite; a number: or whose training loss is above it. Under
     ``faults.non_finite: fail`` a client that sends a value that is not finite ends the run before that, as failed."""
+    patience: Patience | None = None
+    """Stop once a metric has not improved for so many evaluations: metric, evaluations, min_delta."""
+    track: list[dict[str, Any]] = Field(default=[])
+    """Where the run is entered besides its folder: names of trackers, or mappings of a name and its options; ``fedfleet list
+    trackers`` shows the names. It changes nothing of what comes out."""
     compare: Annotated[dict[str, dict[str, Any]], Field(min_length=1)] | None = None
     """Label -> overrides: run each of these, on every seed, and report them together."""
     vary: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] | None = None
@@ -270,6 +287,7 @@ def _build(layers: list[Mapping[str, Any]]) -> Config:
     for section, names in NAMED.items():
         _check_named(raw, section, names)
     filled_in(raw)
+    tracked(raw)
     config = validated(Config, raw, "")
     if config.schema_version != SCHEMA_VERSION:
         raise ConfigError(f"schema_version={config.schema_version}: this fedfleet reads version {SCHEMA_VERSION}")

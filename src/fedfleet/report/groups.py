@@ -9,7 +9,18 @@ from typing import Any
 
 from fedfleet.report.tables import Run
 
-APART = ("seed", "seeds", "label", "executor", "checkpoint", "max_seconds", "schema_version", "compare", "vary")
+APART = (
+    "seed",
+    "seeds",
+    "label",
+    "executor",
+    "checkpoint",
+    "max_seconds",
+    "schema_version",
+    "compare",
+    "vary",
+    "track",
+)
 """Sections of a configuration in which the runs of a line may differ."""
 DIGEST, UNKNOWN = ".own.digest", ".own.not_recorded"
 NAMED = 3  # differences that are spelt out
