@@ -104,9 +104,11 @@ def wandb_records(run: Path) -> Any:
     """Yield what W&B's files hold, once its process has written all of it."""
     for path in sorted(run.glob("wandb/offline-run-*/*.wandb"), key=lambda p: p.stat().st_mtime):
         until = time.monotonic() + 20
-        while not any(r.HasField("exit") for r in (found := list(_records(path.read_bytes())))):
+        found: list[Any] = []
+        while not any(record.HasField("exit") for record in found):
             assert time.monotonic() < until
             time.sleep(0.05)
+            found = list(_records(path.read_bytes()))
         yield from found
 
 
