@@ -73,6 +73,23 @@ def resume(
 
 
 @app.command()
+def watch(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of runs, such as a study's.")
+    ],
+    once: Annotated[bool, typer.Option("--once", help="Show how it stands, and end.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 2.0,
+) -> None:
+    """Show how a run that goes on elsewhere stands, from its folder alone, until it ends."""
+    if not folder.exists():
+        raise ConfigError(f"{folder}: no such folder: give that of a run, or of several")
+    from fedfleet.commands import watch as watching
+
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    watching.watch(folder, console, every, once=once)
+
+
+@app.command()
 def plan(config: ConfigArg, overrides: OverridesArg = None) -> None:
     """Check a configuration and show what a run would do, without running it."""
     chosen = loaded(config, overrides)

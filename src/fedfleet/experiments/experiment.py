@@ -16,6 +16,7 @@ from fedfleet.experiments.prepared import Prepared
 from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import CHECKPOINTS, RunFolder, check_free, claim, locked
 from fedfleet.experiments.runner import Runner
+from fedfleet.experiments.status import Status
 from fedfleet.experiments.tracked import trackers
 from fedfleet.experiments.workers import Workers
 from fedfleet.simulator.errors import ConfigError
@@ -83,7 +84,7 @@ class Experiment(Prepared):
             (workers or own).of(self) as executor,
             closing(RunFolder(out, C.complete(self.config), lock)) as folder,
         ):
-            told.add(trackers(self.config.track, folder, told.say))
+            told.add([Status(folder), *trackers(self.config.track, folder, told.say)])
             runner = Runner(self, folder, told)
             if found is not None:
                 runner.resume(found)
