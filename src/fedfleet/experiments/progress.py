@@ -1,4 +1,4 @@
-"""What is seen while a run is under way: one live line on a terminal, plain lines elsewhere."""
+"""What is seen while a run is under way: one live line on a terminal or in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fedfleet.tracking.callback import Begun, Callback
 
-PLAIN_EVERY_S = 5.0
+PLAIN_EVERY_S, NOTEBOOK_EVERY_S = 5.0, 0.25
 FATES = ("heard", "stale", "late", "failed", "offline")
 QUIET = ("_worst_tenth", "_spread")  # metrics for the tables
 
@@ -23,6 +23,7 @@ class Progress(Callback):
     def __init__(self, console: Console | None):
         self._console = console
         self._live: Live | None = None
+        self._handle: Any = None  # of the line in a notebook
         self._started = time.monotonic()
         self._shown = 0.0
         self._metric = ""
@@ -56,7 +57,9 @@ class Progress(Callback):
         self._virtual_s += row["virtual_s"]
         done, rounds = row["round"] + 1, self._rounds
         line = self._line(phases, done, rounds)
-        if self._console.is_terminal:
+        if self._console.is_jupyter:
+            self._replace(line, last=done == rounds)
+        elif self._console.is_terminal:
             if self._live is None:
                 self._live = Live(console=self._console, refresh_per_second=8)
                 self._live.start()
@@ -64,6 +67,18 @@ class Progress(Callback):
         elif metrics or done == rounds or time.monotonic() - self._shown > PLAIN_EVERY_S:
             self._shown = time.monotonic()
             self.say(line)
+
+    def _replace(self, line: str, *, last: bool) -> None:
+        """Show a line in a notebook, in the place of the one before."""
+        if not last and self._handle is not None and time.monotonic() - self._shown < NOTEBOOK_EVERY_S:
+            return
+        from IPython.display import display  # pyright: ignore[reportMissingImports] # there is one where there is a notebook
+
+        self._shown = time.monotonic()
+        if self._handle is None:
+            self._handle = display({"text/plain": line}, raw=True, display_id=True)
+        else:
+            self._handle.update({"text/plain": line}, raw=True)
 
     def _line(self, phases: Sequence[Mapping[str, int]], done: int, rounds: int) -> str:
         spent = max(time.monotonic() - self._started, 1e-9)
@@ -79,6 +94,7 @@ class Progress(Callback):
         if self._live is not None:
             self._live.stop()
             self._live = None
+        self._handle = None  # the next run has a line of its own
 
 
 def _metrics(found: Mapping[str, float | None]) -> str:
