@@ -20,7 +20,7 @@ from fedfleet.commands.arguments import TERMINATED, ConfigArg, OverridesArg, loa
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 
 ABOUT = "Simulate federated learning over very many unreliable devices."
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT)
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 PLAIN_WIDTH = 140  # of tables that do not go to a terminal
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from abc import ABC, abstractmethod
@@ -12,6 +13,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from fedfleet.tracking.callback import Begun, Callback
+
+OF = "run.txt"
 
 
 class TrackerOptions(BaseModel):
@@ -113,8 +116,21 @@ def noted(path: Path) -> dict[str, Any]:
 
 
 def place(given: str | None, run: Begun, name: str) -> Path:
-    """Return a tracker's folder for a run: ``name`` in the run's own, or below the given one a folder called as the run is."""
+    """Make a tracker's folder for a run: ``name`` in the run's own, or below the given one a folder called as the run is.
+
+    That is numbered where another run has it, as the file ``OF`` in it says.
+    """
     if given is None:
-        return run.folder / name
+        folder = run.folder / name
+        folder.mkdir(exist_ok=True)
+        return folder
     called = "".join(c if c.isalnum() or c in "-_.+=" else "-" for c in run.name)
-    return Path(given).expanduser() / called
+    whose = f"{run.folder.absolute()}\n"
+    for number in itertools.count(1):
+        folder = Path(given).expanduser() / (called if number == 1 else f"{called}-{number}")
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            (folder / OF).write_text(whose, encoding="utf-8")
+        if (folder / OF).exists() and (folder / OF).read_text(encoding="utf-8") == whose:
+            return folder
+    raise AssertionError

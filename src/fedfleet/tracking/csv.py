@@ -28,9 +28,7 @@ class Csv(Tracker):
 
     def open(self, run: Begun) -> None:
         """Begin the file anew."""
-        folder = place(self._options.dir, run, "")
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path: Path = folder / "metrics.csv"
+        self._path: Path = place(self._options.dir, run, "") / "metrics.csv"
         self._path.unlink(missing_ok=True)
         self._columns: list[str] = [STEP]
         self._last = -1

@@ -233,3 +233,13 @@ def test_the_next_run_counts_from_zero(capsys: pytest.CaptureFixture[str]) -> No
         progress.start(begun({"eval/auc": 0.5}, 1))
         progress.round({"round": 0, **row}, [])
     assert [line.split("virtual ")[1].split()[0] for line in capsys.readouterr().out.splitlines()[1::2]] == ["7", "7"]
+
+
+@pytest.mark.parametrize(("typed", "offered"), [("fedfleet re", "resume\nreport"), ("fedfleet watch --o", "--once")])
+def test_a_shell_completes_commands_and_options(typed: str, offered: str) -> None:
+    code = "import sys; sys.argv[0] = 'fedfleet'; from fedfleet.commands.cli import main; main()"
+    given = {"_FEDFLEET_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **given}, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == offered

@@ -265,7 +265,12 @@ def test_runs_of_a_study_have_a_run_each(tmp_path, command):
     config = ["c.yaml", "compare={a: {}, b: {algorithm.lr: 0.2}}", "seeds=[0, 1]"]
     status, _, error = command("run", *config, "--out", "runs", "--no-report")
     assert (status, error) == (0, "")
-    assert {p.parent.name for p in Path("all").rglob("metrics.csv")} == {f"{n}-seed-{s}" for n in "ab" for s in (0, 1)}
+    names = {f"{n}-seed-{s}" for n in "ab" for s in (0, 1)}
+    assert {p.parent.name for p in Path("all").rglob("metrics.csv")} == names
+    assert command("run", *config, "--out", "again", "--no-report")[0] == 0  # it takes nothing from those before
+    assert command("resume", "again", "rounds=3", "--no-report")[0] == 0  # and goes on in its own place
+    lines = {p.parent.name: len(p.read_text().splitlines()) for p in Path("all").rglob("metrics.csv")}
+    assert lines == {**dict.fromkeys(names, 4), **{f"{n}-2": 5 for n in names}}
 
 
 def test_where_a_run_is_tracked_does_not_tell_it_from_others(tmp_path, command):
