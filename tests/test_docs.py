@@ -172,6 +172,8 @@ def test_commands_of_fedfleet_are_accepted(monkeypatch: pytest.MonkeyPatch, word
     given = command.make_context(words[0], words[1:]).params
     if "table" in given:
         assert load(given["table"].parent / paper.read(given["table"]).config, given["overrides"]).compare
+    elif words[0] == "show" and given["what"] != "data":
+        command.invoke(command.make_context(words[0], words[1:]))
     elif "config" in given:
         assert campaign.trials(load(given["config"], given["overrides"]))
     elif "what" in given:

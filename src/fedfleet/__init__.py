@@ -9,7 +9,7 @@ print(run.rounds[["round", "eval/auc", "floats_up"]].dropna())
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from fedfleet.config.schema import Config, load
     from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
     from fedfleet.experiments.experiment import Experiment
-    from fedfleet.experiments.progress import Tracker
     from fedfleet.experiments.resume import resume
-    from fedfleet.experiments.runner import Run
+    from fedfleet.experiments.run import Run
     from fedfleet.report import write_report
     from fedfleet.simulator.algorithm import Algorithm, Task
     from fedfleet.simulator.population import Population
+    from fedfleet.tracking.callback import Callback
 
 __all__ = [
+    "Callback",
     "ClientError",
     "Config",
     "ConfigError",
@@ -44,12 +45,13 @@ __all__ = [
     "write_report",
 ]
 HOMES = {
+    "Callback": "tracking.callback",
     "Config": "config.schema",
     "Dataset": "datasets.examples",
     "Examples": "datasets.examples",
     "FederatedDataset": "datasets.examples",
     "Experiment": "experiments.experiment",
-    "Run": "experiments.runner",
+    "Run": "experiments.run",
     "load": "config.schema",
     "resume": "experiments.resume",
     "write_report": "report",
@@ -81,7 +83,7 @@ def run(
     algorithm: Algorithm | None = None,
     population: Population | None = None,
     data: Dataset | FederatedDataset | None = None,
-    progress: Tracker | None = None,
+    callbacks: Callback | Sequence[Callback] = (),
 ) -> Run:
     """Run one experiment and write its run folder ``out``, which must be new.
 
@@ -92,7 +94,7 @@ def run(
         task, algorithm, data: your own, instead of the configured ones. A ``Dataset`` is dealt to clients by the configured
             partition, a ``FederatedDataset`` comes in clients.
         population: clients of your own; their attribute ``test`` (``Examples``), or ``data``, is what models are tested on.
-        progress: who is told how it goes, round by round; nobody, if not given.
+        callbacks: who is told how it goes, round by round, and may stop it.
 
     Raises ConfigError or DataError for input that cannot run, FedfleetError for a run that failed.
 
@@ -101,4 +103,4 @@ def run(
     from fedfleet.experiments.experiment import Experiment
 
     experiment = Experiment(load(config, overrides), task=task, algorithm=algorithm, population=population, data=data)
-    return experiment.run(Path(out), progress)
+    return experiment.run(Path(out), callbacks)

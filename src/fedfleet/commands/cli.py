@@ -20,7 +20,7 @@ from fedfleet.commands.arguments import TERMINATED, ConfigArg, OverridesArg, loa
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 
 ABOUT = "Simulate federated learning over very many unreliable devices."
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT)
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 PLAIN_WIDTH = 140  # of tables that do not go to a terminal
 
@@ -70,6 +70,23 @@ def resume(
 
     with _interruptible(f"go on with `fedfleet resume {folder}`"):
         campaign.resume(folder, overrides, _progress(), report=report)
+
+
+@app.command()
+def watch(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of runs, such as a study's.")
+    ],
+    once: Annotated[bool, typer.Option("--once", help="Show how it stands, and end.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 2.0,
+) -> None:
+    """Show how a run that goes on elsewhere stands, from its folder alone, until it ends."""
+    if not folder.exists():
+        raise ConfigError(f"{folder}: no such folder: give that of a run, or of several")
+    from fedfleet.commands import watch as watching
+
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    watching.watch(folder, console, every, once=once)
 
 
 @app.command()
@@ -183,12 +200,15 @@ def bench(
 
 
 @app.command(name="list")
-def list_(what: Annotated[str, typer.Argument(help="algorithms, attacks, datasets, tasks or transforms")]) -> None:
+def list_(
+    what: Annotated[str, typer.Argument(help="algorithms, attacks, datasets, tasks, trackers or transforms")],
+) -> None:
     """List what can be named in a configuration."""
     from fedfleet.algorithms.registry import ALGORITHMS
     from fedfleet.attacks.registry import ATTACKS
     from fedfleet.datasets.registry import NAMES
     from fedfleet.tasks.registry import TASKS
+    from fedfleet.tracking.registry import TRACKERS
     from fedfleet.transforms.registry import TRANSFORMS
 
     kinds: dict[str, dict[str, str]] = {
@@ -196,6 +216,7 @@ def list_(what: Annotated[str, typer.Argument(help="algorithms, attacks, dataset
         "attacks": {k: v.about for k, v in ATTACKS.items()},
         "datasets": dict(NAMES),
         "tasks": {k: v.about for k, v in TASKS.items()},
+        "trackers": {k: v.about for k, v in TRACKERS.items()},
         "transforms": {k: v.about for k, v in TRANSFORMS.items()},
     }
     if what not in kinds:

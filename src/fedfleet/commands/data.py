@@ -95,15 +95,23 @@ def trace(
 
 
 def show(
-    what: Annotated[str, typer.Argument(help="data")],
-    config: ConfigArg,
+    what: Annotated[
+        str,
+        typer.Argument(help="data; or a kind: algorithm, task, dataset, partition, availability, attack, tracker, …"),
+    ],
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="[CONFIG|NAME]", help="A YAML file for data; else a name, or none for all of them."),
+    ] = None,
     overrides: OverridesArg = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it, too, as FILE.svg or FILE.png.")] = None,
     clients: Annotated[int, typer.Option(min=0, help="Clients that have a row of their own.")] = 20,
 ) -> None:
-    """Show who holds what: sizes, labels by client, domains. Nothing is run, and no model is made."""
+    """Show who holds what: sizes, labels by client, domains; or a thing that can be named, with its options. Nothing is run."""
     if what != "data":
-        raise ConfigError(f"show {what!r}: choose data")
+        return _show_named(what, config, overrides)
+    if config is None:
+        raise ConfigError("show data: give a configuration, such as configs/quickstart.yaml")
     if out is not None and out.suffix not in (".svg", ".png"):
         raise ConfigError(f"--out={str(out)!r}: give a name that ends in .svg or .png")
     chosen = loaded(config, overrides)
@@ -115,6 +123,22 @@ def show(
         console.print(table)
     if out is not None:
         typer.echo(show_data.draw(seen, out))
+
+
+def _show_named(kind: str, name: Path | None, more: list[str] | None) -> None:
+    from fedfleet.commands import show_named
+
+    if kind not in (known := list(show_named.kinds())):
+        raise ConfigError(f"show {kind!r}: choose data, or one of {', '.join(known)}")
+    if more:
+        raise ConfigError(f"show {kind} {name} {more[0]}: give one name")
+    if name is None:
+        listed = list(show_named.names(kind))
+        for each, about in listed:
+            typer.echo(f"{each:{max(len(n) for n, _ in listed)}}  {about}".rstrip())
+    else:
+        console = Console(width=None if sys.stdout.isatty() else show_named.PLAIN_WIDTH)
+        console.print(show_named.page(kind, str(name)))
 
 
 def partition(

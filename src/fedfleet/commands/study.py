@@ -181,6 +181,8 @@ def _finished(run: Path, wanted: Mapping[str, Any]) -> bool:
 
 def _cut(summary: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     """Say whether a run that was stopped ran out of ``max_seconds``, rather than diverge or reach what ``until`` says."""
+    if summary.get("stopped"):
+        return summary["stopped"]["by"] == "max_seconds"
     if summary.get("diverged"):
         return False
     if summary["status"] != "stopped" or not config.get("until"):

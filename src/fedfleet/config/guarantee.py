@@ -309,6 +309,7 @@ def check_looks(config: Config, section: str) -> None:
         )
     for key, metric in (
         ("until", config.until and parse_until(config.until)[0]),
+        ("patience.metric", config.patience and config.patience.metric),
         ("checkpoint.best", config.checkpoint.best),
     ):
         if metric and metric.startswith(OF_CLIENTS):

@@ -27,6 +27,7 @@ from fedfleet.simulator.driver.cosines import can_be_watched
 from fedfleet.simulator.driver.evaluation import less_is_better
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.work import BUFFERS
+from fedfleet.tracking.registry import check_installed
 
 ROW_BYTES = 64
 """Memory of a row of a client's schedule: its number, weight and random bits, and copies of them on the way."""
@@ -54,6 +55,7 @@ def check_early(config: Config) -> None:
     _check_executor(config)
     if config.until is not None:
         parse_until(config.until)
+    check_installed(config.track)
 
 
 def _check_cohort(c: CohortOptions) -> None:
@@ -358,7 +360,11 @@ def parse_until(text: str, key: str = "until") -> tuple[str, bool, float]:
 
 def check_metrics(config: Config, metrics: Callable[[], Iterable[str]]) -> None:
     """Refuse to look for a metric that is never measured. Raises ConfigError."""
-    wanted = {"until": config.until and parse_until(config.until)[0], "checkpoint.best": config.checkpoint.best}
+    wanted = {
+        "until": config.until and parse_until(config.until)[0],
+        "patience.metric": config.patience and config.patience.metric,
+        "checkpoint.best": config.checkpoint.best,
+    }
     for key, metric in wanted.items():
         if metric not in (None, "auto") and metric not in (known := list(metrics())):
             raise ConfigError(unknown(key, metric, known))

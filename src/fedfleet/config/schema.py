@@ -23,10 +23,12 @@ from fedfleet.config.availability import AVAILABILITY
 from fedfleet.config.checking import unknown, validated
 from fedfleet.config.devices import DEVICES
 from fedfleet.config.executor import Executor, FaultOptions
+from fedfleet.config.measuring import Checkpoint, Evaluation, Patience
 from fedfleet.config.privacy import ExamplePrivacy, Privacy
 from fedfleet.config.reading import override, plain, read, show
 from fedfleet.config.secure_aggregation import SecureAggregation
 from fedfleet.config.selection import SELECTIONS
+from fedfleet.config.track import tracked
 from fedfleet.config.transforms import Transforms, filled_in
 from fedfleet.datasets.domain_config import DOMAINS
 from fedfleet.datasets.partition_config import PARTITIONS
@@ -39,7 +41,6 @@ from fedfleet.simulator.named import is_path
 from fedfleet.tasks.registry import TASKS
 
 SCHEMA_VERSION = 1
-Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0)]
 
 
@@ -59,45 +60,6 @@ class Population(Options):
     each client's own, where an algorithm or fine-tuning gives it one. Drawn by ``partition_seed``."""
     data_dir: str | None = None
     """Folder of the original data files; $FEDFLEET_DATA, else the user cache, if not given."""
-
-
-class Evaluation(Options):
-    """What is measured on the server's side, and when."""
-
-    every: Count = 10
-    """Rounds between evaluations; the initial and the final model are always evaluated."""
-    test_examples: int = Field(default=0, ge=0)
-    """Evaluate on this many test examples (a fixed draw), and at the end on all of them too, as ``eval/all_<metric>`` in
-    ``summary.json``; 0: on all of them each time."""
-    train_examples: int = Field(default=0, ge=0)
-    """Evaluate on this many training examples too (a fixed draw), as ``eval/train_<metric>``."""
-    validation: float = Field(default=0.0, ge=0, le=0.5)
-    """Share of the training examples, of every domain, that no client gets, to select models by: ``eval/validation_<metric>``.
-    With ``domains.target`` also ``validation_source_<metric>`` and ``validation_target_<metric>``, and for targets what needs no
-    labels: ``entropy``, ``information`` and ``density``."""
-    per_client: bool = False
-    """Write ``clients.parquet``: every client's own metrics at each evaluation, on its own data, or what is held out of them.
-    Their mean over all examples is ``eval/clients_<metric>``, with the standard deviation over clients (``_std``) and the mean
-    of the worst tenth (``_worst_tenth``); by domain, if there are domains, they are in ``domains.parquet``. Of clients' own
-    models ``eval/own_<metric>``."""
-    cosines: bool = False
-    """Measure in every round how far what clients' models moved by points where the model goes: ``algorithm/cosine_worst``,
-    ``_mean`` and ``_variance`` over clients, or over domains where there are several, and by domain in ``domains.parquet``. It
-    keeps all that clients send in a round, large ones in a file; for algorithms that average models, or what they moved by."""
-    duality_gap: bool = False
-    """Measure how far an agnostic model can be from the best, on all training examples; needs an algorithm over domains and a
-    loss that is convex: task.model logistic."""
-
-
-class Checkpoint(Options):
-    """What a run goes on from with ``fedfleet resume``: one is always written when the run ends, however it ends."""
-
-    every_s: float | None = Field(default=60.0, ge=0)
-    """Seconds between checkpoints; 0: after every round; null: only at the end."""
-    keep: Count = 2
-    """Checkpoints kept, the newest."""
-    best: str | None = "auto"
-    """Keep the model with the best value of this metric as ``best.safetensors``; auto: the first that is measured; null: none."""
 
 
 class Config(Options):
@@ -146,6 +108,11 @@ class Config(Options):
     stop_if_diverged: Literal["not_finite"] | Annotated[float, Field(gt=0)] | None = None
     """Stop after a round whose training loss or model is not finite; a number: or whose training loss is above it. Under
     ``faults.non_finite: fail`` a client that sends a value that is not finite ends the run before that, as failed."""
+    patience: Patience | None = None
+    """Stop once a metric has not improved for so many evaluations: metric, evaluations, min_delta."""
+    track: list[dict[str, Any]] = Field(default=[])
+    """Where the run is entered besides its folder: names of trackers, or mappings of a name and its options; ``fedfleet list
+    trackers`` shows the names. It changes nothing of what comes out."""
     compare: Annotated[dict[str, dict[str, Any]], Field(min_length=1)] | None = None
     """Label -> overrides: run each of these, on every seed, and report them together."""
     vary: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] | None = None
@@ -311,6 +278,7 @@ def _build(layers: list[Mapping[str, Any]]) -> Config:
     for section, names in NAMED.items():
         _check_named(raw, section, names)
     filled_in(raw)
+    tracked(raw)
     config = validated(Config, raw, "")
     if config.schema_version != SCHEMA_VERSION:
         raise ConfigError(f"schema_version={config.schema_version}: this fedfleet reads version {SCHEMA_VERSION}")

@@ -19,11 +19,12 @@ from fedfleet.config.reading import show
 from fedfleet.config.schema import Config, named, with_overrides
 from fedfleet.datasets.files import DataError
 from fedfleet.experiments.child import child
-from fedfleet.experiments.experiment import Experiment, Run
+from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.files import write_text
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.resume import at_its_end, changed, run_or_go_on
 from fedfleet.experiments.resume import resume as go_on
+from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import check_free, claim, summary_of
 from fedfleet.experiments.workers import Workers
 from fedfleet.report import write_report

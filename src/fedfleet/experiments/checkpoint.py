@@ -50,8 +50,8 @@ class Checkpoints:
         """The file of client states."""
         return self.folder / STATES
 
-    def write(self, at: Position, account: Mapping[str, Any]) -> None:
-        """Write a checkpoint, then remove those that are too many."""
+    def write(self, at: Position, account: Mapping[str, Any]) -> Path:
+        """Write a checkpoint, then remove those that are too many; return its path."""
         self.folder.mkdir(exist_ok=True)
         remembered = at.memory.remembered()
         found = Checkpoint(at.index, at.clock_s, at.state, remembered, dict(account))
@@ -59,6 +59,7 @@ class Checkpoints:
         save(path, found)
         self._kept[path] = remembered.states
         self._settle(at)
+        return path
 
     def restore(self, found: Checkpoint, at: Position) -> None:
         """Bring a position to a checkpoint; newer checkpoints are removed. Raises StateError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import IO
@@ -12,49 +13,55 @@ from fedfleet.config import schema as C
 from fedfleet.experiments.checkpoint import Checkpoint, newest
 from fedfleet.experiments.own import check_same
 from fedfleet.experiments.prepared import Prepared
-from fedfleet.experiments.progress import Progress, Tracker
+from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import CHECKPOINTS, RunFolder, check_free, claim, locked
-from fedfleet.experiments.runner import Run, Runner
+from fedfleet.experiments.runner import Runner
+from fedfleet.experiments.status import Status
+from fedfleet.experiments.tracked import trackers
 from fedfleet.experiments.workers import Workers
 from fedfleet.simulator.errors import ConfigError
+from fedfleet.tracking.callback import Callback, Callbacks, checked
 
 
 class Experiment(Prepared):
     """A configuration made ready to run, as ``Prepared``, and its runs."""
 
-    def run(self, out: Path, progress: Tracker | None = None, workers: Workers | None = None) -> Run:
-        """Run to the end and write the run folder ``out``, which must be new.
+    def run(self, out: Path, callbacks: Callback | Sequence[Callback] = (), workers: Workers | None = None) -> Run:
+        """Run to the end, telling ``callbacks``, and write the run folder ``out``, which must be new.
 
         An interruption (KeyboardInterrupt, SystemExit) or an error still leaves the tables, the model, a summary with the
         status, and a checkpoint to go on from. ``workers`` are kept for the next run.
         """
+        told = Callbacks(checked(callbacks))
         check_free(out)
         self.try_out()
-        return self._run(claim(out), None, progress, workers)
+        return self._run(claim(out), None, told, workers)
 
-    def resume(self, folder: Path, progress: Tracker | None = None, workers: Workers | None = None) -> Run:
+    def resume(
+        self, folder: Path, callbacks: Callback | Sequence[Callback] = (), workers: Workers | None = None
+    ) -> Run:
         """Go on with the run in a folder from its last checkpoint; the result is that of a run that was never interrupted.
 
         Raises ConfigError where there is no checkpoint to go on from, or where it is of another run.
         """
-        progress = progress or Progress.silent()
+        told = Callbacks(checked(callbacks))
         self.try_out()
         with closing(locked(folder)) as lock:
-            return self._run(folder, self._last(folder, progress), progress, workers, lock)
+            return self._run(folder, self._last(folder, told.say), told, workers, lock)
 
-    def _last(self, folder: Path, progress: Tracker) -> Checkpoint:
+    def _last(self, folder: Path, say: Callable[[str], None]) -> Checkpoint:
         """Return the checkpoint to go on from. Raises ConfigError."""
         found, faults = newest(folder / CHECKPOINTS)
         if found is None:
             raise ConfigError(f"{folder}: {faults[0] if faults else 'no checkpoint to go on from'}: start the run anew")
         for fault in faults:
-            progress.say(f"{fault}; an earlier checkpoint is taken")
+            say(f"{fault}; an earlier checkpoint is taken")
         check_same(folder, found.account["own"], self.own)
         if found.account["data"] != self.fingerprint:
             raise ConfigError(
                 f"{folder}: its clients or test data were others: give the data of the run, or start a new run"
             )
-        before, scorer = found.account.get("scorer"), self.prepare(progress.say)
+        before, scorer = found.account.get("scorer"), self.prepare(say)
         if before is not None and before != scorer:
             raise ConfigError(
                 f"{folder}: its images were judged by {before}, and here would be by {scorer}: bring the run's classifier to this "
@@ -66,7 +73,7 @@ class Experiment(Prepared):
         self,
         out: Path,
         found: Checkpoint | None,
-        progress: Tracker | None,
+        told: Callbacks,
         workers: Workers | None,
         lock: IO[str] | None = None,
     ) -> Run:
@@ -77,7 +84,8 @@ class Experiment(Prepared):
             (workers or own).of(self) as executor,
             closing(RunFolder(out, C.complete(self.config), lock)) as folder,
         ):
-            runner = Runner(self, folder, progress or Progress.silent())
+            told.add([Status(folder), *trackers(self.config.track, folder, told.say)])
+            runner = Runner(self, folder, told)
             if found is not None:
                 runner.resume(found)
             return runner.run(executor)

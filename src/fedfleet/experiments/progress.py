@@ -1,53 +1,33 @@
-"""What is seen while a run is under way: one live line on a terminal, plain lines elsewhere."""
+"""What is seen while a run is under way: one live line on a terminal or in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-PLAIN_EVERY_S = 5.0
+from fedfleet.tracking.callback import Begun, Callback
+
+PLAIN_EVERY_S, NOTEBOOK_EVERY_S = 5.0, 0.25
 FATES = ("heard", "stale", "late", "failed", "offline")
 QUIET = ("_worst_tenth", "_spread")  # metrics for the tables
 
 
-class Tracker(Protocol):
-    """Who is told how a run goes, in its own process; after a resume the rounds since the last checkpoint come again.
-
-    ``fedfleet.run(..., progress=mine)`` takes anything with these methods.
-    """
-
-    def say(self, text: str) -> None:
-        """Take a line about what is going on."""
-        ...
-
-    def initial(self, metrics: Mapping[str, float], done: int = 0) -> None:
-        """Take the initial model's ``eval/<metric>`` values, as a run begins, or goes on after so many rounds."""
-        ...
-
-    def round(self, row: Mapping[str, Any], phases: Sequence[Mapping[str, int]], rounds: int) -> None:
-        """Take a row of ``rounds.parquet``, the counts of its phases, each attempt for itself, and how many rounds there are."""
-        ...
-
-    def close(self) -> None:
-        """The run has ended, however it has."""
-        ...
-
-
-class Progress:
+class Progress(Callback):
     """Shows rounds as they end: round, what became of the invited, metric, rounds/s, client steps/s, virtual time, time left."""
 
     def __init__(self, console: Console | None):
         self._console = console
         self._live: Live | None = None
+        self._handle: Any = None  # of the line in a notebook
         self._started = time.monotonic()
         self._shown = 0.0
         self._metric = ""
-        self._before = self._steps = 0
+        self._before = self._rounds = self._steps = 0
         self._virtual_s = 0.0
 
     @classmethod
@@ -60,14 +40,14 @@ class Progress:
         if self._console is not None:
             self._console.print(Text(text), soft_wrap=True)
 
-    def initial(self, metrics: Mapping[str, float], done: int = 0) -> None:
+    def start(self, run: Begun) -> None:
         """Show the initial model's ``eval/<metric>`` values; a run begins, or goes on after so many rounds."""
         self._started = self._shown = time.monotonic()
-        self._metric = _metrics(metrics)
-        self._before, self._steps, self._virtual_s = done, 0, 0.0
-        self.say(f"going on after {done} rounds" if done else f"initial model: {self._metric}")
+        self._metric = _metrics(run.initial)
+        self._before, self._rounds, self._steps, self._virtual_s = run.done, run.rounds, 0, 0.0
+        self.say(f"going on after {run.done} rounds" if run.done else f"initial model: {self._metric}")
 
-    def round(self, row: Mapping[str, Any], phases: Sequence[Mapping[str, int]], rounds: int) -> None:
+    def round(self, row: Mapping[str, Any], phases: Sequence[Mapping[str, int]]) -> None:
         """Show a row of ``rounds.parquet``, and the counts of its phases, each attempt for itself."""
         if self._console is None:
             return
@@ -75,9 +55,11 @@ class Progress:
         self._metric = metrics or self._metric
         self._steps += row["client_steps"]
         self._virtual_s += row["virtual_s"]
-        done = row["round"] + 1
+        done, rounds = row["round"] + 1, self._rounds
         line = self._line(phases, done, rounds)
-        if self._console.is_terminal:
+        if self._console.is_jupyter:
+            self._replace(line, last=done == rounds)
+        elif self._console.is_terminal:
             if self._live is None:
                 self._live = Live(console=self._console, refresh_per_second=8)
                 self._live.start()
@@ -85,6 +67,18 @@ class Progress:
         elif metrics or done == rounds or time.monotonic() - self._shown > PLAIN_EVERY_S:
             self._shown = time.monotonic()
             self.say(line)
+
+    def _replace(self, line: str, *, last: bool) -> None:
+        """Show a line in a notebook, in the place of the one before."""
+        if not last and self._handle is not None and time.monotonic() - self._shown < NOTEBOOK_EVERY_S:
+            return
+        from IPython.display import display  # pyright: ignore[reportMissingImports] # there is one where there is a notebook
+
+        self._shown = time.monotonic()
+        if self._handle is None:
+            self._handle = display({"text/plain": line}, raw=True, display_id=True)
+        else:
+            self._handle.update({"text/plain": line}, raw=True)
 
     def _line(self, phases: Sequence[Mapping[str, int]], done: int, rounds: int) -> str:
         spent = max(time.monotonic() - self._started, 1e-9)
@@ -95,11 +89,12 @@ class Progress:
             f"{self._steps / spent:,.0f} client steps/s | virtual {self._virtual_s:,.0f} s | left {left:,.0f} s"
         )
 
-    def close(self) -> None:
+    def end(self, summary: Mapping[str, Any]) -> None:
         """Leave the last line standing."""
         if self._live is not None:
             self._live.stop()
             self._live = None
+        self._handle = None  # the next run has a line of its own
 
 
 def _metrics(found: Mapping[str, float | None]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,15 @@ from fedfleet.config.schema import Config, complete, load, recorded, without_own
 from fedfleet.experiments.checkpoint import newest
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.own import check_same, parts
-from fedfleet.experiments.progress import Progress, Tracker
+from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import CHECKPOINTS, locked, summary_of
-from fedfleet.experiments.runner import Run
+from fedfleet.experiments.stopping import KEYS
 from fedfleet.experiments.workers import Workers
 from fedfleet.simulator.errors import ConfigError
+from fedfleet.tracking.callback import Callback, Callbacks, checked
 
 WHERE = (
-    *("max_seconds", "checkpoint"),
+    *("max_seconds", "checkpoint", "track"),
     *(
         f"executor.{key}"
         for key in (
@@ -36,7 +37,7 @@ WHERE = (
     ),
 )
 """Keys, or sections, that decide nothing of what comes out, but where it is computed and for how long."""
-STOPS = ("until", "max_seconds", "stop_if_diverged")
+STOPS = ("until", "max_seconds", "stop_if_diverged", "patience")
 """Keys that end a run before its last round."""
 MAY_CHANGE = (*WHERE, "rounds", *STOPS, "label", "population.data_dir", "code_dir")
 """Those that may be another when a run goes on: none of them decides what a round computes."""
@@ -45,7 +46,7 @@ MAY_CHANGE = (*WHERE, "rounds", *STOPS, "label", "population.data_dir", "code_di
 def resume(
     folder: str | Path,
     overrides: list[str] | Mapping[str, Any] | None = None,
-    progress: Tracker | None = None,
+    callbacks: Callback | Sequence[Callback] = (),
     **own: Any,
 ) -> Run:
     """Go on with the run in ``folder`` from its last checkpoint, and return it finished.
@@ -55,13 +56,13 @@ def resume(
     Args:
         folder: the run folder.
         overrides: ``dotted.key=value`` strings or a mapping, of keys in ``MAY_CHANGE`` only.
-        progress: where to say how far it is.
+        callbacks: who is told how it goes.
         own: the task, algorithm, population or data in Python that the run began with, if any.
 
     Raises ConfigError where there is nothing to go on from, FedfleetError for a run that failed.
 
     """
-    progress = progress or Progress.silent()
+    told = Callbacks(checked(callbacks))
     folder = Path(folder)
     config = changed(folder / "config.yaml", overrides, own)
     found, faults = newest(folder / CHECKPOINTS)
@@ -69,22 +70,27 @@ def resume(
         check_same(folder, found.account["own"], parts(**own).describe())
     none_yet = found is None and not faults and not (folder / "rounds.parquet").exists()
     if none_yet and (folder / CHECKPOINTS).is_dir():  # it is a run folder indeed
-        progress.say(f"{folder}: it was stopped before its first checkpoint, and begins again")
-        return run_or_go_on(Experiment(config, **own), folder, progress)
+        told.say(f"{folder}: it was stopped before its first checkpoint, and begins again")
+        return run_or_go_on(Experiment(config, **own), folder, callbacks)
     if found is not None and config.rounds < found.rounds:
         raise ConfigError(f"rounds={config.rounds}: the run has done {found.rounds} already: give more")
     if (done := at_its_end(folder, config)) is not None:
-        progress.say(f"{folder}: {_ended(done, config)}")
+        told.say(f"{folder}: {_ended(done, config)}")
         return Run(folder, done, own.get("task"))
     warm_start, config = config.warm_start, config.model_copy(update={"warm_start": None})
     experiment = Experiment(config, **own)
     # For the record: it has started.
     experiment.config = experiment.config.model_copy(update={"warm_start": warm_start})
-    return experiment.resume(folder, progress)
+    return experiment.resume(folder, callbacks)
 
 
 def run_or_go_on(
-    x: Experiment, out: Path, progress: Tracker | None = None, workers: Workers | None = None, *, replace: bool = False
+    x: Experiment,
+    out: Path,
+    callbacks: Callback | Sequence[Callback] = (),
+    workers: Workers | None = None,
+    *,
+    replace: bool = False,
 ) -> Run:
     """Go on from the last checkpoint of the same run in ``out``; where there is none, run it.
 
@@ -97,13 +103,13 @@ def run_or_go_on(
         before = recorded(path) if path.exists() else {}
         same = without(before, MAY_CHANGE) == without(complete(x.config), MAY_CHANGE)
         if same and found.rounds <= x.config.rounds:
-            return x.resume(out, progress, workers)
+            return x.resume(out, callbacks, workers)
         if not replace:
             raise ConfigError(f"{out}: a run of another configuration is there: choose another folder, or remove it")
     if out.exists():
         with closing(locked(out)):
             shutil.rmtree(out)
-    return x.run(out, progress, workers)
+    return x.run(out, callbacks, workers)
 
 
 def without(config: Mapping[str, Any], keys: Iterable[str], at: str = "") -> dict[str, Any]:
@@ -120,18 +126,22 @@ def at_its_end(folder: Path, config: Config) -> dict[str, Any] | None:
     except ConfigError:
         return None
     finished = summary.get("status") == "finished" and summary.get("rounds", 0) >= config.rounds
-    same = all(before.get(key) == getattr(config, key) for key in ("rounds", *STOPS))
-    return summary if finished or (summary.get("status") == "stopped" and same) else None
+    now = complete(config)
+    same = all(before.get(key) == now[key] for key in ("rounds", *STOPS))
+    by_key = (summary.get("stopped") or {}).get("by", KEYS[0]) in KEYS  # what a callback has stopped goes on
+    return summary if finished or (summary.get("status") == "stopped" and same and by_key) else None
 
 
 def _ended(summary: Mapping[str, Any], config: Config) -> str:
     if summary["status"] == "finished":
         return f"finished, {summary['rounds']} rounds: give rounds=N to go on"
-    why = [f"{key}={getattr(config, key)}" for key in STOPS if getattr(config, key) is not None]
-    if not why:
+    by = summary["stopped"]["by"] if summary.get("stopped") else None
+    given = {key: value for key in STOPS if (value := getattr(config, key)) is not None and by in (None, key)}
+    if not given:
         spent = [f"{k}.epsilon" for k in ("privacy", "example_privacy") if getattr(getattr(config, k), "epsilon", None)]
         return f"stopped after {summary['rounds']} rounds: another could spend more than {' or '.join(spent)}"
-    return f"stopped after {summary['rounds']} rounds by {' or '.join(why)}: give another to go on"
+    why = " or ".join(f"{key}={value}" if isinstance(value, str | float) else key for key, value in given.items())
+    return f"stopped after {summary['rounds']} rounds by {why}: give another to go on"
 
 
 def changed(

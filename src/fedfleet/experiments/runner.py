@@ -6,23 +6,19 @@ import math
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import pandas as pd
 import torch
-from torch import nn
 
-from fedfleet.config import resolve, secured
+from fedfleet.config import schema as C
+from fedfleet.config import secured
 from fedfleet.config.schema import named
 from fedfleet.experiments.checkpoint import Checkpoint
 from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.prepared import Prepared
-from fedfleet.experiments.progress import Tracker
-from fedfleet.experiments.runfolder import BEST, RunFolder
-from fedfleet.experiments.weights import net_of
-from fedfleet.simulator.algorithm import Task
+from fedfleet.experiments.run import Run
+from fedfleet.experiments.runfolder import RunFolder
+from fedfleet.experiments.stopping import DIVERGED, Stopping, told
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.client_metrics import ClientMetrics
 from fedfleet.simulator.driver.codec import encode
@@ -30,37 +26,10 @@ from fedfleet.simulator.driver.evaluation import Measured, Measurement, less_is_
 from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.simulator.driver.server import model
 from fedfleet.simulator.driver.simulate import RoundRecord, Void, play, start
-from fedfleet.simulator.errors import ConfigError, FedfleetError
+from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.signals import put_off
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run: its folder, its summary, its tables."""
-
-    folder: Path
-    summary: Mapping[str, Any]
-    task: Task | None = None
-
-    def table(self, name: str) -> pd.DataFrame:
-        """Return a table of the run folder: "rounds", "phases", "fates" or "clients"."""
-        return pd.read_parquet(self.folder / f"{name}.parquet")
-
-    @property
-    def rounds(self) -> pd.DataFrame:
-        """Return ``rounds.parquet``."""
-        return self.table("rounds")
-
-    def model(self, which: Literal["last", "best"] = "last") -> nn.Module:
-        """Return the task's net, as it is made, with the weights of the last or of the best model, in eval mode.
-
-        It is a ``torch.nn.Module`` like any other. Raises ConfigError for a task of no single net, such as a minimax one.
-        """
-        file = {"last": "model.safetensors", "best": BEST}.get(which)
-        if file is None:
-            raise ConfigError(f"model={which!r}: give last or best")
-        return net_of(self.folder, self.summary, file, self.task)
+from fedfleet.tracking.callback import Begun, Callbacks, Stop
 
 
 class _Held(NamedTuple):
@@ -83,8 +52,8 @@ class Runner:
     The position never runs ahead of the tables by more than one round: the one whose evaluation is under way.
     """
 
-    def __init__(self, experiment: Prepared, folder: RunFolder, progress: Tracker):
-        self.x, self.folder, self.progress = experiment, folder, progress
+    def __init__(self, experiment: Prepared, folder: RunFolder, told: Callbacks):
+        self.x, self.folder, self.told = experiment, folder, told
         self.conditions = experiment.conditions()
         self.at = start(
             experiment.algorithm, experiment.z, experiment.problem, self.conditions, folder.checkpoints.states
@@ -100,7 +69,8 @@ class Runner:
         self.last: RoundRecord | None = None
         self.void: list[PhaseRecord] = []
         self.unevaluated = False
-        self.diverged: str | None = None
+        self.stopping = Stopping(experiment.config, experiment.promises)
+        self.stop: Stop | None = None
         self.seconds_before = 0.0
         self.started = self.saved = time.monotonic()
 
@@ -127,8 +97,8 @@ class Runner:
         """Run to the end, and whatever happens leave tables, model, summary and a checkpoint."""
         status, error = "failed", None
         try:
-            self.progress.say(f"starting: {describe(self.x)}")
-            self.scorer = self.x.prepare(self.progress.say)
+            self.told.say(f"starting: {describe(self.x)}")
+            self.scorer = self.x.prepare(self.told.say)
             executor.start(self.x.setup())
             status = self._rounds(executor)
             self.of_last = self._measure_last(executor)
@@ -143,7 +113,17 @@ class Runner:
             error = f"{type(e).__name__}: {e}"
             raise
         finally:
-            self.progress.close()
+            summary = self._finish(executor, status, error)
+        if (images := self.x.images(self._model())) is not None:
+            self.folder.keep_images(images)
+        if (plane := self.x.plane(self._model())) is not None:
+            self.folder.keep_plane(plane)
+        return Run(self.folder.folder, summary, self.x.task)
+
+    def _finish(self, executor: Executor, status: str, error: str | None) -> dict[str, Any]:
+        """Leave what there is, and tell that the run has ended."""
+        summary: dict[str, Any] = {"status": status, "error": error}
+        try:
             self._watch(executor)
             self._enter_all()
             summary = self._summary(status, error)
@@ -151,11 +131,9 @@ class Runner:
                 self._save()
             finally:
                 self.folder.finish(self._model(), summary)
-        if (images := self.x.images(self._model())) is not None:
-            self.folder.keep_images(images)
-        if (plane := self.x.plane(self._model())) is not None:
-            self.folder.keep_plane(plane)
-        return Run(self.folder.folder, summary, self.x.task)
+        finally:
+            self.told.end(summary)
+        return summary
 
     def _rounds(self, executor: Executor) -> str:
         x, gauges = self.x, EXECUTORS[self.x.config.executor.kind].gauges()
@@ -163,45 +141,71 @@ class Runner:
             self.initial, _ = self._result(self._measure(executor, None), self.at.state, 0)
             self.folder.tables.metrics = tuple(self.initial)
             self._save()
-        self.progress.initial(self.initial, self.at.index)
+        self.told.start(self._begun(self.initial))
         if self.unevaluated:
             self._evaluate_again(executor)
-        if self._reached(self._newest()) or self._out_of_budget():
-            return "stopped"
-        while self.at.index < x.config.rounds:
+        self._ask(self.stopping.until(self._newest()) or self._out_of_budget())
+        self._ask_early(self.stopping.patience())
+        while self.stop is None and self.at.index < x.config.rounds:
             record = play(x.algorithm, self.at, x.problem, self.conditions, executor)
             if gauges is not None:
                 gauges.show(record, executor)
             self._watch(executor)
             self._settle()
+            if self.stop is not None:  # by what was found of the round before
+                self.at.memory.discard()
+                break
             with put_off(), self.folder.writing():
                 self.at.accept(record)
-                out_of_time = x.config.max_seconds is not None and self._seconds() > x.config.max_seconds
-                self.diverged = self._diverged(record)
                 self._note_sizes(record)
-                ends = out_of_time or self.diverged is not None or self._out_of_budget()
-                last = ends or self.at.index == x.config.rounds
+                self._ask(self._ends(record))
+                last = self.stop is not None or self.at.index == x.config.rounds
                 self.last, self.unevaluated = record, last or self.at.index % x.config.evaluation.every == 0
-            if not self.unevaluated:
-                self._enter(record, {})
-            else:
+            if self.unevaluated:
                 self.held = _Held(record, self._measure(executor, record.index))
-                if (last or x.config.until is not None) and (self._reached(self._settle()) or ends):
-                    if self.diverged is not None:
-                        self.progress.say(f"stopped: {self.diverged}: lower the learning rates, or clip gradients")
-                    return "stopped"
+                if last or x.config.until is not None:
+                    self._ask(self.stopping.until(self._settle()))
+            else:
+                self._enter(record, {})
+                if self.stop is not None:
+                    self._evaluate_again(executor)
             every_s = x.config.checkpoint.every_s
             if every_s is not None and time.monotonic() - self.saved >= every_s and self.at.index < x.config.rounds:
                 self._settle()
                 self._save()
-        return "finished"
+        if self.stop is None:
+            return "finished"
+        self.told.say(told(self.stop))
+        return "stopped"
 
-    def _out_of_budget(self) -> bool:
-        """Say whether another round could spend more privacy than clients were promised."""
-        spent = [p for p in self.x.promises if self.at.index < self.x.config.rounds and not p.allows(self.at.state)]
-        for p in spent:
-            self.progress.say(f"stopped: another round could spend more than {p.key}.epsilon={p.budget:g}")
-        return bool(spent)
+    def _begun(self, initial: Mapping[str, float]) -> Begun:
+        config = self.x.config
+        return Begun(
+            folder=self.folder.folder,
+            name=f"{self.x.label} seed {config.seed}",
+            config=C.complete(config),
+            rounds=config.rounds,
+            done=self.at.index,
+            initial=initial,
+            rows=self.folder.tables.rows,
+        )
+
+    def _ask(self, stop: Stop | None) -> None:
+        """Enter a wish to stop; the first one counts."""
+        self.stop = self.stop or stop
+
+    def _ask_early(self, stop: Stop | None) -> None:
+        """Enter a wish to stop before the last round, after which it is none."""
+        if self.at.index < self.x.config.rounds:
+            self._ask(stop)
+
+    def _ends(self, record: RoundRecord) -> Stop | None:
+        """Say whether a round is the last, for whatever reason but what is measured of it."""
+        diverged = self.stopping.divergence(record.index, record.phases, self._model())
+        return diverged or self.stopping.seconds(self._seconds()) or self._out_of_budget()
+
+    def _out_of_budget(self) -> Stop | None:
+        return self.stopping.privacy(self.at.state, self.at.index)
 
     def _note_sizes(self, record: RoundRecord) -> None:
         """Enter what an algorithm of one's own invites other than the configuration says, the first time it does."""
@@ -212,21 +216,6 @@ class Runner:
             event = {"event": "other_cohort", "invited": size, "cohort.invite": said, "bit_exact": True}
             self.folder.log([{"round": record.index, **event}])
         self.invites |= record.asked_for
-
-    def _diverged(self, record: RoundRecord) -> str | None:
-        """Say in which way training has diverged, where the run is to stop then."""
-        bound = self.x.config.stop_if_diverged
-        if bound is None:
-            return None
-        most = math.inf if bound == "not_finite" else bound
-        for phase in record.phases:
-            loss = phase.train_loss
-            if loss is not None and not (math.isfinite(loss) and loss <= most):
-                above = f", above stop_if_diverged={most:g}" if math.isfinite(loss) else ""
-                return f"round {record.index}, phase {phase.phase!r}: the training loss is {loss:g}{above}"
-        if not all(bool(leaf.isfinite().all()) for leaf in T.leaves(self._model())):
-            return f"round {record.index}: the model is not finite"
-        return None
 
     def _watch(self, executor: Executor) -> None:
         """Enter what has happened to the workers."""
@@ -241,6 +230,7 @@ class Runner:
         self._enter_domains(self.at.index - 1, domains)
         self.folder.tables.measured(metrics)
         self.unevaluated = False
+        self._ask_early(self.told.evaluation(self.at.index, metrics))
 
     def _evaluate_clients(self, executor: Executor, index: int | None) -> ClientMetrics | None:
         """Evaluate clients on their own data, and enter that after round ``index``."""
@@ -279,6 +269,7 @@ class Runner:
         """Enter an evaluation, and say whether its model is the best by what models are selected by."""
         name = self.x.config.checkpoint.best
         name = next(iter(metrics), None) if name == "auto" else name
+        self.stopping.note(metrics)
         better = _better(self.best, metrics)
         self.best |= better
         if name in better:
@@ -297,7 +288,11 @@ class Runner:
             self._enter_domains(record.index, domains or {})
             row = self.folder.add(record, metrics)
             self.held, self.unevaluated = None, False
-        self.progress.round(row, [p.counts for p in record.phases], self.x.config.rounds)
+        asked = self.told.round(row, [p.counts for p in record.phases])
+        if metrics:
+            of_evaluation = self.told.evaluation(record.index + 1, metrics)
+            asked = self.stopping.patience() or asked or of_evaluation
+        self._ask_early(asked)
 
     def _enter_all(self) -> None:
         """Enter the round whose evaluation has not come to its end, and the attempts at one that failed."""
@@ -318,7 +313,8 @@ class Runner:
         if self.initial is not None:
             with self.folder.writing():
                 self.folder.tables.flush()
-                self.folder.checkpoints.write(self.at, account)
+                path = self.folder.checkpoints.write(self.at, account)
+            self.told.checkpoint(self.at.index, path)
         self.saved = time.monotonic()
 
     def _seconds(self) -> float:
@@ -341,20 +337,14 @@ class Runner:
         found = self.folder.tables.evaluations()
         return found[-1] if found else self.initial or {}
 
-    def _reached(self, metrics: Mapping[str, float]) -> bool:
-        if self.x.config.until is None:
-            return False
-        metric, at_least, value = resolve.parse_until(self.x.config.until)
-        found = metrics.get(metric)
-        return found is not None and (found >= value if at_least else found <= value)
-
     def _summary(self, status: str, error: str | None) -> dict[str, Any]:
         x, rounds = self.x, self.folder.tables.rounds()
         totals = ("floats_up", "floats_down", "bytes_up", "bytes_down", "virtual_s")
         return {
             "status": status,
             "error": error,
-            "diverged": self.diverged,
+            "stopped": self.stop and self.stop._asdict(),
+            "diverged": self.stop.why if self.stop and self.stop.by == DIVERGED else None,
             "label": self.x.label,
             "own": self.x.own,
             "scorer": self.scorer,

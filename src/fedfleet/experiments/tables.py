@@ -145,6 +145,11 @@ class Tables:
         """Whether the last round was evaluated."""
         return bool(self._evaluated) and self._evaluated[-1] == len(self) - 1
 
+    @property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """The rows of ``rounds.parquet`` so far."""
+        return tuple(self._rounds)
+
     def evaluations(self) -> list[dict[str, float]]:
         """Return the metrics of the rounds that were evaluated."""
         return [{k: self._rounds[i][k] for k in self.metrics} for i in self._evaluated]

@@ -20,6 +20,7 @@ APART = (
     "compare",
     "vary",
     "code_dir",
+    "track",
 )
 """Sections of a configuration in which the runs of a line may differ."""
 DIGEST, UNKNOWN = ".own.digest", ".own.not_recorded"

@@ -21,6 +21,7 @@ from fedfleet.attacks.registry import ATTACKS
 from fedfleet.datasets.registry import NAMES
 from fedfleet.experiments.progress import Progress
 from fedfleet.tasks.registry import TASKS
+from fedfleet.tracking.callback import Begun
 from fedfleet.transforms.registry import TRANSFORMS
 
 Command = Callable[..., tuple[int, str, str]]
@@ -169,7 +170,7 @@ def test_signals_leave_what_was_done(
 ) -> None:
     shown: list[int] = []
 
-    def round(self: Progress, row: Any, phases: Any, rounds: int) -> None:
+    def round(self: Progress, row: Any, phases: Any) -> None:
         shown.append(row["round"])
         if len(shown) == 2:
             os.kill(os.getpid(), number)
@@ -202,18 +203,22 @@ def test_one_failed_run_does_not_stop_the_others(command: Command, tiny: Path, j
     assert (out / "report.html").is_file()
 
 
+def begun(initial: dict[str, float], rounds: int) -> Begun:
+    return Begun(folder=Path(), name="", config={}, rounds=rounds, initial=initial)
+
+
 def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:
     with (tmp_path / "screen").open("w+", encoding="utf-8") as screen:
         progress = Progress(Console(file=screen, force_terminal=True, width=200))
-        progress.initial({"eval/auc": 0.25})
+        progress.start(begun({"eval/auc": 0.25}, 3))
         row = {"client_steps": 1, "virtual_s": 1}
         phases = [
             {"invited": 10, "heard": 9, "stale": 0, "late": 1, "failed": 0, "offline": 0},
             {"invited": 12, "heard": 8, "stale": 0, "late": 0, "failed": 1, "offline": 3},
         ]
         for index in range(3):
-            progress.round({"round": index, **row, "eval/auc": 0.5 if index == 1 else None}, phases, 3)
-        progress.close()
+            progress.round({"round": index, **row, "eval/auc": 0.5 if index == 1 else None}, phases)
+        progress.end({})
         screen.seek(0)
         shown = screen.read()
     assert "initial model: auc 0.2500" in shown
@@ -225,6 +230,16 @@ def test_the_next_run_counts_from_zero(capsys: pytest.CaptureFixture[str]) -> No
     progress = Progress(Console(width=200))
     row = {"client_steps": 7, "virtual_s": 7}
     for _ in range(2):
-        progress.initial({"eval/auc": 0.5})
-        progress.round({"round": 0, **row}, [], 1)
+        progress.start(begun({"eval/auc": 0.5}, 1))
+        progress.round({"round": 0, **row}, [])
     assert [line.split("virtual ")[1].split()[0] for line in capsys.readouterr().out.splitlines()[1::2]] == ["7", "7"]
+
+
+@pytest.mark.parametrize(("typed", "offered"), [("fedfleet re", "resume\nreport"), ("fedfleet watch --o", "--once")])
+def test_a_shell_completes_commands_and_options(typed: str, offered: str) -> None:
+    code = "import sys; sys.argv[0] = 'fedfleet'; from fedfleet.commands.cli import main; main()"
+    given = {"_FEDFLEET_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **given}, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == offered

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import dp_accounting
 import pytest
@@ -172,6 +171,14 @@ def test_what_the_client_asked_most_may_have_spent_is_that_of_everybody_asked_in
     assert x.promises[0].worst == pytest.approx(most)
 
 
+class Told(fedfleet.Callback):
+    def __init__(self, said: list[str]):
+        self.said = said
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
 @pytest.mark.parametrize("selection", ["poisson", "uniform", "round_robin"])
 def test_a_run_ends_before_the_round_that_could_spend_too_much(tmp_path, selection):
     found = run(tmp_path, selection=selection, privacy__epsilon=4.0, rounds=60)
@@ -181,7 +188,7 @@ def test_a_run_ends_before_the_round_that_could_spend_too_much(tmp_path, selecti
     assert told["privacy"]["epsilon"] <= 4
     assert found.rounds["eval/epsilon_spent"].iloc[-1] == told["privacy"]["epsilon"]
     said: list[str] = []
-    fedfleet.resume(found.folder, progress=cast(Any, SimpleNamespace(say=said.append)))
+    fedfleet.resume(found.folder, callbacks=Told(said))
     assert "another could spend more than privacy.epsilon" in said[0]
     again = fedfleet.resume(found.folder, {"rounds": 70}).summary
     assert (again["status"], again["rounds"]) == ("stopped", told["rounds"])

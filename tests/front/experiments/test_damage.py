@@ -176,26 +176,17 @@ def test_what_goes_wrong_beside_a_round_ends_the_run_and_loses_nothing(
     check_equal(out, undisturbed("client state"))
 
 
-class Removing:
-    """A tracker that takes the run's folder away once so many rounds are done."""
+class Removing(fedfleet.Callback):
+    """A callback that takes the run's folder away once so many rounds are done."""
 
     def __init__(self, out, after, put_back):
         self.out, self.after, self.put_back = out, after, put_back
 
-    def say(self, text):
-        pass
-
-    def initial(self, metrics, done=0):
-        pass
-
-    def round(self, row, phases, rounds):
+    def round(self, row, phases):
         if row["round"] == self.after:
             shutil.rmtree(self.out)
             if self.put_back:
                 self.out.mkdir()
-
-    def close(self):
-        pass
 
 
 @pytest.mark.parametrize("put_back", [False, True])
@@ -203,7 +194,7 @@ class Removing:
 def test_a_folder_that_is_taken_away_ends_the_run_and_no_part_comes_back(tmp_path, after, put_back):
     out = tmp_path / "run"
     with pytest.raises(FedfleetError) as e:
-        fedfleet.run(BASE, {"rounds": 4}, out=out, progress=Removing(out, after, put_back))
+        fedfleet.run(BASE, {"rounds": 4}, out=out, callbacks=Removing(out, after, put_back))
     assert str(e.value) == (
         f"{out}: it was removed, moved or replaced while the run was at work in it: start anew, in a folder that is left alone"
     )

@@ -234,7 +234,7 @@ def test_tables_without_rows_have_their_columns_and_types(run, tmp_path):
 
 def test_metrics_have_their_columns_before_they_are_measured(tmp_path):
     class Stop(Progress):
-        def round(self, row, phases, rounds):
+        def round(self, row, phases):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -1,0 +1,234 @@
+"""What can be named in a configuration, each thing with its options: their types, defaults and lines, as the code has them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+
+import yaml
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.attacks.registry import ATTACKS
+from fedfleet.config.checking import unknown
+from fedfleet.config.schema import NAMED
+from fedfleet.datasets.registry import NAMES
+from fedfleet.simulator.errors import ConfigError
+from fedfleet.tasks.registry import TASKS
+from fedfleet.tracking.registry import TRACKERS
+from fedfleet.transforms.registry import TRANSFORMS
+
+BOUNDS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
+PLAIN_WIDTH = 140
+YEAR = re.compile(r"\b(19|20)\d\d\b")
+
+
+class Kind(NamedTuple):
+    """A kind of thing: where it is named in a configuration, by which key, the options of each name, a line on some of them."""
+
+    section: str
+    key: str
+    options: Mapping[str, type[BaseModel]]
+    about: Mapping[str, str]
+    listed: bool = False
+    """Whether the section is a list of such."""
+
+
+def kinds() -> dict[str, Kind]:
+    """Return every kind by what it is called on the command line."""
+    abouts = {
+        "task": {k: v.about for k, v in TASKS.items()},
+        "algorithm": {k: v.about for k, v in ALGORITHMS.items()},
+        "attack": {k: v.about for k, v in ATTACKS.items()},
+        "dataset": dict(NAMES),
+    }
+    found = {}
+    for section, (key, options, _) in NAMED.items():
+        name = section.rpartition(".")[2]
+        found[name] = Kind(section, key, options, abouts.get(name, {}))
+    for name, section, registry in (("transform", "transforms.up", TRANSFORMS), ("tracker", "track", TRACKERS)):
+        options = {k: v.options for k, v in registry.items()}
+        found[name] = Kind(section, "name", options, {k: v.about for k, v in registry.items()}, listed=True)
+    return found
+
+
+def names(kind: str) -> Iterator[tuple[str, str]]:
+    """Yield every name of a kind, and a line on it."""
+    of = kinds()[kind]
+    for name, options in of.options.items():
+        yield name, of.about.get(name) or _sentence(options)
+
+
+def page(kind: str, name: str) -> RenderableType:
+    """Return what there is to say of a name. Raises ConfigError."""
+    of = kinds()[kind]
+    if name not in of.options:
+        raise ConfigError(unknown(f"show {kind}", name, of.options))
+    options = of.options[name]
+    parts: list[RenderableType] = [Text.assemble((name, "bold"), "  ", of.about.get(name) or _sentence(options))]
+    if source := _source(kind, name, options):
+        parts += [Text(""), Text(source)]
+    rows = list(fields(options, skip=of.key))
+    if rows:
+        table = Table(show_lines=False)
+        for column in ("option", "type", "default", ""):
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        parts += [Text(""), table]
+    parts += [Text(""), Text(example(kind, name))]
+    return Group(*parts)
+
+
+def fields(options: type[BaseModel], prefix: str = "", skip: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """Yield every option, those of nested sections below them: dotted name, type, default, line."""
+    for name, field in options.model_fields.items():
+        if name == skip:
+            continue
+        inner = _section(field.annotation)
+        line = " ".join((field.description or (_sentence(inner) if inner else "")).replace("``", "").split())
+        default = "" if inner and isinstance(field.default, BaseModel) else _default(field)
+        yield f"{prefix}{name}", _type(field), default, line
+        if inner is not None:
+            yield from fields(inner, f"{prefix}{name}.")
+
+
+def example(kind: str, name: str) -> str:
+    """Return YAML with the name, what it needs, and its defaults."""
+    of = kinds()[kind]
+    given: dict[str, Any] = {of.key: name}
+    for key, field in of.options[name].model_fields.items():
+        if key == of.key:
+            continue
+        if field.is_required():
+            given[key] = _made_up(field)
+        elif field.default is not None and isinstance(field.default, int | float | str):
+            given[key] = field.default
+    given = _completed(given, of.options[name], of.key)
+    value: Any = [given] if of.listed else given
+    for part in reversed(of.section.split(".")):
+        value = {part: value}
+    return yaml.safe_dump(value, sort_keys=False, default_flow_style=False).rstrip()
+
+
+def _completed(given: dict[str, Any], options: type[BaseModel], key: str) -> dict[str, Any]:
+    """Return what is given, with one option more where a name wants one of several, such as a share or a number."""
+    fields = {k: f for k, f in options.model_fields.items() if k != key and not f.is_required() and not f.default}
+    for more in ({}, *({k: _made_up(f)} for k, f in fields.items())):
+        said = {k: v for k, v in {**given, **more}.items() if k != key or key in options.model_fields}
+        with suppress(ValidationError):
+            options.model_validate(said)
+            return {**given, **more}
+    return given
+
+
+def _source(kind: str, name: str, options: type[BaseModel]) -> str:
+    """Return what the module of a thing says of it, formulas and citation: of algorithms where it is built, else its options'."""
+    module = ALGORITHMS[name].build.__module__ if kind == "algorithm" else options.__module__
+    text = inspect.getdoc(sys.modules[module]) or ""
+    return text if kind == "algorithm" or YEAR.search(text) else ""
+
+
+def _sentence(options: type[BaseModel]) -> str:
+    own = options.__doc__ or ""
+    return " ".join(own.replace("``", "").split()) if own and options.__doc__ != BaseModel.__doc__ else ""
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """Return the model of an option that is a section, or a list of such."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for part in get_args(annotation):
+        if (found := _section(part)) is not None:
+            return found
+    return None
+
+
+def _type(field: FieldInfo) -> str:
+    bounds = _bounds(field.metadata)
+    text = _told(field.annotation)
+    return f"{text} {bounds}" if bounds else text
+
+
+def _bounds(metadata: Any) -> str:
+    found = []
+    for each in metadata:
+        if type(each) in BOUNDS:
+            sign, attribute = BOUNDS[type(each)]
+            found.append(f"{sign} {getattr(each, attribute)}")
+        elif isinstance(each, FieldInfo):
+            found.append(_bounds(each.metadata))
+    return ", ".join(filter(None, found))
+
+
+def _told(annotation: Any) -> str:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if annotation is type(None):
+        return "null"
+    if origin is Literal:
+        return " | ".join(map(str, args))
+    if origin in (Union, types.UnionType):
+        return " | ".join(map(_told, args))
+    if hasattr(annotation, "__metadata__"):
+        bounds = _bounds(annotation.__metadata__)
+        return _told(annotation.__origin__) + (f" {bounds}" if bounds else "")
+    if origin is list:
+        return f"list of {_told(args[0])}"
+    if origin is tuple:
+        return f"list of {' and '.join(_told(a) for a in args if a is not ...)}"
+    if origin is dict:
+        return "mapping"
+    if isinstance(annotation, type):
+        names = {int: "integer", float: "number", str: "text", bool: "true | false"}
+        return names.get(annotation, "mapping" if issubclass(annotation, dict | BaseModel) else annotation.__name__)
+    return str(annotation)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "to be given"
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if value is None or value is PydanticUndefined:
+        return "null"
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value}"
+
+
+def _made_up(field: FieldInfo) -> Any:
+    """Return a value of a required option's kind."""
+    told = _told(field.annotation)
+    section = _section(field.annotation)
+    if told.startswith("list"):
+        of = get_args(field.annotation) or ("",)
+        return [_made_up_section(section)] if section else ["…" if "text" in _told(of[0]) else 1]
+    if section is not None:
+        return _made_up_section(section)
+    bounds = dict.fromkeys(("ge", "gt"), None)
+    for each in field.metadata:
+        for name in bounds:
+            bounds[name] = getattr(each, name, bounds[name])
+    if get_origin(field.annotation) is Literal:
+        return get_args(field.annotation)[0]
+    if "text" in told:
+        return "…"
+    least = max((b for b in bounds.values() if b is not None), default=0)
+    most = [getattr(m, n) for m in field.metadata for n in ("le", "lt") if getattr(m, n, None) is not None]
+    return 1 if "integer" in told or not most or min(most) > 1 else (least + min(most)) / 2
+
+
+def _made_up_section(section: type[BaseModel]) -> dict[str, Any]:
+    return {k: _made_up(f) for k, f in section.model_fields.items() if f.is_required()}

@@ -1,0 +1,106 @@
+"""A finished run, as it is returned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+from torch import nn
+
+from fedfleet.experiments.runfolder import BEST
+from fedfleet.experiments.weights import net_of
+from fedfleet.simulator.algorithm import Task
+from fedfleet.simulator.errors import ConfigError
+
+WIDTH, HEIGHT, EDGE = 420, 150, 34  # pixels of the curve, and around it
+COLOR = "#0072B2"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its folder, its summary, its tables. A notebook shows it as a table and a curve."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+    task: Task | None = None
+
+    def table(self, name: str) -> pd.DataFrame:
+        """Return a table of the run folder: "rounds", "phases", "fates" or "clients"."""
+        return pd.read_parquet(self.folder / f"{name}.parquet")
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """Return ``rounds.parquet``."""
+        return self.table("rounds")
+
+    def model(self, which: Literal["last", "best"] = "last") -> nn.Module:
+        """Return the task's net, as it is made, with the weights of the last or of the best model, in eval mode.
+
+        It is a ``torch.nn.Module`` like any other. Raises ConfigError for a task of no single net, such as a minimax one.
+        """
+        file = {"last": "model.safetensors", "best": BEST}.get(which)
+        if file is None:
+            raise ConfigError(f"model={which!r}: give last or best")
+        return net_of(self.folder, self.summary, file, self.task)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: how it ended, each metric's first, last and best value, the first metric by round."""
+        said = self.summary
+        initial, final, best = (said.get(key) or {} for key in ("initial", "final", "best"))
+        rows = "".join(
+            f"<tr><td>{escape(name.removeprefix('eval/'))}</td>"
+            + "".join(f"<td>{_number(found.get(name))}</td>" for found in (initial, final, best))
+            + "</tr>"
+            for name in {**initial, **final}
+        )
+        ended = escape(f"{said.get('status')}, {said.get('rounds')} rounds, {said.get('seconds') or 0:,.1f} s")
+        why = said.get("stopped") or {}
+        stopped = f"<br>stopped by {escape(str(why['by']))}: {escape(str(why['why']))}" if why else ""
+        return (
+            f"<div><b>{escape(str(said.get('label')))}</b> {ended}{stopped}<br><code>{escape(str(self.folder))}</code>"
+            f"<table><thead><tr><th>metric</th><th>initial</th><th>final</th><th>best</th></tr></thead><tbody>{rows}</tbody></table>"
+            f"{self._curve()}</div>"
+        )
+
+    def _curve(self) -> str:
+        """Return the first metric over rounds as an SVG, empty where the tables are gone or have too few points of it."""
+        initial = self.summary.get("initial") or {}
+        name = next(iter(initial), None)
+        try:
+            rounds = self.rounds
+        except (OSError, ValueError):
+            return ""
+        if name is None or name not in rounds:
+            return ""
+        points = [(0.0, initial[name]), *zip(rounds["round"] + 1.0, rounds[name], strict=True)]
+        known = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
+        return svg(known, name.removeprefix("eval/")) if len(known) > 1 else ""
+
+
+def svg(points: Sequence[tuple[float, float]], name: str) -> str:
+    """Return a line through points as an SVG element with its extremes written beside the axes."""
+    xs, ys = zip(*points, strict=True)
+    low, high, last = min(ys), max(ys), max(xs)
+    across, up = (WIDTH - 2 * EDGE) / (last or 1), (HEIGHT - 2 * EDGE) / ((high - low) or 1)
+    line = " ".join(f"{EDGE + x * across:.1f},{HEIGHT - EDGE - (y - low) * up:.1f}" for x, y in points)
+    base = HEIGHT - EDGE
+    return (
+        f'<svg width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" xmlns="http://www.w3.org/2000/svg" '
+        f'font-family="sans-serif" font-size="10" fill="#888"><title>{escape(name)} by round</title>'
+        f'<path d="M{EDGE} {EDGE}V{base}H{WIDTH - EDGE}" fill="none" stroke="#888" stroke-width="0.7"/>'
+        f'<polyline points="{line}" fill="none" stroke="{COLOR}" stroke-width="1.7"/>'
+        f'<text x="{EDGE}" y="{EDGE - 8}">{escape(name)}</text>'
+        f'<text x="{EDGE - 3}" y="{EDGE + 3}" text-anchor="end">{high:.3g}</text>'
+        f'<text x="{EDGE - 3}" y="{base}" text-anchor="end">{low:.3g}</text>'
+        f'<text x="{EDGE}" y="{base + 13}">0</text>'
+        f'<text x="{WIDTH - EDGE}" y="{base + 13}" text-anchor="end">{last:,.0f} rounds</text></svg>'
+    )
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, int | float) and math.isfinite(value) else "–"
