@@ -234,6 +234,10 @@ REFUSED = [
     ({"privacy.noise": "clients", "transforms.up": ["sign"]}, ["privacy.noise='clients'", "leave transforms.up out"]),
     ({"faults.non_finite": "keep"}, ["faults.non_finite='keep'", "choose fail"]),
     (
+        {"patience": {"metric": "eval/train_loss"}, "evaluation.train_examples": 9},
+        ["patience.metric='eval/train_loss'", "what clients have"],
+    ),
+    (
         {"until": "eval/train_loss=0.1", "evaluation.train_examples": 9},
         ["until='eval/train_loss'", "what clients have"],
     ),

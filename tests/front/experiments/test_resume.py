@@ -189,7 +189,9 @@ def test_stopped_before_the_first_checkpoint(tmp_path, command, undisturbed, mon
     with monkeypatch.context() as patched:
         patched.setattr(Runner, "run", lambda *_: None)
         fedfleet.Experiment(config("stateless")).run(out)
-    assert sorted(p.name for p in out.iterdir()) == [".lock", "checkpoints", "config.yaml", "environment.json"]
+    assert sorted(p.name for p in out.iterdir()) == [
+        *(".lock", "checkpoints", "config.yaml", "environment.json", "status.json")
+    ]
     status, said, _ = command("resume", out, "--no-report")
     assert (status, said.count("before its first checkpoint, and begins again")) == (0, 1)
     check_equal(out, undisturbed("stateless"))
