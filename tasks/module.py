@@ -32,7 +32,7 @@ class ModuleOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    model: str
+    model: str = Field(examples=["nets:make_net"])
     """module:name of what makes the net, a function or a class."""
     arguments: dict[str, Any] | None = None
     """What it is called with; ``seed``, ``shape`` and ``classes`` it is told besides, where it names them."""

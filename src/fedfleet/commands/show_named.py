@@ -27,6 +27,7 @@ from fedfleet.datasets.registry import NAMES
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tasks.registry import TASKS
 from fedfleet.tracking.registry import TRACKERS
+from fedfleet.transforms.delta import Delta
 from fedfleet.transforms.registry import TRANSFORMS
 
 BOUNDS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
@@ -117,7 +118,10 @@ def example(kind: str, name: str) -> str:
             given[key] = field.default
     given = _completed(given, of.options[name], of.key)
     value: Any = [given] if of.listed else given
-    for part in reversed(of.section.split(".")):
+    section = of.section
+    if of.options[name] is Delta:  # which is for the other way, and wants something behind it
+        section, value = "transforms.down", [given, "bf16"]
+    for part in reversed(section.split(".")):
         value = {part: value}
     return yaml.safe_dump(value, sort_keys=False, default_flow_style=False).rstrip()
 
@@ -210,6 +214,8 @@ def _default(field: FieldInfo) -> str:
 
 def _made_up(field: FieldInfo) -> Any:
     """Return a value of a required option's kind."""
+    if field.examples:
+        return field.examples[0]
     told = _told(field.annotation)
     section = _section(field.annotation)
     if told.startswith("list"):
