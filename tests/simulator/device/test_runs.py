@@ -60,6 +60,7 @@ RUNS = {
         "population.partition": {"kind": "iid"},
         "algorithm.batch_size": 2,
     },
+    "module": {"task": {"name": "module", "model": "tests.tasks.own_nets:mlp", "loss": "cross_entropy"}},
     "a server's optimiser": {"algorithm.name": "fedopt", "selection.kind": "oort", "faults.non_finite": "drop_client"},
 }
 
