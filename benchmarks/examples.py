@@ -7,21 +7,16 @@ all have the same work; those that are drawn have rows to spare, and are measure
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks import command, lists, world
-from benchmarks.blocks import spread
-from benchmarks.cases import CASES
-from benchmarks.command import say
+from benchmarks import lists, turns, world
 from benchmarks.peers import workload
 from benchmarks.peers.workload import Case
 from fedfleet.commands.tune import How
@@ -74,10 +69,10 @@ def _timed(run: Callable[[int], None], rounds: int) -> Iterator[float]:
         yield time.perf_counter() - started
 
 
-def measure(case: Case, turns: int) -> dict[str, Any]:
-    """Return milliseconds a round, medians, and each way's over that without; 0 turns of what is not there."""
+def measure(case: Case, number: int) -> dict[str, Any]:
+    """Return milliseconds a round, medians of so many turns, and each way's over that of private clients many at once."""
     plain = world.build(case)
-    how, rounds = world.rule(plain), case.warmup + turns
+    how, rounds = world.rule(plain), case.warmup + number
     hidden = {
         name: (
             How(inner, how.block_size),
@@ -94,31 +89,20 @@ def measure(case: Case, turns: int) -> dict[str, Any]:
         under_way = {"nothing hidden": play(how, plain.algorithm)} | {name: play(*way) for name, way in hidden.items()}
         if (loop := opacus_loop(case)) is not None:
             under_way["Opacus, a loop"] = _timed(loop, rounds)
-        taken = [{name: 1000 * next(rounds) for name, rounds in under_way.items()} for _ in range(rounds)]
-    taken = taken[case.warmup :]
-    return {
-        "inner": how.inner,
-        "ms": {name: median(t[name] for t in taken) for name in under_way},
-        "over": {name: spread([t[name] / t["hidden"] for t in taken]) for name in under_way},
-    }
+        found = turns.taken(under_way, case, number, "hidden", under_way)
+    return {"inner": how.inner, **found}
+
+
+def shown(case: str, found: dict[str, Any]) -> Iterator[str]:
+    """Yield what is read of it."""
+    yield f"{case}, {found['inner']} where nothing is hidden, one process, one thread"
+    for name, ms in found["ms"].items():
+        yield f"{name:22} {ms:8.1f} ms a round, {found['over'][name]['median']:.2f} times hidden"
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command."""
-    ask = command.parser("benchmarks.examples", __doc__)
-    ask.add_argument("--case", choices=CASES, default="mlp", help="(default %(default)s)")
-    ask.add_argument("--turns", type=command.count, default=15, help="of each (default %(default)d)")
-    ask.add_argument("--json", action="store_true", help="print JSON")
-    args = ask.parse_args(argv)
-    torch.set_num_threads(1)
-    say(f"{args.case}: {args.turns} turns")
-    found = measure(CASES[args.case], args.turns)
-    if args.json:
-        print(json.dumps({"machine": command.machine(), **found}))
-        return
-    print(f"{args.case}, {found['inner']} where nothing is hidden, one process, one thread")
-    for name, ms in found["ms"].items():
-        print(f"{name:22} {ms:8.1f} ms a round, {found['over'][name]['median']:.2f} times hidden")
+    turns.main("benchmarks.examples", __doc__, 15, argv, lambda case, number: measure(case, number), shown)
 
 
 if __name__ == "__main__":

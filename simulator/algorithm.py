@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -50,6 +50,7 @@ class Problem:
         return Problem(len(ids), self.mean_examples, None if of is None else lambda clients: of(ids[clients]))
 
 
+S = TypeVar("S")
 Role = Literal["source", "target"]
 
 
@@ -246,6 +247,13 @@ def beneath(algorithm: Algorithm, state_of: Callable[[Any], Any]) -> Algorithm:
         saddle=saddle and (lambda at, problem: saddle(state_of(at), problem)),
         personal=own and own._replace(message=lambda at, t: own.message(state_of(at), t)),
     )
+
+
+def layer(state: Any, kind: type[S]) -> S:
+    """Return the state of a kind among those that wrappers have put around an algorithm's own, each as its ``state``."""
+    while not isinstance(state, kind):
+        state = state.state
+    return state
 
 
 class Exchanging:

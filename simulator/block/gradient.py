@@ -45,7 +45,7 @@ class _Call:
         self, objective: Objective, z: Tree, wrt: tuple[str, ...] | None, ledger: Ledger | None, dense: set[str]
     ):
         self.objective, self.tree, self.ledger, self.dense = objective, z, ledger, dense
-        active = tuple(p for p in z if objective.sign.get(p, 0) != 0 and (wrt is None or p in wrt))
+        active = _active(objective, z, wrt)
         named = list(T.named_leaves(z))
         self.paths, self.z = [path for path, _ in named], [leaf for _, leaf in named]
         self.parts = [path.split(".", 1)[0] for path in self.paths]
@@ -169,7 +169,7 @@ class EngineOps:
     ) -> tuple[Tree, Mapping[str, Any]]:
         """Return ``(direction, aux)``; ``aux["loss"]`` is the value (the first player's where each has its own)."""
         chosen = self._objective(objective)
-        ctx = T.map(lambda x: x.multiplied_out("ctx") if isinstance(x, Factored) else x, ctx)
+        ctx = _dense(ctx, "ctx")
         ledger = self._ledger
         dense = set() if ledger is None else ledger.notes.dense.setdefault(objective, set())
         found = _Call(chosen, z, wrt, ledger, dense).evaluate(batch, ctx, key)
@@ -200,9 +200,8 @@ class EngineOps:
             raise ValueError(
                 "layers such as BatchNorm look at a whole batch, whose rows have no gradients of their own"
             )
-        z = T.map(lambda x: x.multiplied_out("gradients of single examples") if isinstance(x, Factored) else x, z)
-        ctx = T.map(lambda x: x.multiplied_out("ctx") if isinstance(x, Factored) else x, ctx)
-        active = {p: z[p] for p in z if chosen.sign.get(p, 0) != 0 and (wrt is None or p in wrt)}
+        z, ctx = _dense(z, "gradients of single examples"), _dense(ctx, "ctx")
+        active = {p: z[p] for p in _active(chosen, z, wrt)}
         place = (batch.weight > 0).cumsum(0) - 1
 
         def loss(moving: Tree, row: Mapping[str, Tensor], place: Tensor) -> tuple[Tensor, Tensor]:
@@ -245,6 +244,16 @@ class EngineOps:
     def _count_forward(self, z: Tree, batch: Batch) -> None:
         if (ledger := self._ledger) is not None:
             ledger.flop += 2 * len(batch.weight) * max(ledger.notes.products.values(), default=T.count(z))
+
+
+def _active(objective: Objective, z: Tree, wrt: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the parts that a gradient moves."""
+    return tuple(p for p in z if objective.sign.get(p, 0) != 0 and (wrt is None or p in wrt))
+
+
+def _dense(tree: Tree, reason: str) -> Tree:
+    """Return a tree without factored leaves."""
+    return T.map(lambda x: x.multiplied_out(reason) if isinstance(x, Factored) else x, tree)
 
 
 def _known(what: str, name: str, there: Mapping[str, V]) -> V:

@@ -24,19 +24,15 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.algorithm import Algorithm, Cohort, Exchanging, Reduced, Round, beneath
+from fedfleet.simulator.algorithm import Algorithm, Cohort, Exchanging, Reduced, Round, beneath, layer
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
-from fedfleet.simulator.driver.privacy import Ledger
 from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.fleet.responses import Fate
 from fedfleet.simulator.work import At, Batch, BatchPlan, Message, Ops, Phase, Stage
-
-ONE_BY_ONE = torch.ones(1, dtype=torch.float64)
-"""Of noise that is independent from exchange to exchange, as ``Ledger.after`` wants it."""
 
 
 class TooMany(ValueError):
@@ -70,18 +66,35 @@ class Gradients(NamedTuple):
     exchanges: Mapping[str, int] = {}
 
 
+class Answered(NamedTuple):
+    """Who has answered: the numbers of clients (n,) rising, and how often each (n,) int64."""
+
+    clients: Tensor
+    times: Tensor
+
+    @staticmethod
+    def nothing() -> Answered:
+        """Return who has before the first exchange."""
+        none = torch.zeros(0, dtype=torch.int64)
+        return Answered(none, none)
+
+    def after(self, clients: Tensor) -> Answered:
+        """Return who has after an exchange with the answers of clients (m,), of some perhaps several."""
+        everybody, place = torch.cat([self.clients, clients]).unique(return_inverse=True)
+        more = torch.cat([self.times, torch.ones_like(clients)])
+        return Answered(everybody, torch.zeros_like(everybody).index_add_(0, place, more))
+
+
 class Counted(NamedTuple):
-    """An algorithm's state, and by phase who has answered how often: ``Ledger.spent`` is the number of exchanges."""
+    """An algorithm's state, and by phase who has answered how often."""
 
     state: Any
-    phases: Mapping[str, Ledger]
+    phases: Mapping[str, Answered]
 
 
 def counted(state: Any) -> Counted:
     """Return what is remembered of clients' exchanges in the state of an algorithm, which may be wrapped once more."""
-    while not isinstance(state, Counted):
-        state = state.state
-    return state
+    return layer(state, Counted)
 
 
 def private_examples(algorithm: Algorithm, made: Gradients) -> Algorithm:
@@ -236,24 +249,14 @@ class _Counting(Exchanging):
         return super().map_reduce(phase, shared=shared, cohort=cohort, inbox=inbox)
 
 
-def after(ledgers: Mapping[str, Ledger], records: Sequence[PhaseRecord]) -> dict[str, Ledger]:
+def after(answered: Mapping[str, Answered], records: Sequence[PhaseRecord]) -> dict[str, Answered]:
     """Return who has answered how often after some exchanges: also those whose answers came too late, or to a void attempt."""
-    found = dict(ledgers)
+    found = dict(answered)
     for record in records:
         fate = record.responses.fate
-        ledger = found.get(record.phase, Ledger.nothing())
-        for one in _distinct(record.clients[(fate != Fate.OFFLINE) & (fate != Fate.FAILED)]):
-            ledger = ledger.after(one, ONE_BY_ONE)
-        found[record.phase] = ledger
+        mine = record.clients[(fate != Fate.OFFLINE) & (fate != Fate.FAILED)]
+        found[record.phase] = found.get(record.phase, Answered.nothing()).after(mine)
     return found
-
-
-def _distinct(clients: Tensor) -> list[Tensor]:
-    """Return clients in sets in which nobody is twice."""
-    order = clients.argsort(stable=True)
-    ordered = clients[order]
-    copy = torch.arange(len(ordered)) - torch.searchsorted(ordered, ordered)
-    return [ordered[copy == c] for c in range(int(copy.max()) + 1)] if len(ordered) else []
 
 
 def calls_of(trial: Callable[[Mapping[tuple[str, int], int]], None], most: int = 8) -> dict[tuple[str, int], int]:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.algorithm import Algorithm, Cohort, Reduced, Round, beneath
+from fedfleet.simulator.algorithm import Algorithm, Cohort, Reduced, Round, beneath, layer
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.rng import Key
@@ -160,9 +160,7 @@ def private(algorithm: Algorithm, mechanism: Mechanism, rounds: int) -> Algorith
 
 def hiding(state: Any) -> Private:
     """Return what is remembered of hiding clients in the state of an algorithm, which may be wrapped once more."""
-    while not isinstance(state, Private):
-        state = state.state
-    return state
+    return layer(state, Private)
 
 
 def mixing(bands: int) -> tuple[float, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedfleet.simulator.arithmetic import tree as T
@@ -63,9 +64,7 @@ class PhaseRecord:
         online = int(there.sum()) if online is None else online
         floats, each = message_size(shared, inbox, size)
         total = lambda of: int(of[there].sum()) if isinstance(of, Tensor) else online * of  # noqa: E731
-        self.bytes_down_each = float(
-            each.double().mean() if isinstance(each, Tensor) and size else 0 if isinstance(each, Tensor) else each
-        )
+        self.bytes_down_each = float(torch.as_tensor(each, dtype=torch.float64).mean().nan_to_num())  # 0 of nobody
         self.counts = self._fates() | {
             "invited": size,
             **dict.fromkeys(("merged_stale", "client_steps", "floats_up", "bytes_up"), 0),

@@ -15,12 +15,12 @@ from fedfleet.config import accounting
 from fedfleet.config.guarantee import check_looks
 from fedfleet.config.privacy import ExamplePrivacy
 from fedfleet.config.schema import Config, named, options
+from fedfleet.config.selection import asked
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.block.batches import OVERFLOW, capacity, steps_of
 from fedfleet.simulator.driver.examples import Gradients, OtherLook, calls_of, counted, private_examples, private_plan
 from fedfleet.simulator.driver.transformed import Seen
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
-from fedfleet.simulator.fleet.policies import rounded_up
 from fedfleet.simulator.work import BUFFERS, BatchPlan, Phase
 
 ALL_UP_TO = 1_000_000
@@ -79,13 +79,13 @@ class ExampleGuarantee:
 
     def _heard(self, state: Any) -> tuple[Tensor, Tensor]:
         """Return clients heard (n,), and in how many exchanges of each phase (n, phases)."""
-        ledgers = counted(state).phases
+        answered = counted(state).phases
         none = torch.zeros(0, dtype=torch.int64)
-        clients = torch.cat([none, *(ledger.clients for ledger in ledgers.values())]).unique()
+        clients = torch.cat([none, *(of.clients for of in answered.values())]).unique()
         counts = torch.zeros(len(clients), len(self.phases), dtype=torch.int64)
         for p, phase in enumerate(self.phases):
-            if (ledger := ledgers.get(phase.name)) is not None:
-                counts[torch.searchsorted(clients, ledger.clients), p] = ledger.spent.round().long()
+            if (of := answered.get(phase.name)) is not None:
+                counts[torch.searchsorted(clients, of.clients), p] = of.times
         return clients, counts
 
     def worst(self, sizes: Tensor, counts: Tensor) -> float:
@@ -224,7 +224,7 @@ def _with_noise(config: Config, given: ExamplePrivacy, made: ExampleGuarantee) -
 
 def _exchanges(config: Config, clients: int, phases: int) -> int | None:
     """Return in how many exchanges of each phase a client takes part at most; None where anybody may be asked any time."""
-    invited = rounded_up(config.cohort.invite * config.cohort.over_select)
+    invited = asked(config.cohort)
     if invited >= clients:
         return config.rounds
     if named(config, "selection") == "round_robin" and phases == 1:

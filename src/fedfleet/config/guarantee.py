@@ -14,12 +14,12 @@ from fedfleet.config.privacy import Privacy
 from fedfleet.config.reading import show
 from fedfleet.config.resolve import parse_until
 from fedfleet.config.schema import Config, named, options
+from fedfleet.config.selection import asked
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.arithmetic.reduction import Mean
 from fedfleet.simulator.driver.privacy import Adaptive, Ledger, Mechanism, Private, hiding, inverted, mixing, private
 from fedfleet.simulator.driver.transformed import Seen
 from fedfleet.simulator.errors import ConfigError, FedfleetError
-from fedfleet.simulator.fleet.policies import rounded_up
 from fedfleet.simulator.work import BUFFERS
 from fedfleet.transforms.clip import NORM, SHARE, WITHIN, Hidden
 
@@ -200,7 +200,7 @@ def guaranteed(config: Config, algorithm: Algorithm, task: Task, clients: int) -
 
 def _worst(config: Config, made: Guarantee, clients: int) -> tuple[float, ...] | None:
     """Return what the client asked most may have spent after 0, 1, … exchanges; None where anybody may be asked any time."""
-    invited = rounded_up(config.cohort.invite * config.cohort.over_select)
+    invited = asked(config.cohort)
     if invited >= clients:
         invited = clients = 1
     elif named(config, "selection") != "round_robin":
@@ -209,8 +209,8 @@ def _worst(config: Config, made: Guarantee, clients: int) -> tuple[float, ...] |
     first = invited if len(made.mechanism.mixing) > 1 else 1
     ledger, found = Ledger.nothing(), [0.0]
     for t in range(made.rounds):
-        asked = torch.arange(t * invited, (t + 1) * invited) % clients
-        ledger = ledger.after(asked[asked < first], made.inverse, made.factor)
+        turn = torch.arange(t * invited, (t + 1) * invited) % clients
+        ledger = ledger.after(turn[turn < first], made.inverse, made.factor)
         found.append(ledger.most())
     return tuple(found)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedfleet.config import schema as C
 from fedfleet.config.schema import Config
+from fedfleet.config.selection import asked
 from fedfleet.datasets import registry, sources
 from fedfleet.datasets.domain_config import Vectors
 from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
@@ -19,7 +20,6 @@ from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.errors import ConfigError, one_line
-from fedfleet.simulator.fleet.policies import rounded_up
 from fedfleet.simulator.held_out import HeldOut
 from fedfleet.simulator.population import InMemoryPopulation, Population
 
@@ -270,9 +270,9 @@ def check_clients(
             f"there are only population.clients={size}" if size == dealt.size else f"only {size} clients have labels"
         )
         raise ConfigError(f"cohort.invite={invite}: {there}: lower it")
-    if not asynchronous and (asked := rounded_up(config.cohort.over_select * invite)) > size:
+    if not asynchronous and (wanted := asked(config.cohort)) > size:
         raise ConfigError(
-            f"cohort.over_select={config.cohort.over_select:g}: it invites {asked} clients, and there are only "
+            f"cohort.over_select={config.cohort.over_select:g}: it invites {wanted} clients, and there are only "
             f"population.clients={size}: lower it"
         )
     if config.evaluation.per_client and getattr(population, "labelled", None) is not None:

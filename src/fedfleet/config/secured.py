@@ -13,6 +13,7 @@ from fedfleet.config.promises import Promise
 from fedfleet.config.reading import show
 from fedfleet.config.schema import Config, named, options
 from fedfleet.config.secure_aggregation import SecureAggregation
+from fedfleet.config.selection import asked
 from fedfleet.config.timing import SAMPLE
 from fedfleet.config.transforms import built
 from fedfleet.simulator.algorithm import Algorithm
@@ -24,7 +25,6 @@ from fedfleet.simulator.driver.transformed import Seen
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 from fedfleet.simulator.fleet.devices import Load
 from fedfleet.simulator.fleet.hardware import Machines
-from fedfleet.simulator.fleet.policies import rounded_up
 from fedfleet.simulator.fleet.secagg import KEY_BYTES, PART_BYTES, needed
 from fedfleet.simulator.secure import LARGEST_BITS, Secure
 from fedfleet.simulator.work import Phase
@@ -113,7 +113,7 @@ def _secure(
 
 def most_clients(cohort: CohortOptions, selection: str) -> int:
     """Return how many clients a sum is taken to have at most."""
-    invited = rounded_up(cohort.invite * cohort.over_select)
+    invited = asked(cohort)
     # Of a Poisson cohort of mean m more than 2 m + 32 come in hardly ever: P <= exp(-(m + 32)^2 / (3 m + 32)) < 1e-13, any m.
     return 2 * invited + 32 if selection == "poisson" else max(2, invited)
 
@@ -156,7 +156,7 @@ def _check_config(config: Config, given: SecureAggregation) -> None:
                 f"transforms.up[{i}].name={t['name']!r}: masked messages are integers in one range that add up, and what it makes "
                 f"of them would not be smaller or add up: leave it out, or set {SECTION}.bits; clip may stay"
             )
-    if (most := given.most_clients) is not None and most < (few := rounded_up(config.cohort.invite)):
+    if (most := given.most_clients) is not None and most < (few := config.cohort.invite):
         raise ConfigError(
             f"{SECTION}.most_clients={most}: sums may be of the {few} clients of cohort.invite: raise it, or leave it out"
         )
@@ -250,7 +250,7 @@ def told(config: Config, algorithm: Algorithm) -> str | None:
     given = config.secure_aggregation
     if given is None:
         return None
-    cost, invited = _costs(config, algorithm), _invited(config)
+    cost, invited = _costs(config, algorithm), asked(config.cohort)
     first = next(p.secure for p in algorithm.phases if p.secure is not None)
     size = min(invited, (given.neighbours or invited) + 1)
     up, besides, down = (sum(c[key] for c in cost) for key in ("masked", "besides_up", "besides_down"))
@@ -266,12 +266,8 @@ def sent_each(config: Config, algorithm: Algorithm) -> int:
     return sum(c["masked"] + c["besides_up"] for c in _costs(config, algorithm))
 
 
-def _invited(config: Config) -> int:
-    return rounded_up(config.cohort.invite * config.cohort.over_select)
-
-
 def _costs(config: Config, algorithm: Algorithm) -> list[dict[str, int]]:
-    return [costs(p.secure, _invited(config)) for p in algorithm.phases if p.secure is not None]
+    return [costs(p.secure, asked(config.cohort)) for p in algorithm.phases if p.secure is not None]
 
 
 def waits_s(config: Config, algorithm: Algorithm, devices: Machines, clients: int) -> float:
@@ -281,7 +277,10 @@ def waits_s(config: Config, algorithm: Algorithm, devices: Machines, clients: in
     for phase in algorithm.phases:
         if (secure := phase.secure) is None:
             continue
-        c, others = costs(secure, _invited(config)), min(_invited(config), (secure.neighbours or clients) + 1) - 1
+        c, others = (
+            costs(secure, asked(config.cohort)),
+            min(asked(config.cohort), (secure.neighbours or clients) + 1) - 1,
+        )
         load = Load(
             one + 1, one + 1, c["besides_down"], c["besides_up"], secure.mask_flop * secure.numbers * (others + 1)
         )

@@ -7,8 +7,14 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from fedfleet.algorithms.options import Options
+from fedfleet.algorithms.options import CohortOptions, Options
 from fedfleet.simulator.fleet import selection as models
+from fedfleet.simulator.fleet.policies import rounded_up
+
+
+def asked(cohort: CohortOptions) -> int:
+    """Return how many clients a phase invites, those that are selected over the number included."""
+    return rounded_up(cohort.invite * cohort.over_select)
 
 
 class Uniform(Options):

@@ -102,7 +102,7 @@ def receiving(
     """Return an algorithm with what is configured on its server's messages' way, if anything. Raises ConfigError."""
     if not down:
         return algorithm
-    memory, rest = down[0]["name"] == "delta", [t for t in down if t["name"] != "delta"]
+    memory = down[0]["name"] == "delta"
     if memory and algorithm.asynchronous:
         raise ConfigError(
             f"transforms.down[0].name='delta': {name} is asynchronous, and sends clients models of its own pace: leave it out"
@@ -121,7 +121,7 @@ def receiving(
     for of in given.values() if memory else ():
         for slot, d in of.items():
             _check_shrinks("down", down, slot, d)
-    return downward(algorithm, built(rest), memory=memory)
+    return downward(algorithm, built(down[1:] if memory else down), memory=memory)
 
 
 def built(up: Sequence[dict[str, Any]]) -> tuple[Any, ...]:

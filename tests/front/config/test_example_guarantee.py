@@ -17,8 +17,7 @@ from fedfleet.config import accounting, example_guarantee
 from fedfleet.config.schema import complete, load
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.simulator.block.batches import capacity
-from fedfleet.simulator.driver.examples import Counted
-from fedfleet.simulator.driver.privacy import Ledger
+from fedfleet.simulator.driver.examples import Answered, Counted
 from fedfleet.simulator.errors import ConfigError
 
 BASE: dict[str, Any] = {
@@ -39,12 +38,11 @@ def made(**given: Any) -> Experiment:
 
 def heard(exchanges: dict[str, dict[int, int]]) -> Counted:
     """A state in which clients were heard so often in phases."""
-    none = torch.zeros(0, dtype=torch.int64)
-    ledgers = {
-        phase: Ledger(9, torch.tensor(sorted(of)), torch.tensor([float(of[c]) for c in sorted(of)]), none, none)
+    answered = {
+        phase: Answered(torch.tensor(sorted(of)), torch.tensor([of[c] for c in sorted(of)]))
         for phase, of in exchanges.items()
     }
-    return Counted(None, ledgers)
+    return Counted(None, answered)
 
 
 def sizes(x: Experiment) -> list[int]:

@@ -146,8 +146,8 @@ def test_a_client_heard_twice_in_an_exchange_is_counted_twice():
         return state._replace(z=rnd.map_reduce(algorithm.phases[0], shared=algorithm.personal.message(state, 0), cohort=cohort)["z"]), {}  # noqa: E501  # fmt: skip
 
     *_, last = records(private(algorithm._replace(round=round)), BOWL, 2)
-    ledger = counted(last.state).phases["train"]
-    assert dict(zip(ledger.clients.tolist(), ledger.spent.tolist(), strict=True)) == {0: 4, 1: 6}
+    answered = counted(last.state).phases["train"]
+    assert dict(zip(answered.clients.tolist(), answered.times.tolist(), strict=True)) == {0: 4, 1: 6}
 
 
 def test_two_gradients_of_a_step_have_noise_of_their_own():
@@ -189,8 +189,8 @@ def test_exchanges_are_counted_by_client_and_phase_and_go_through_a_checkpoint()
     assert void > 0
     assert late > 0
     for state in (record.state, decode(*encode(record.state))):
-        for name, ledger in counted(state).phases.items():
-            assert dict(zip(ledger.clients.tolist(), ledger.spent.tolist(), strict=True)) == heard[name]
+        for name, answered in counted(state).phases.items():
+            assert dict(zip(answered.clients.tolist(), answered.times.tolist(), strict=True)) == heard[name]
     assert max(heard["update"].values()) > 1
 
 
@@ -266,7 +266,7 @@ def test_a_phase_comes_no_more_often_in_a_round_than_is_reckoned_with():
         play(private(twice), BOWL, 1)
     gradients = Gradients(0.5, 0.0, False, {}, {"train": 2})
     *_, last = records(private_examples(twice, gradients), BOWL, 2)
-    assert counted(last.state).phases["train"].spent.tolist() == [4, 4]
+    assert counted(last.state).phases["train"].times.tolist() == [4, 4]
 
 
 def test_examples_that_are_held_out_have_no_gradients():
