@@ -11,7 +11,10 @@
                       learning?", 2019)
     foolsgold         the mean, in which clients count the less the more all that they have sent is like another's (Fung, Yoon &
                       Beschastnikh, "The limitations of federated learning in Sybil settings", RAID 2020, Algorithm 1)
-    bucket            before any of these but the last: means of so many updates drawn together (Karimireddy, He & Jaggi,
+    fltrust           the mean of updates as long as the server's own, which it has learnt from examples of its own as a client
+                      does, each as much as it points the same way (Cao, Fang, Liu & Gong, "FLTrust: Byzantine-robust federated
+                      learning via trust bootstrapping", NDSS 2021, Algorithm 2)
+    bucket            before any of these but the last two: means of so many updates drawn together (Karimireddy, He & Jaggi,
                       "Byzantine-robust learning on heterogeneous datasets via bucketing", ICLR 2022, Algorithm 1)
 
 f = floor(byzantine S) of S answers; of buckets, too, any f of which may have an attacker. Krum's theorem asks for 2f + 2 < S,
@@ -19,7 +22,8 @@ which is not demanded: there have to be 2f < S and a nearest other. Median, trim
 others weigh them as ``of`` does; in a bucket clients count the same, and a bucket weighs what they do together. A geometric
 median's nu is in the paper an absolute number, too. Norms are bounded without the noise that Sun et al. add. FoolsGold compares
 those heard in an exchange, with kappa = 1; its weighted sum is a mean here, so that the step is not longer the more clients
-there are, and its importance of features is left out.
+there are, and its importance of features is left out. FLTrust takes clients as alike but for their trust; its alpha is the
+server's rate of ``of``, and where nobody is trusted, of which the paper says nothing, the model does not move.
 What layers count is aggregated coordinate by coordinate under median and trimmed mean, else averaged as updates are.
 """
 
@@ -27,6 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -34,12 +39,13 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedfleet.algorithms.options import CohortOptions, refuse_others
-from fedfleet.algorithms.robust_rules import foolsgold, geometric_median, norm_bound
+from fedfleet.algorithms.robust_rules import foolsgold, geometric_median, norm_bound, trust
 from fedfleet.algorithms.wrapping import Exchange, WrapperOptions, instead, ruled, stored, wrapped
 from fedfleet.simulator.author import (
     Algorithm,
     ConfigError,
     Key,
+    Mean,
     Problem,
     Round,
     Stored,
@@ -64,6 +70,7 @@ _USED = {
     "geometric_median": {"bucket", "updates", "nu"},
     "norm_bound": {"bucket", "bound"},
     "foolsgold": set(),
+    "fltrust": set(),
 }
 
 
@@ -71,7 +78,7 @@ class RobustOptions(WrapperOptions):
     """Options of a robust rule."""
 
     rule: Literal[
-        "mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median", "norm_bound", "foolsgold"
+        "mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median", "norm_bound", "foolsgold", "fltrust"
     ] = "median"
     """What takes the mean's place; mean: nothing does."""
     byzantine: float = Field(default=0.2, ge=0, lt=0.5)
@@ -132,6 +139,8 @@ def robust(options: RobustOptions, task: Task, cohort: CohortOptions) -> Algorit
         return inner
     if options.rule == "foolsgold":
         return _remembering(inner)
+    if options.rule == "fltrust":
+        return _trusting(inner, options.of["name"])
     return instead(inner, NAME, lambda given: aggregated(options, given))
 
 
@@ -199,3 +208,65 @@ def _remembering(inner: Algorithm) -> Algorithm:
 
     own = beneath(inner, lambda at: at.state)
     return own._replace(init=init, round=round, phases=tuple(phases.values()), name=NAME)
+
+
+class Trusting(NamedTuple):
+    """An algorithm's state, and by phase what the server keeps of its own work where clients keep a state."""
+
+    state: Any
+    own: Mapping[str, Tree]
+
+
+def _trusting(inner: Algorithm, name: str) -> Algorithm:
+    """Return an algorithm with FLTrust in the place of its mean. Raises ConfigError where the server cannot do clients' work."""
+    phases = stored(inner)
+    mine = {
+        p.name: replace(p, name=f"root_{p.name}", reduce={slot: Mean(weighted=False)})
+        for p in inner.phases
+        if (slot := p.model or p.difference)
+    }
+    if any(stage.batches.held_out for p in mine.values() for stage in p.work.stages):
+        raise ConfigError(
+            f"algorithm.of={name!r}: its clients hold out examples to measure models on, and the server has none but those it "
+            f"learns from: choose fedavg, or another rule"
+        )
+
+    def round(at: Trusting, rnd: Round) -> tuple[Trusting, Mapping[str, float]]:
+        own, trusted = dict(at.own), []
+
+        def rule(given: Exchange) -> Tree:
+            phase, shared, inbox, steps = given.asked
+            if inbox is not None:
+                raise ConfigError(
+                    f"algorithm.of={name!r}: each of its clients is sent something of its own, which the server has not: choose "
+                    f"fedavg, or another rule"
+                )
+            done = rnd.at_server(mine[phase], shared=shared, own=own.get(phase), steps=steps)
+            if done.own is not None:
+                own[phase] = done.own
+            (root,) = map(learnt, done.values.values())
+            counts, scores = _trusted(given, root)
+            trusted.append(float((scores > 0).double().mean()))
+            return given.moved(counts, scores if scores.any() else None)
+
+        state, metrics = inner.round(at.state, ruled(rnd, phases, rule))
+        return Trusting(state, own), {**metrics, "trusted": sum(trusted) / max(1, len(trusted))}
+
+    return beneath(inner, lambda at: at.state)._replace(
+        init=lambda z, key, problem: Trusting(inner.init(z, key, problem), {}),
+        round=round,
+        phases=tuple(phases.values()),
+        server=tuple(mine.values()),
+        name=NAME,
+    )
+
+
+def _trusted(given: Exchange, root: Tree) -> tuple[Tensor, Tensor]:
+    """Return what updates are multiplied by (S,), and their trust scores (S,), whose sum is 1 unless nobody is trusted."""
+    uploads, start = given.learnt
+    moved = root if start is None else T.map(lambda x, z: x.double() - z.double(), root, start)
+    norms, length = uploads.norms(start), float(T.norm(moved))
+    scores = trust(uploads.products(moved, start), norms, length)
+    if scores.any():
+        scores = scores / scores.sum()
+    return scores * torch.where(norms > 0, length / norms, 0.0), scores

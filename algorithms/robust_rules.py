@@ -27,6 +27,15 @@ def norm_bound(norms: Tensor, bound: float) -> Tensor:
     return torch.where(norms > bound, bound / norms, 1.0)
 
 
+def trust(products: Tensor, norms: Tensor, root: float) -> Tensor:
+    """Return the trust scores (S,) of updates: the cosines with the server's, of norm ``root``, 0 where these are below 0.
+
+    ``products`` (S,) are their inner products with it, ``norms`` (S,) their own. What does not move is trusted in nothing.
+    """
+    both = norms * root
+    return torch.where((products > 0) & (both > 0), products / both, 0.0)
+
+
 def foolsgold(gram: Tensor) -> Tensor:
     """Return the weights (S,) in [0, 1] of clients by the inner products (S, S) of all that each has sent so far (Algorithm 1).
 

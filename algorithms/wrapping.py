@@ -80,6 +80,15 @@ class WrapperOptions(Options):
         return getattr(self.inner, "epochs", None)
 
 
+class Asked(NamedTuple):
+    """What clients are asked for: the work of a phase, by its name, from what all are sent and what each, in so many steps."""
+
+    phase: str
+    shared: Message = Message()
+    inbox: Tree = None
+    steps: int | None = None
+
+
 class Exchange(NamedTuple):
     """What a rule is given in the place of a mean.
 
@@ -88,6 +97,7 @@ class Exchange(NamedTuple):
         origin: the model that they moved from; None where they sent differences.
         received: the clients (S,) in the order of the uploads.
         key: for draws of its own.
+        asked: what clients were asked for.
 
     """
 
@@ -95,6 +105,7 @@ class Exchange(NamedTuple):
     origin: Tree
     received: Tensor
     key: Key
+    asked: Asked
 
     @property
     def shares(self) -> Tensor:
@@ -190,5 +201,6 @@ class _Ruled(Exchanging):
         if slot is None:
             return found
         origin = shared.send[slot] if phase.model else None
-        given = Exchange(found.values[slot], origin, found.received, self._round.key)
+        asked = Asked(phase.name, shared, inbox, steps)
+        given = Exchange(found.values[slot], origin, found.received, self._round.key, asked)
         return found._replace(values={**found.values, slot: self._rule(given)})

@@ -87,6 +87,10 @@ class Dataset:
         out = torch.zeros(len(domain), dtype=torch.bool)
         for rows in ((domain == d).nonzero().flatten() for d in domain.unique()):
             out[rows[fixed_draw(len(rows), round(share * len(rows)))]] = True
+        return self.without(out)
+
+    def without(self, out: Tensor) -> "tuple[Dataset, Examples]":
+        """Return the data set without some of the training examples, a mask (n,), and these examples."""
         columns = {name: c._replace(train=c.train[~out]) for name, c in self.columns.items()}
         return replace(self, train=self.train.rows(~out), columns=columns), self.train.rows(out)
 

@@ -87,6 +87,13 @@ class Reduced(NamedTuple):
         return self.values[slot] if isinstance(slot, str) else tuple.__getitem__(self, slot)
 
 
+class Done(NamedTuple):
+    """What the server's own work yields: reduced slots, as of a phase with one client, and what it keeps for the next time."""
+
+    values: Mapping[str, Any]
+    own: Tree
+
+
 class Buffered(NamedTuple):
     """What came of the answers in a buffer whose clients were sent the message of ``staleness`` rounds ago."""
 
@@ -153,6 +160,13 @@ class Round(Protocol):
         """Return the rounds whose messages clients are still at work on."""
         ...
 
+    def at_server(self, phase: Phase, *, shared: Message, own: Tree = None, steps: int | None = None) -> Done:
+        """Do the work of one of ``Algorithm.server`` on the server's own examples, as a client does that is sent ``shared``.
+
+        Nothing travels, and it takes no time. ``own`` is what was kept of it the last time, None at first.
+        """
+        ...
+
 
 class View(NamedTuple):
     """A model to evaluate: ``params(state)`` is the tree given to the task."""
@@ -216,6 +230,8 @@ class Algorithm(NamedTuple):
             is ``unlabelled``.
         buffers: whether its server averages models, so that what their layers keep count of is carried along.
         personal: how clients' own models come about, where they have such.
+        server: phases that the server does itself (``Round.at_server``), on examples that are no client's: constants, too, of other
+            names. What is done to clients' messages is not done to them.
         name: what it is called in records and reports; by default as the function that made ``round``.
 
     """
@@ -235,6 +251,7 @@ class Algorithm(NamedTuple):
     roles: bool = False
     buffers: bool = False
     personal: Personal | None = None
+    server: tuple[Phase, ...] = ()
     name: str | None = None
 
 

@@ -3,6 +3,7 @@
 from fedfleet.simulator.algorithm import (
     Algorithm,
     Cohort,
+    Done,
     Exchanging,
     Personal,
     Problem,
@@ -52,6 +53,7 @@ __all__ = [
     "Cohort",
     "ConfigError",
     "Domains",
+    "Done",
     "Exchanging",
     "FedfleetError",
     "Key",

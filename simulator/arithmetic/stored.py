@@ -130,6 +130,12 @@ class Stored(NamedTuple):
         squares = (tile.double().square().sum(1) for _, _, tile in self.tiles(origin))
         return sum(squares, torch.zeros(len(self.weight), dtype=torch.float64, device=self.device)).sqrt().to("cpu")
 
+    def products(self, other: Tree, origin: Tree = None) -> Tensor:
+        """Return the inner product of each upload, or of its difference from ``origin``, with another tree, float64 (S,)."""
+        flat = [leaf.flatten().double() for leaf in T.leaves(other)]
+        each = (tile.double() @ flat[i][here].to(tile.device) for i, here, tile in self.tiles(origin))
+        return sum(each, torch.zeros(len(self.weight), dtype=torch.float64, device=self.device)).to("cpu")
+
     def combine(self, weights: Tensor, origin: Tree = None) -> Tree:
         """Return the linear combination of the uploads, or of their differences from ``origin``, with weights (S,)."""
         return self.reduce(lambda v: weights.to(v) @ v, origin)

@@ -49,6 +49,7 @@ class Setup:
         held: the tensors that phases, objectives and functions hold, which nothing may write into.
         reads: what each worker reads of the clients for itself, as texts by name that have to be the same everywhere; None
             where clients' data travel with the setup.
+        root: the server's own examples, as those of one client; None where it has none.
 
     """
 
@@ -63,11 +64,12 @@ class Setup:
     captures: Captures = field(default_factory=Captures)
     held: Held = field(default_factory=Held)
     reads: Callable[[Population], Mapping[str, str]] | None = None
+    root: Population | None = None
 
     @staticmethod
     def of(algorithm: Algorithm, task: Task, population: Population, inner: str, **rest: Any) -> Setup:
         """Return what workers need for an algorithm on a task; ``rest`` are the other attributes, such as ``evaluation``."""
-        phases = {p.name: p for p in algorithm.phases}
+        phases = {p.name: p for p in (*algorithm.phases, *algorithm.server)}
         made = {"phases": phases, "objectives": task.objectives, "functions": task.functions, "evaluation": {}}
         return Setup(population=population, inner=inner, **{**made, **rest})
 
@@ -86,7 +88,8 @@ class Setup:
 
     def placed(self) -> Setup:
         """Return the setup with the clients' data on the device, as a worker keeps it."""
-        return replace(self, population=self.population.to(torch.device(self.device)))
+        device = torch.device(self.device)
+        return replace(self, population=self.population.to(device), root=self.root and self.root.to(device))
 
 
 def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
@@ -115,6 +118,12 @@ def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     halves = [task.part(rows) for rows in (slice(None, middle), slice(middle, None))]
     found = joined(setup.phases[task.phase], [(half, run_block(setup, shared, half)) for half in halves])
     return found._replace(splits=found.splits + 1)
+
+
+def run_at_server(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
+    """Run a block whose one client is the server, on examples of its own. Raises ClientError."""
+    assert setup.root is not None  # or the run would have been refused
+    return run_block(replace(setup, population=setup.root), shared, task)
 
 
 def _without_dropped(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:

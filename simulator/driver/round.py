@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.algorithm import Buffered, Cohort, Problem, Reduced, Role
+from fedfleet.simulator.algorithm import Buffered, Cohort, Done, Problem, Reduced, Role
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Store
@@ -23,6 +23,7 @@ from fedfleet.simulator.block.block import run_block
 from fedfleet.simulator.block.faults import Dropped, Faults
 from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.driver.answers import Answers, Group, listed, merged
+from fedfleet.simulator.driver.at_server import at_server
 from fedfleet.simulator.driver.cutting import blocks_a_task, sizes_of_blocks
 from fedfleet.simulator.driver.memory import Memory
 from fedfleet.simulator.driver.records import PhaseRecord, message_size
@@ -103,10 +104,9 @@ class EngineRound:
         self.records: list[PhaseRecord] = []
         self.void: Sequence[PhaseRecord] = ()  # of earlier attempts at the round
         self.asked_for: set[int] = set()  # sizes of the cohorts of all clients
-        self.clock_s, self.sampling_s = started_s, 0.0
+        self.clock_s, self.sampling_s, self._root = started_s, 0.0, rng.key(conditions.seed)
         self._conditions, self._executor, self._memory = conditions, executor, memory
-        self._root = rng.key(conditions.seed)
-        self._invitations, self._draws = 0, self._key("client")
+        self._invitations, self._draws, self._draws_at_server = 0, self._key("client"), self._key("at server")
 
     @property
     def key(self) -> Key:
@@ -275,6 +275,11 @@ class EngineRound:
         """Return the rounds whose messages clients are still at work on."""
         return self._memory.flights.versions()
 
+    def at_server(self, phase: Phase, *, shared: Message, own: Tree = None, steps: int | None = None) -> Done:
+        """Work as a client does, on the server's own examples; no record is made of it. Raises ClientError."""
+        key, self._draws_at_server = self._draws_at_server, rng.fold(self._draws_at_server, "next")
+        return at_server(self._executor, phase, shared, own, key, steps, self._conditions.faults)
+
     def _flown(self, phase: Phase, shared: Message, version: int, flights: list[Flight]) -> Group:
         """Return the work behind answers that started from one version."""
         clients = torch.tensor([f.client for f in flights])
@@ -307,9 +312,8 @@ class EngineRound:
         )
 
     def _examples(self, clients: Tensor) -> Tensor:
-        if self.problem.num_examples is None:
-            return torch.full_like(clients, round(self.problem.mean_examples))
-        return self.problem.num_examples(clients)
+        of = self.problem.num_examples
+        return torch.full_like(clients, round(self.problem.mean_examples)) if of is None else of(clients)
 
     def _group(self, phase: Phase, asked: Assignment, discount: float = 1.0) -> Group:
         """Cut work into blocks, most steps first, then most examples: clients of a block are alike, and no long one comes last."""

@@ -14,7 +14,7 @@ from fedfleet.algorithms import robust as module
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.robust import RobustOptions, aggregated
 from fedfleet.algorithms.robust_rules import foolsgold, geometric_median, norm_bound
-from fedfleet.algorithms.wrapping import Exchange
+from fedfleet.algorithms.wrapping import Asked, Exchange
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.stored import Stored
@@ -41,7 +41,7 @@ def drawn(size: int = 11, *, models: bool = True, counts: bool = False) -> tuple
 
     cuts = [slice(0, 3), slice(3, 4), slice(4, size)]
     kept = Stored(tuple(tree(origin + x[c]) for c in cuts), tuple(weight[c] for c in cuts))
-    given = Exchange(kept, tree(origin) if models else None, torch.arange(size), KEY)
+    given = Exchange(kept, tree(origin) if models else None, torch.arange(size), KEY, Asked("train"))
     return given, x.numpy(), (weight / weight.sum()).numpy()
 
 

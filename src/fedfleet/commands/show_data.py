@@ -10,7 +10,8 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from fedfleet.config.population import dealt, load_data, make_population, parted, targets
+from fedfleet.config import root
+from fedfleet.config.population import Data, dealt, load_data, make_population, parted, targets
 from fedfleet.config.schema import Config, complete, named
 from fedfleet.datasets import partition_file
 from fedfleet.datasets.examples import Dataset, fixed_draw
@@ -27,9 +28,14 @@ BLOCK = 500  # clients whose examples are read at a time
 LABELS = 40  # rows of the table of labels
 
 
+def _dealt(config: Config) -> Data:
+    """Return what is dealt to clients, or comes in them. Raises ConfigError, DataError."""
+    return root.parted(config, parted(config, load_data(config))[0])[0]
+
+
 def look(config: Config) -> Holdings:
     """Return what the clients of a configuration hold. Raises ConfigError, DataError."""
-    data = parted(config, load_data(config))[0]
+    data = _dealt(config)
     population = make_population(config, data)
     every = fixed_draw(population.size, SIZES)
     shown = fixed_draw(population.size, LOOKED_AT)
@@ -79,7 +85,7 @@ def draw(seen: Holdings, out: Path) -> str:
 
 def write_partition(config: Config, out: Path) -> str:
     """Write the partition of a configuration, and return what was written. Raises ConfigError, DataError."""
-    data = parted(config, load_data(config))[0]
+    data = _dealt(config)
     if not isinstance(data, Dataset):
         raise ConfigError(f"population.dataset={data.name!r}: it comes in clients, and none are dealt: choose another")
     found = dealt(config, data)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from fedfleet.algorithms.options import CohortOptions, Options
 from fedfleet.algorithms.registry import ALGORITHMS
@@ -44,6 +44,23 @@ SCHEMA_VERSION = 1
 Seed = Annotated[int, Field(ge=0)]
 
 
+class Root(Options):
+    """Training examples that are the server's own, and no client's: drawn by ``partition_seed`` before the others are dealt."""
+
+    examples: int = Field(default=100, ge=1)
+    """How many."""
+    label: int | None = Field(default=None, ge=0)
+    """The label of ``bias`` of them; all alike are drawn if not given."""
+    bias: float | None = Field(default=None, ge=0, le=1)
+    """Share of the examples that are of ``label``; the others are drawn of those of other labels."""
+
+    @model_validator(mode="after")
+    def _both(self) -> Root:
+        if (self.label is None) != (self.bias is None):
+            raise ValueError("bias is towards a label: give label and bias, or neither")
+        return self
+
+
 class Population(Options):
     """Who the clients are."""
 
@@ -58,6 +75,8 @@ class Population(Options):
     held_out: float = Field(default=0.0, ge=0, le=0.9)
     """Share of every client's examples that its work never sees: ``evaluation.per_client`` measures on these, the global model and
     each client's own, where an algorithm or fine-tuning gives it one. Drawn by ``partition_seed``."""
+    root: Root | None = None
+    """The server's own examples, from which it learns as a client does where the algorithm asks for that (``rule: fltrust``)."""
     data_dir: str | None = None
     """Folder of the original data files; $FEDFLEET_DATA, else the user cache, if not given."""
 

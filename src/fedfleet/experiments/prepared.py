@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from fedfleet.config import attack, resolve, rules, secured, timing, transforms
+from fedfleet.config import attack, resolve, root, rules, secured, timing, transforms
 from fedfleet.config import schema as C
 from fedfleet.config.federation import federation, selection
 from fedfleet.config.population import (
@@ -98,6 +98,7 @@ class Prepared:
         data = data or loaded or load_data(config)
         config = with_digests(config, data)
         data, validation = parted(config, data)
+        data, self.root = root.parted(config, data)
         if "data" not in self.own:
             self._train = data.train if isinstance(data, Dataset) else None
         self.task = task or learnt.configured(config, data)
@@ -107,6 +108,7 @@ class Prepared:
             config = learnt.with_source(config, section)
         resolve.check_pairing(config, self.algorithm, self.task)
         attack.check_early(config, self.algorithm)
+        root.check(config, self.algorithm)
         dealt = make_population(config, data, lambda kind, clients: self._vectors(config)(kind, clients))
         if "data" in self.own:
             own.check_data(config, given, data, dealt)
@@ -149,6 +151,7 @@ class Prepared:
             "classes": data.test.classes,
         }  # for whoever reads the model
         self.config, name = config, C.named(config, "algorithm")
+        root.check_work(self.algorithm, self._tried)
         self.algorithm, self.promises = promised(config, self.algorithm, self.task, self.problem, self._tried)
         self.algorithm = transforms.sending(self.algorithm, config.transforms.up, name, config.cohort.late, self._tried)
         self.algorithm = secured.summed(config, self.algorithm, summary.max_examples, self._tried, self.promises)
@@ -318,6 +321,7 @@ class Prepared:
             evaluation={**self.evaluation, **self.final},
             device=e.device,
             reads=own.read_by_workers,
+            root=self.root,
             captures=Captures() if e.capture and timeout is None else Captures(after=None),  # capturing takes its time
         )
         if not self.config.evaluation.per_client:
@@ -384,4 +388,5 @@ class Prepared:
     def fingerprint(self) -> str:
         """A digest of the population's numbers, of what a few clients hold and of the data that models are tested on."""
         few = {f"local {name}": column for name, column in own.sampled(self.population).items()}
+        few |= {f"root {name}": column for name, column in (self.root.data if self.root else {}).items()}
         return digest(f"{self.problem.clients} {self.population.summary()}", {**self.evaluation["test"], **few})
