@@ -33,10 +33,11 @@ from fedfleet.tasks.registry import TASKS
 
 @dataclass(frozen=True)
 class World:
-    """A task and its clients."""
+    """A task, its clients, and the server's own examples."""
 
     task: Task
     population: Any
+    root: Any = None
 
 
 class Game:
@@ -164,8 +165,8 @@ def records(
     device: str = "cpu",
     **given: Any,
 ) -> Iterator[RoundRecord]:
-    more = {"captures": captures or Captures(), "held": held or Held(), "device": device}
     world = with_held_out(algorithm, world)
+    more = {"captures": captures or Captures(), "held": held or Held(), "device": device, "root": world.root}
     setup = Setup.of(algorithm, world.task, world.population, inner, **more)
     executor = executor or LocalExecutor(1)
     executor.start(setup)
