@@ -69,8 +69,12 @@ class Setup:
     @staticmethod
     def of(algorithm: Algorithm, task: Task, population: Population, inner: str, **rest: Any) -> Setup:
         """Return what workers need for an algorithm on a task; ``rest`` are the other attributes, such as ``evaluation``."""
-        phases = {p.name: p for p in (*algorithm.phases, *algorithm.server)}
-        made = {"phases": phases, "objectives": task.objectives, "functions": task.functions, "evaluation": {}}
+        made = {
+            "phases": phases_of(algorithm),
+            "objectives": task.objectives,
+            "functions": task.functions,
+            "evaluation": {},
+        }
         return Setup(population=population, inner=inner, **{**made, **rest})
 
     @property
@@ -90,6 +94,11 @@ class Setup:
         """Return the setup with the clients' data on the device, as a worker keeps it."""
         device = torch.device(self.device)
         return replace(self, population=self.population.to(device), root=self.root and self.root.to(device))
+
+
+def phases_of(algorithm: Algorithm) -> dict[str, Phase]:
+    """Return by name what workers may be asked for: clients' phases, and the server's own."""
+    return {p.name: p for p in (*algorithm.phases, *algorithm.server)}
 
 
 def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:

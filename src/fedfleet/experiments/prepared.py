@@ -44,7 +44,7 @@ from fedfleet.simulator.algorithm import Algorithm, Personal, Task
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.arithmetic.tree import Tree
-from fedfleet.simulator.block.block import Setup
+from fedfleet.simulator.block.block import Setup, phases_of
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.faults import Faults
 from fedfleet.simulator.block.purity import Impure
@@ -189,7 +189,7 @@ class Prepared:
 
     def _tried(self, algorithm: Algorithm) -> Seen:
         """Try an algorithm on very little, to see what its clients send."""
-        setup = replace(self.setup(), phases={p.name: p for p in algorithm.phases})
+        setup = replace(self.setup(), phases=phases_of(algorithm))
         return tried(algorithm, self.z, self.problem, setup)
 
     @property

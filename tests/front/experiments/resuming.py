@@ -46,6 +46,10 @@ CASES: dict[str, dict[str, Any]] = {
         },
         "attack": {"kind": "alie", "share": 0.4, "z": 1.0},
     },
+    "trusting": {
+        "algorithm": {"name": "robust", "of": {"name": "scaffold", "steps": 2}, "rule": "fltrust"},
+        "population.root": {"examples": 40},
+    },
     "late answers": {
         "algorithm": {"name": "fedavg", "steps": 2},
         "cohort": {"late": "keep", "stale_discount": 0.5, "respond": 4},

@@ -47,6 +47,10 @@ RUNS = {
         "algorithm.name": "cdma_ada",
         "evaluation.per_client": True,
     },
+    "the server's own": {
+        "algorithm": {"name": "robust", "of": "fedavg", "rule": "fltrust"},
+        "population.root": {"examples": 50},
+    },
     "auc": {"task": {"name": "auc"}, "algorithm.name": "local_sgda", "executor.inner": "factored"},
     "domain_adaptation": {"task": {"name": "domain_adaptation"}, "algorithm.name": "fedmm", **ROLES},
     "two_heads": {"task": {"name": "two_heads"}, "algorithm": {"name": "mcd", "batch_size": 8}, **ROLES},
