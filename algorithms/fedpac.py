@@ -126,7 +126,7 @@ def fedpac(options: FedPacOptions, task: Task, cohort: CohortOptions) -> Algorit
     def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, pac: _Pac) -> tuple[Message, Tree]:
         head = at.stays(pac.z)
         h, v = statistics(pac.before)
-        features = {"prototypes": pac.after.means(), "known": pac.after.known}
+        features = {"prototypes": pac.after.means(), "known": pac.after.known.to(torch.int32)}  # a count: see below
         return Message({"z": at.travels(pac.z), "head": head, "h": h, "v": v, **features}), head
 
     stages = (
@@ -156,7 +156,8 @@ def fedpac(options: FedPacOptions, task: Task, cohort: CohortOptions) -> Algorit
         heads = T.map(lambda leaf: torch.tensordot(weights.to(leaf.dtype), leaf, 1), found["head"].stacked())
         heard = Cohort(found.received, torch.zeros_like(found.received))
         rnd.map_reduce(receive, shared=Message({}, {}, {"initial": state.initial}), cohort=heard, inbox=heads)
-        count = found["known"]
+        # Who forges what is divided and what it is divided by forges nothing; whole numbers are told truly.
+        count = found["known"].to(state.known.dtype)
         common = torch.where(count[:, None] > 0, found["prototypes"] / count.clamp(min=1)[:, None], state.prototypes)
         new = State(found["z"], state.initial, common, torch.maximum(state.known, (count > 0).to(count.dtype)))
         return new, {"own_head": float(weights.diagonal().mean())}

@@ -19,7 +19,7 @@
 
 f = floor(byzantine S) of S answers; of buckets, too, any f of which may have an attacker. Krum's theorem asks for 2f + 2 < S,
 which is not demanded: there have to be 2f < S and a nearest other. Median, trimmed mean and Krum take clients as alike, the
-others weigh them as ``of`` does; in a bucket clients count the same, and a bucket weighs what they do together. A geometric
+others weigh them as ``of`` does, also in a bucket, which weighs what they do together; in the paper all weigh the same. A geometric
 median's nu is in the paper an absolute number, too. Norms are bounded without the noise that Sun et al. add. FoolsGold compares
 those heard in an exchange, with kappa = 1; its weighted sum is a mean here, so that the step is not longer the more clients
 there are, and its importance of features is left out. FLTrust takes clients as alike but for their trust; its alpha is the
@@ -135,6 +135,13 @@ def robust(options: RobustOptions, task: Task, cohort: CohortOptions) -> Algorit
             f"{options.attackers(few[-1])} out of account, which is too few: raise cohort.min_responses above that, and "
             f"cohort.invite, or lower algorithm.byzantine, algorithm.bucket or algorithm.keep"
         )
+    most = max(cohort.invite, cohort.min_responses)
+    if options.keep is not None and options.keep > (honest := options.seen(most) - options.attackers(most)):
+        raise ConfigError(
+            f"algorithm.keep={options.keep}: of the {options.seen(most)} updates that it sees of {most} answers, "
+            f"{options.attackers(most)} may be attackers', whom it would average, too: lower it to {honest}, or lower "
+            f"algorithm.byzantine"
+        )
     if options.rule == "mean":
         return inner
     if options.rule == "foolsgold":
@@ -151,7 +158,8 @@ def aggregated(o: RobustOptions, given: Exchange) -> Tree:
         return given.moved(given.shares, given.shares)
     if o.bucket > 1:
         order = rng.permutation(rng.fold(given.key, "buckets"), answers)
-        given = given._replace(uploads=given.uploads.grouped(order.split(o.bucket)))
+        weighted = o.rule in ("geometric_median", "norm_bound")
+        given = given._replace(uploads=given.uploads.grouped(order.split(o.bucket), weighted=weighted))
     if o.rule == "median":
         return given.uploads.median()
     if o.rule == "trimmed_mean":

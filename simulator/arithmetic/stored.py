@@ -29,7 +29,7 @@ class Stored(NamedTuple):
 
     Leaves are tensors, or ``Filed`` ones: ``stacked`` has all in memory. ``device`` is where tiles are computed, None for the CPU.
     ``beside`` is what a reduction that does more than to keep them has made of them. ``replaced`` and ``groups`` say what takes
-    the place of what lies in the blocks, wherever it is read: see the methods of like names.
+    the place of what lies in the blocks, wherever it is read: see the methods of like names; ``counts`` what members do in a group.
     """
 
     blocks: tuple[Tree, ...]
@@ -38,6 +38,7 @@ class Stored(NamedTuple):
     beside: Any = None
     replaced: tuple[Tensor, Tree] | None = None
     groups: tuple[Tensor, ...] | None = None
+    counts: tuple[Tensor, ...] = ()
 
     @property
     def weight(self) -> Tensor:
@@ -54,9 +55,14 @@ class Stored(NamedTuple):
         """Return the uploads of which some, a mask (S,), are all another one."""
         return self._replace(replaced=(rows, upload))
 
-    def grouped(self, groups: tuple[Tensor, ...]) -> Stored:
-        """Return the plain means of groups of the uploads, each the rows of its members, int64: G in the place of S."""
-        return self._replace(groups=groups)
+    def grouped(self, groups: tuple[Tensor, ...], *, weighted: bool = False) -> Stored:
+        """Return the means of groups of the uploads, each the rows of its members, int64: G in the place of S.
+
+        They are plain, or ``weighted`` as clients are, but in a group all of whom weigh nothing.
+        """
+        each = torch.cat(self.weights).double()
+        of_members = [each[g] if weighted and each[g].any() else torch.ones(len(g)).double() for g in groups]
+        return self._replace(groups=groups, counts=tuple(w / w.sum() for w in of_members))
 
     def filed(self, spool: Spool) -> Stored:
         """Return the same uploads, those of large blocks in a file. Raises OSError where the disk is full."""
@@ -71,7 +77,11 @@ class Stored(NamedTuple):
         return found if self.groups is None else T.map(self._grouped, found)
 
     def _grouped(self, v: Tensor) -> Tensor:
-        return v if self.groups is None else torch.stack([v[g].mean(0) for g in self.groups])
+        if self.groups is None:
+            return v
+        return torch.stack(
+            [(T.column(n, v[g]).to(v) * v[g]).sum(0) for g, n in zip(self.groups, self.counts, strict=True)]
+        )
 
     def tiles(self, origin: Tree = None) -> Iterator[tuple[int, slice, Tensor]]:
         """Yield ``(leaf number, coordinates, (S, n) matrix)`` over all coordinates in order; a matrix is there until the next.

@@ -26,8 +26,8 @@ HIGH_IS_BAD = re.compile(
 )
 SPREAD, MERIT = re.compile(r"(^|[_/])(spread|std|gap)(_|$)"), re.compile(r"score(_|$)", re.IGNORECASE)
 VALIDATION = "validation"
-ATTACK = "attack"
-"""The split of examples that an attack is aimed at, with the labels that it wants."""
+AIMED_AT = {"attack": "test", "all_attack": "all"}
+"""Splits of the examples that an attack is aimed at, with the labels that it wants, and of which they are."""
 CHUNK = 500  # fixed, since the chunk decides the bits
 
 
@@ -78,11 +78,11 @@ def of_model(task: Task, z: Tree, data: Mapping[str, Any]) -> dict[str, float]:
 def measured(task: Task, split: str, outputs: Tree, data: Mapping[str, Tensor]) -> Measured:
     """Return the metrics of a split: of all, of sources and targets apart; of the split "test" also by domain.
 
-    Of the split "attack" it is the share of examples that the model says of what the attackers want. Where targets are held out,
-    what can be said of them without labels is said, if the task gives ``probabilities``.
+    Of what an attack is aimed at it is the share of examples that the model says of what the attackers want. Where targets are held
+    out, what can be said of them without labels is said, if the task gives ``probabilities``.
     """
     found, domains = dict(measure(task, outputs, data)), {}
-    if split == ATTACK:
+    if split in AIMED_AT:
         return Measured({"success": found["accuracy"]}, domains)
     if not has_rows(outputs, len(data["y"])):
         return Measured(found, domains)

@@ -106,7 +106,9 @@ def test_rules_are_those_of_the_papers(o, law, models):
     if bucket > 1:
         groups = np.array_split(rng.permutation(rng.fold(KEY, "buckets"), 11).numpy(), range(bucket, 11, bucket))
         assert [len(g) for g in groups[:-1]] == [bucket] * (len(groups) - 1)
-        x, w = np.stack([x[g].mean(0) for g in groups]), np.array([w[g].sum() for g in groups])
+        inside = w if law in (weiszfeld, bounded) else np.ones(11)  # who is taken as alike is so in a bucket, too
+        x = np.stack([inside[g] @ x[g] / inside[g].sum() for g in groups])
+        w = np.array([w[g].sum() for g in groups])
     found = flat(aggregated(o, exchange)) - (flat(exchange.origin) if models else 0)
     np.testing.assert_allclose(found.numpy(), law(x, w, o), rtol=1e-9, atol=1e-9)
 
@@ -286,6 +288,19 @@ def test_too_few_answers_are_refused_before_the_run(given, least):
     if bad:
         with pytest.raises(ConfigError, match=r"raise cohort\.min_responses"):
             build("robust", WHERE.task, CohortOptions(invite=12, min_responses=max(bad)), of=OF, **given)
+
+
+def test_to_keep_more_than_may_be_honest_is_refused():
+    given = {"rule": "multi_krum", "byzantine": 0.2, "of": OF}
+    few = CohortOptions(invite=12, min_responses=10)
+    build("robust", WHERE.task, few, keep=10, **given)
+    with pytest.raises(
+        ConfigError, match=r"keep=11: of the 12 .* of 12 answers, 2 may be attackers'.*: lower it to 10"
+    ):
+        build("robust", WHERE.task, CohortOptions(invite=12, min_responses=11), keep=11, **given)
+    build("robust", WHERE.task, few, keep=4, bucket=2, **given)
+    with pytest.raises(ConfigError, match=r"keep=5: of the 6 updates .* lower it to 4"):
+        build("robust", WHERE.task, few, keep=5, bucket=2, **given)
 
 
 @pytest.mark.parametrize("rule", ["trimmed_mean", "krum", "multi_krum"])

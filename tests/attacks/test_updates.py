@@ -112,6 +112,16 @@ def test_what_a_sum_is_divided_by_is_told_truly(inner):
     torch.testing.assert_close(turned, -2 * plain, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(("attack", "factor"), [(SignFlip(share=0, scale=2.0), -2.0), (Scaled(share=0), 10.0)])
+def test_the_counts_of_prototypes_are_told_truly(attack, factor):
+    algorithm = build("fedpac", WHERE.task, CohortOptions(invite=6), steps=1, head_steps=1, batch_size=7)
+    everybody = attacked(algorithm, Attackers(torch.arange(30)), attack.forged, None)
+    (plain,), (turned,) = (list(records(a, WHERE, 1)) for a in (algorithm, everybody))
+    assert float(plain.state.prototypes.abs().max()) > 0.1
+    torch.testing.assert_close(turned.state.prototypes, factor * plain.state.prototypes)
+    assert torch.equal(turned.state.known, plain.state.known)
+
+
 @pytest.mark.parametrize(("inner", "block"), WAYS)
 @pytest.mark.parametrize("add", [False, True])
 def test_noise_is_normal_of_each_client_its_own(add, inner, block):

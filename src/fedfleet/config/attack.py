@@ -15,7 +15,7 @@ from fedfleet.config.schema import Config
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.attackers import Attackers, drawn
 from fedfleet.simulator.driver.attacked import attacked, can_collude
-from fedfleet.simulator.driver.evaluation import ATTACK, measure
+from fedfleet.simulator.driver.evaluation import AIMED_AT, measure
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.poisoned import Poisoned
 from fedfleet.simulator.population import Population, gather
@@ -50,12 +50,14 @@ class Attacking(NamedTuple):
 
         return Poisoned(population, self.attackers, poison, attack.poisoned_share, self.seed)
 
-    def splits(self, test: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        """Return what the attack's success is measured on."""
-        if not self.attack.poisons:
-            return {}
-        x, y = self.attack.aimed(test["x"], test["y"], self.classes)
-        return {ATTACK: {"x": x, "y": y}}
+    def splits(self, evaluation: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+        """Return what the attack's success is measured on, for each split of test examples."""
+        found = {}
+        for name, split in AIMED_AT.items() if self.attack.poisons else ():
+            if (test := evaluation.get(split)) is not None:
+                x, y = self.attack.aimed(test["x"], test["y"], self.classes)
+                found[name] = {"x": x, "y": y}
+        return found
 
 
 def check_early(config: Config, algorithm: Algorithm) -> None:

@@ -145,7 +145,8 @@ class Prepared:
         self.evaluation, self.final = evaluation_data(config, data, validation), final_data(config, data)
         self.attack = attack.placed(config, self.task, size, self.evaluation["test"], data.test.classes)
         if self.attack is not None:
-            self.evaluation |= self.attack.splits(self.evaluation["test"])
+            self.evaluation |= self.attack.splits(self.evaluation)
+            self.final |= self.attack.splits(self.final)
         self.examples = {
             "shape": list(data.test.x.shape[1:]),
             "classes": data.test.classes,

@@ -126,6 +126,14 @@ def test_attackers_and_their_success_are_in_the_tables(tmp_path):
     assert "eval/attack_success" not in flips.rounds
 
 
+def test_the_last_models_success_is_measured_on_all_test_examples(tmp_path):
+    flip = {"attack": {"kind": "label_flip", "share": 0.2}}
+    every = fedfleet.run(BASE, flip, out=tmp_path / "every").summary["final"]
+    few = fedfleet.run(BASE, {**flip, "evaluation.test_examples": 50}, out=tmp_path / "few").summary["final"]
+    assert few["eval/all_attack_success"] == every["eval/attack_success"] != few["eval/attack_success"]
+    assert not {"eval/all_attack_loss", "eval/all_attack_accuracy"} & set(few)
+
+
 def test_chosen_clients_attack_by_whatever_they_hold():
     x = fedfleet.Experiment(load(BASE, {"attack": {"kind": "label_flip", "clients": [7, 2]}}))
     population = x.setup().population
