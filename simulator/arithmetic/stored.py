@@ -64,6 +64,11 @@ class Stored(NamedTuple):
         of_members = [each[g] if weighted and each[g].any() else torch.ones(len(g)).double() for g in groups]
         return self._replace(groups=groups, counts=tuple(w / w.sum() for w in of_members))
 
+    def first(self, clients: int) -> Stored:
+        """Return the first so many uploads of one block, in memory."""
+        (block,), (weight,) = self.blocks, self.weights
+        return self._replace(blocks=(T.index(block, slice(clients)),), weights=(weight[:clients],))
+
     def filed(self, spool: Spool) -> Stored:
         """Return the same uploads, those of large blocks in a file. Raises OSError where the disk is full."""
         return self._replace(blocks=tuple(spool.keep(b) for b in self.blocks))

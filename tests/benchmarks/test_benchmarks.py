@@ -14,6 +14,7 @@ from benchmarks import (
     cases,
     disk,
     domain_gap,
+    dropout,
     engine,
     examples,
     gpu,
@@ -139,6 +140,23 @@ def test_hiding_clients_is_measured_beside_not_hiding_them(monkeypatch, capsys):
     monkeypatch.setattr(privacy, "measure", lambda *_: found)
     privacy.main([])
     assert f"{found['over']['norm follows']['median']:.2f} times" in capsys.readouterr().out
+
+
+def test_rounds_in_which_clients_drop_out_are_measured_beside_others(monkeypatch, capsys):
+    monkeypatch.setitem(cases.CASES, "mlp", TINY)
+    monkeypatch.setattr(dropout, "CLIENTS", 12)
+    monkeypatch.setattr(dropout, "INVITED", 8)
+    monkeypatch.setattr(dropout, "WARMUP", 1)
+    dropout.main(["--turns", "3", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["ms"]) == ["all answer", "70% answer"]
+    assert list(found["over"]) == ["70% answer"]
+    sizes = dropout.population(TINY).offsets.diff()
+    assert len(sizes) == 12
+    assert 10 <= int(sizes.min()) < 100 < int(sizes.max()) <= 1000
+    monkeypatch.setattr(dropout, "measure", lambda *_: found)
+    dropout.main([])
+    assert f"{found['over']['70% answer']['median']:.2f} times" in capsys.readouterr().out
 
 
 def test_hiding_examples_is_measured_beside_not_hiding_them_and_beside_opacus_where_it_is(monkeypatch, capsys):
