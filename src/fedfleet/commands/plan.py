@@ -24,6 +24,8 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     )
     yield "rounds, seed", f"{x.config.rounds}, {x.config.seed}"
     yield "clients", f"{x.problem.clients:,} with {summary.min_examples} to {summary.max_examples} examples each"
+    if x.root is not None:
+        yield "examples of the server's own", f"{x.root.summary().max_examples:,}"
     if (target := getattr(options(x.config, "domains"), "target", ())) != ():
         told = f"{target}, without labels; {x.problem.clients} of {x.config.population.clients} clients take part"
         if x.problem.sources is not None and x.problem.targets is not None:

@@ -35,10 +35,8 @@ def parted(config: Config, data: Data) -> tuple[Data, InMemoryPopulation | None]
         raise ConfigError(
             f"population.root.examples={root.examples}: of domains.target the server would have no labels: leave one of them out"
         )
-    out, key = (
-        torch.zeros(len(data.train), dtype=torch.bool),
-        rng.fold(rng.key(config.population.partition_seed), "root"),
-    )
+    key = rng.fold(rng.key(config.population.partition_seed), "root")
+    out = torch.zeros(len(data.train), dtype=torch.bool)
     for of, rows, wanted in _kinds(root, data.train):
         if wanted > len(rows):
             raise ConfigError(
@@ -61,7 +59,8 @@ def _kinds(root: C.Root, examples: Examples) -> list[tuple[str, Tensor, int]]:
         return [("training examples", torch.arange(len(examples)), root.examples)]
     if root.label >= examples.classes:
         raise ConfigError(
-            f"population.root.label={root.label}: there are {examples.classes} labels, from 0: leave it out"
+            f"population.root.label={root.label}: there are {examples.classes} labels, from 0: choose one of them, or "
+            f"leave it and bias out"
         )
     biased, mine = round(root.bias * root.examples), examples.y == root.label
     return [

@@ -389,5 +389,4 @@ class Prepared:
     def fingerprint(self) -> str:
         """A digest of the population's numbers, of what a few clients hold and of the data that models are tested on."""
         few = {f"local {name}": column for name, column in own.sampled(self.population).items()}
-        few |= {f"root {name}": column for name, column in (self.root.data if self.root else {}).items()}
         return digest(f"{self.problem.clients} {self.population.summary()}", {**self.evaluation["test"], **few})

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import fedfleet
+from fedfleet.commands.plan import describe
 from fedfleet.config.schema import load
 from fedfleet.datasets.examples import Dataset, Examples
 from fedfleet.experiments.prepared import Prepared
@@ -134,5 +135,6 @@ def test_private_examples_are_clients_and_the_server_learns_from_its_own_without
     }
     x = fedfleet.Experiment(load(BASE, hidden))
     assert [p.work.stages[0].batches.drawn for p in (*x.algorithm.phases, *x.algorithm.server)] == [True, False]
+    assert dict(describe(x))["examples of the server's own"] == "100"
     rounds = x.run(tmp_path / "run").rounds
     assert (rounds["eval/example_epsilon_spent"] > 0).all()
