@@ -4,6 +4,7 @@ import importlib.util
 import json
 from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -103,6 +104,25 @@ def test_the_bare_loop_and_the_engine_find_the_same_model(case, batched):
         moved = float((b - c).abs().max())
         assert moved > 1e-4
         torch.testing.assert_close(a.detach(), b, rtol=0, atol=1e-3 * moved)
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp", "lenet", "cnn"])
+@pytest.mark.parametrize("way", ["vmap", "map"])
+def test_jax_and_the_bare_loop_find_the_same_model(model, way, monkeypatch):
+    pytest.importorskip("jax")
+    monkeypatch.syspath_prepend(Path(peers.__file__).parent)
+    jax_loop = importlib.import_module("jax_loop")
+    like = cases.CASES[model]
+    case = replace(TINY, model=model, shape=like.shape, cohort=2, samples=4, batch=2, epochs=2)
+    net = workload.net(case)
+    before = [p.detach().clone() for p in net.parameters()]
+    run = loops.fedavg(case, net)
+    for t, (found, seconds) in enumerate(jax_loop.rounds(case, way, 2)):
+        run(t)
+        assert seconds > 0
+        for a, b, c in zip([v for layer in found for v in layer], net.parameters(), before, strict=True):
+            torch.testing.assert_close(torch.tensor(a.tolist()), b.detach(), rtol=1e-4, atol=1e-5)
+            assert not torch.equal(b, c)
 
 
 def test_the_engine_answers_with_one_json_object(capsys):
