@@ -199,6 +199,49 @@ def bench(
         json.write_text(dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
+@app.command()
+def invert(
+    source: Annotated[Path, typer.Argument(metavar="CONFIG|RUN", callback=there, help="A YAML file, or a run folder.")],
+    overrides: OverridesArg = None,
+    client: Annotated[
+        int | None, typer.Option(min=0, help="Whose message; the first that is heard, if not given.")
+    ] = None,
+    round_: Annotated[
+        int | None,
+        typer.Option("--round", min=0, help="Of which round: 0, or of a run the one after its last checkpoint."),
+    ] = None,
+    examples: Annotated[int, typer.Option(min=1, help="Rebuild at most so many together, or refuse to.")] = 64,
+    method: Annotated[
+        str, typer.Option(help="cosine (Geiping et al.), dlg, or closed, of a linear first layer.")
+    ] = "cosine",
+    iterations: Annotated[int, typer.Option(min=1, help="Of each restart.")] = 1000,
+    tv: Annotated[float, typer.Option(min=0, help="Weight of the total variation of images (cosine).")] = 0.0,
+    labels: Annotated[str, typer.Option(help="known, or inferred from the last layer.")] = "known",
+    restarts: Annotated[int, typer.Option(min=1, help="Begin so often, from other noise.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="New folder; runs/<name>-inverted if not given.")] = None,
+) -> None:
+    """Rebuild a client's examples from what it sends in one round: what compression, privacy and secure sums are for."""
+    for name, value, choices in (
+        ("method", method, ("cosine", "dlg", "closed")),
+        ("labels", labels, ("known", "inferred")),
+    ):
+        if value not in choices:
+            raise ConfigError(f"--{name} {value!r}: choose {', '.join(choices)}")
+    if out is not None:
+        from fedfleet.experiments.runfolder import check_free
+
+        check_free(out)
+    from fedfleet.commands import invert as inverting
+
+    how: Any = inverting.How(method, iterations, tv, restarts)  # pyright: ignore[reportArgumentType] # looked at above
+    asked = inverting.Asked(client, round_, examples, labels, how)  # pyright: ignore[reportArgumentType]
+    folder = out or _new_folder(source.with_name(f"{source.stem}-inverted"))
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    with _interruptible("nothing was written; the same command begins again"):
+        inverting.run(source, overrides, asked, folder, console, _progress(stderr=True).say)
+    typer.echo(f"{folder}: inversion.json, inversion.safetensors, inversion.png")
+
+
 @app.command(name="list")
 def list_(
     what: Annotated[str, typer.Argument(help="algorithms, attacks, datasets, tasks, trackers or transforms")],
