@@ -74,9 +74,9 @@ def lenet_relu(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) ->
 
 
 def lenet_sigmoid(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:
-    """The smooth LeNet of "Deep leakage from gradients": three 5x5 convolutions (12 channels, strides 2, 2, 1), each with sigmoid, linear.
+    """LeNet as in "Deep leakage from gradients": 5x5 convolutions (12 channels, strides 2, 2, 1) with sigmoid, one linear layer.
 
-    Its weights are drawn between -1/2 and 1/2, as there: 13,506 of them at 28x28.
+    Its 13,426 weights at 28x28 are drawn between -1/2 and 1/2, as there.
     """
     channels, height, width = shape
     flat = 12 * -(-height // 4) * -(-width // 4)

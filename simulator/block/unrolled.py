@@ -1,15 +1,13 @@
 """What one client would send, as a function of its examples that can be differentiated: the client's own code, step by step.
 
-Whoever knows the code of a client, what it was sent and how many examples it has can compute this for examples of their own making
-(Geiping, Bauermeister, Dröge & Moeller, "Inverting gradients: how easy is it to break privacy in federated learning?", NeurIPS 2020,
-Section 6). The order in which the client goes through its examples is not known, and is taken to be that in which they are given,
-in every epoch.
+Whoever knows the code of a client, what it was sent and how many examples it has can compute this for examples of their own making:
+Geiping, Bauermeister, Dröge & Moeller, "Inverting gradients: how easy is it to break privacy in federated learning?", NeurIPS 2020.
+What the client draws, the order of its examples among it, is taken to be known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -56,6 +54,7 @@ def unrolled(
     shared: Message,
     inbox: Tree,
     examples: int,
+    key: Key,
     uplink: tuple[Transform, ...] = (),
     steps: int | None = None,
     limit: int | None = None,
@@ -68,21 +67,20 @@ def unrolled(
         shared: what all clients were sent, in the type that is computed in.
         inbox: what it was sent alone.
         examples: n.
+        key: the client's in this exchange, of what it draws.
         uplink: transforms on the way that can be differentiated.
         steps: replaces the steps of its batch plans.
         limit: steps after which it stops.
 
     """
-    stages = tuple(replace(s, batches=replace(s.batches, shuffle=False, drawn=False)) for s in phase.work.stages)
-    still = replace(phase, work=replace(phase.work, stages=stages))
     count, given, work = torch.tensor([examples]), shared.merged(), phase.work
     rows = LocalData({}, torch.arange(examples)[None], count, torch.zeros(1, dtype=torch.int64))
-    key = rng.key(0)
-    walks = walked(still, rows, rng.fold(key, torch.arange(1)), steps, None if limit is None else torch.tensor([limit]))
+    walks = walked(phase, rows, key[None], steps, None if limit is None else torch.tensor([limit]))
+    begin = rng.fold(key, "begin")
 
     def upload(x: Tensor, y: Tensor) -> Mapping[str, Tree]:
-        carry = work.begin(given, None, inbox, key)
-        for stage, walk in zip(stages, walks, strict=True):
+        carry = work.begin(given, None, inbox, begin)
+        for stage, walk in zip(work.stages, walks, strict=True):
             for k, at in enumerate(map(Schedule._make, zip(*(field[0] for field in walk), strict=True))):
                 whole = Batch(gather({"x": x, "y": y}, at.rows), at.weight.to(x.dtype))
                 batch: Any = whole.split(stage.batches.per_step) if stage.batches.per_step > 1 else whole

@@ -1,8 +1,8 @@
 """What a curious server can set out from to rebuild a client's examples: what it has of the client in one round, and what it knows.
 
 It knows the model and whatever else it sent, the client's code with its rates, steps and batches, how many examples the client has,
-what transforms have done to the message, and the range of the examples. It does not know the examples, the order of batches, or
-what clients draw.
+what transforms have done to the message, and the range of the examples. To be on the safe side it knows what the client draws, too,
+such as the order of its examples, but for the noise that is to hide them. It does not know the examples.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fedfleet.config.schema import named, options
 from fedfleet.experiments import learnt
 from fedfleet.experiments.prepared import Prepared
 from fedfleet.simulator.algorithm import Algorithm
+from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Total
 from fedfleet.simulator.arithmetic.tree import Tree
@@ -27,7 +28,7 @@ from fedfleet.simulator.block.uplink import SERVERS, alike, compressible
 from fedfleet.simulator.driver.examples import Gradients, private_examples
 from fedfleet.simulator.driver.overheard import Exchange, overheard, total, upload
 from fedfleet.simulator.driver.simulate import Position
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.population import decode, gather
 from fedfleet.simulator.work import BUFFERS, Message, Phase
 from fedfleet.tasks.models import first_linear
@@ -135,6 +136,7 @@ def attacked(x: Prepared, at: Position, client: int | None, most: int, dtype: to
     partial = any(getattr(t, "partial", False) for t in wrapped.uplink)
     compared = observed != 0 if partial else None
     simulate = _simulation(x, exchange, plain, wrapped, _cast(shared, dtype), clients.tolist(), counts, slots)
+    _check_simulation(x, simulate, data["x"].to(dtype), data["y"])
     test = x.evaluation["test"]
     return Attacked(
         client=client,
@@ -156,7 +158,7 @@ def _as_known(x: Prepared, algorithm: Algorithm, phase: str) -> Phase:
     """Return the phase as its code is known: where examples are hidden, gradients are clipped, and the noise is not known."""
     if (hides := x.config.example_privacy) is not None:
         stages = {(p.name, i): CALLS for p in algorithm.phases for i in range(len(p.work.stages))}
-        made = Gradients(hides.clip_norm, 0.0, drawn=False, calls=stages)
+        made = Gradients(hides.clip_norm, 0.0, drawn=hides.batches == "drawn", calls=stages)
         algorithm = private_examples(algorithm, made)
     return next(p for p in algorithm.phases if p.name == phase)
 
@@ -170,6 +172,22 @@ def _check_phase(x: Prepared, phase: Phase) -> None:
     if not all(stage.batches.works for stage in phase.work.stages):
         raise ConfigError(
             f"algorithm.name={name!r}: its clients look at examples that they hold out, too: choose another, such as fedavg"
+        )
+
+
+def _check_simulation(
+    x: Prepared, simulate: Callable[[Tensor, Tensor], Tensor], examples: Tensor, labels: Tensor
+) -> None:
+    """Refuse client code whose message cannot be differentiated by its examples."""
+    try:
+        sent = simulate(examples.clone().requires_grad_(), labels)
+        why = "" if sent.requires_grad else "it does not depend on them"
+    except (ValueError, TypeError, KeyError, RuntimeError, NotImplementedError) as e:
+        why = one_line(e)
+    if why:
+        name = named(x.config, "algorithm")
+        raise ConfigError(
+            f"algorithm.name={name!r}: what a client sends first cannot be differentiated by its examples ({why}): choose another"
         )
 
 
@@ -227,7 +245,8 @@ def _simulation(
         block, row = exchange.place(client)
         inbox = None if block.inbox is None else T.index(block.inbox, row)
         limit = None if block.limit is None else int(block.limit[row])
-        works.append(unrolled(plain, x.task, shared, inbox, n, uplink, block.steps, limit))
+        key = rng.fold(block.key, client, block.copies[row])
+        works.append(unrolled(plain, x.task, shared, inbox, n, key, uplink, block.steps, limit))
     weight = counts.double() if plain.weight == "num_examples" else torch.ones(len(counts), dtype=torch.float64)
     adds_up = all(isinstance(plain.reduce[s], Total) for s in slots)
     shares = (torch.ones_like(weight) if adds_up else weight / weight.sum()).tolist()

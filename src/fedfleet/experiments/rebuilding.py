@@ -1,9 +1,10 @@
 """Rebuild examples from what a client sent, by looking for such as would have made it send the same; and say how alike they are.
 
-Zhu, Liu & Han, "Deep leakage from gradients", NeurIPS 2019 (DLG); Zhao, Mopuri & Bilen, "iDLG: improved deep leakage from gradients",
-2020; Geiping, Bauermeister, Dröge & Moeller, "Inverting gradients: how easy is it to break privacy in federated learning?", NeurIPS
-2020, Eq. 4 and Proposition 3.1; of a batch's labels Wainakh et al., "User-level label leakage from gradients", PETS 2022, here with
-the client's own code in the place of their estimate of what a label adds; SSIM: Wang, Bovik, Sheikh & Simoncelli, 2004.
+Zhu, Liu & Han, "Deep leakage from gradients", NeurIPS 2019 (DLG); Zhao, Mopuri & Bilen, "iDLG: improved deep leakage from
+gradients", 2020; Geiping, Bauermeister, Dröge & Moeller, "Inverting gradients: how easy is it to break privacy in federated
+learning?", NeurIPS 2020, Eq. 4 and Proposition 3.1; of a batch's labels Wainakh et al., "User-level label leakage from gradients",
+PETS 2022, here with the client's own code in the place of their estimate of what a label adds; SSIM: Wang, Bovik, Sheikh &
+Simoncelli, 2004.
 
     paper            here
     x, y             examples (n, ...), labels (n,)
@@ -140,7 +141,7 @@ def _by_length(
 
     for i in range(how.iterations):
         before = x.detach().clone()
-        distance = float(optimizer.step(loss))  # pyright: ignore[reportArgumentType] # of before the step
+        distance = float(optimizer.step(loss).detach())  # pyright: ignore[reportArgumentType] # of before the step
         if not distance < float("inf"):  # it has run away
             break
         if distance < least.distance:
@@ -179,7 +180,7 @@ def inferred(observed: Tensor, by_label: Tensor, n: int) -> Tensor:
 
 
 def matched(originals: Tensor, found: Tensor) -> Tensor:
-    """Return which of the rebuilt examples (m, ...) stands for each original (n, ...), int64 (n,): of least squared error in all."""
+    """Return which rebuilt example (m, ...) stands for each original (n, ...), int64 (n,): of least squared error in all."""
     from scipy.optimize import linear_sum_assignment  # here, for it takes its time to import
 
     a, b = originals.double().flatten(1), found.double().flatten(1)
@@ -198,7 +199,7 @@ def psnr(errors: Tensor, width: float) -> Tensor:
 
 
 def ssim(a: Tensor, b: Tensor, width: float) -> Tensor:
-    """Return the structural similarity (n,) of images (n, c, h, w) of at least 11 x 11 pixels: Gaussian windows, means of channels."""
+    """Return the structural similarity (n,) of images (n, c, h, w) of at least 11 x 11 pixels, in Gaussian windows."""
     a, b = a.double(), b.double()
     at = torch.arange(WINDOW, dtype=torch.float64) - WINDOW // 2
     line = torch.exp(-at.square() / (2 * SPREAD**2))
