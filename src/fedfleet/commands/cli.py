@@ -23,6 +23,7 @@ ABOUT = "Simulate federated learning over very many unreliable devices."
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT)
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 PLAIN_WIDTH = 140  # of tables that do not go to a terminal
+METHODS = ("cosine", "dlg", "closed")  # of invert
 
 
 class Interrupted(Exception):
@@ -214,27 +215,29 @@ def invert(
     method: Annotated[
         str, typer.Option(help="cosine (Geiping et al.), dlg, or closed, of a linear first layer.")
     ] = "cosine",
-    iterations: Annotated[int, typer.Option(min=1, help="Of each restart.")] = 1000,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Of each restart: 1000, or 60 of dlg, if not given.")
+    ] = None,
     tv: Annotated[float, typer.Option(min=0, help="Weight of the total variation of images (cosine).")] = 0.0,
     labels: Annotated[str, typer.Option(help="known, or inferred from the last layer.")] = "known",
-    restarts: Annotated[int, typer.Option(min=1, help="Begin so often, from other noise.")] = 1,
+    restarts: Annotated[
+        int | None, typer.Option(min=1, help="Begin so often, from other noise; once if not given.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="New folder; runs/<name>-inverted if not given.")] = None,
 ) -> None:
     """Rebuild a client's examples from what it sends in one round: what compression, privacy and secure sums are for."""
-    for name, value, choices in (
-        ("method", method, ("cosine", "dlg", "closed")),
-        ("labels", labels, ("known", "inferred")),
-    ):
-        if value not in choices:
-            raise ConfigError(f"--{name} {value!r}: choose {', '.join(choices)}")
+    if labels not in ("known", "inferred"):
+        raise ConfigError(f"--labels {labels!r}: choose known, inferred")
+    if method not in METHODS:
+        raise ConfigError(f"--method {method!r}: choose {', '.join(METHODS)}")
     if out is not None:
         from fedfleet.experiments.runfolder import check_free
 
         check_free(out)
     from fedfleet.commands import invert as inverting
 
-    how: Any = inverting.How(method, iterations, tv, restarts)  # pyright: ignore[reportArgumentType] # looked at above
-    asked = inverting.Asked(client, round_, examples, labels, how)  # pyright: ignore[reportArgumentType]
+    how = inverting.search(method, iterations, tv, restarts)
+    asked: Any = inverting.Asked(client, round_, examples, labels, how)  # pyright: ignore[reportArgumentType] # looked at above
     folder = out or _new_folder(source.with_name(f"{source.stem}-inverted"))
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     with _interruptible("nothing was written; the same command begins again"):

@@ -53,6 +53,7 @@ from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.executors.local import LocalExecutor
 
 PLAIN_EVERY_S = 5.0
+ITERATIONS = {"cosine": 1000, "dlg": 60}
 FEW = 20  # examples that have a row of the table
 
 
@@ -74,6 +75,16 @@ class Outcome(NamedTuple):
     found: Tensor
     numbers: dict[str, Any]
     seconds: float
+
+
+def search(method: Any, iterations: int | None, tv: float, restarts: int | None) -> How:
+    """Return how is looked, of what was given. Raises ConfigError for options that the method does not take."""
+    if method == "closed":
+        for name, value in (("iterations", iterations), ("restarts", restarts)):
+            if value is not None:
+                raise ConfigError(f"--{name} {value}: method closed does not search: leave it out")
+        return How(method, 0, tv, 0)
+    return How(method, iterations or ITERATIONS[method], tv, restarts or 1)
 
 
 def invert(source: Path, overrides: list[str] | None, asked: Asked, tell: Callable[[str], None]) -> Outcome:
@@ -258,7 +269,8 @@ def tables(done: Outcome) -> Iterator[Table]:
     table = Table(title=f"client {n['client']}, round {n['round']}", show_header=False)
     summed = n["clients_in_what_is_seen"] > 1
     labels = f"{n['labels']}, {n['labels_right']} of {len(n['examples'])} right"
-    rows = {"seen": n["seen"], "method": f"{n['method']}, {n['iterations']} iterations, {n['restarts']} restarts"}
+    often = f", {n['iterations']} iterations" + (f", {n['restarts']} times" if n["restarts"] > 1 else "")
+    rows = {"seen": n["seen"], "method": n["method"] + (often if n["iterations"] else "")}
     rows |= {"labels": labels, "distance, by angle": f"{n['cosine_distance']:.3g}", "rebuilt": _told(n["mean"])}
     rows |= {"all in the sum": _told(n["mean_of_all_in_the_sum"])} if summed else {}
     rows |= {"mean image of the label": _told(n["mean_of_blind_guess"]), "seconds": f"{done.seconds:,.1f}"}

@@ -123,7 +123,7 @@ def attacked(x: Prepared, at: Position, client: int | None, most: int, dtype: to
             f"--examples {most}: {whose} {len(owner):,} to be rebuilt together: give more (it takes as many times as long), or let "
             f"clients have fewer, such as by population.clients"
         )
-    came = upload(setup, exchange, client) if alone else total(setup, exchange, plain)
+    came = upload(setup.placed(), exchange, client) if alone else total(setup.placed(), exchange, plain)
     shared = replace(exchange.shared, known={k: v for k, v in exchange.shared.known.items() if k != SERVERS})
     slots = [s for s, tree in came.items() if alike(tree, shared.send.get(s)) or alike(tree, x.z)]
     if not slots:
@@ -272,8 +272,10 @@ def _parts(x: Prepared, came: Mapping[str, Tree], slots: list[str]) -> Parts:
     net = getattr(x.task, "net", None)
     layer = None if net is None else first_linear(net())
     first = None if layer is None else (f"x.{layer}.weight", f"x.{layer}.bias")
+    biases = places.get(head[0]) if head else None
+    whole = biases is not None and biases.stop - biases.start == x.examples["classes"]
     return Parts(
-        places.get(head[0]) if head else None,
+        biases if whole else None,
         None if first is None or not places.keys() >= {*first} else (places[first[0]], places[first[1]]),
     )
 

@@ -43,9 +43,11 @@ def told(folder: Path) -> dict:
     return json.loads((folder / "inversion.json").read_text())
 
 
-@pytest.mark.parametrize(("method", "more"), [("closed", []), ("dlg", []), ("cosine", ["--tv", "1e-7"])])
+@pytest.mark.parametrize(
+    ("method", "more"), [("closed", []), ("dlg", []), ("cosine", ["--tv", "1e-7", "--iterations", 400])]
+)
 def test_one_example_of_a_linear_net_is_rebuilt(command, one, method, more):
-    status, out, err = command("invert", one, "--method", method, "--iterations", 400, *more, "--labels", "inferred")
+    status, out, err = command("invert", one, "--method", method, *more, "--labels", "inferred")
     assert status == 0, err
     folder = Path("runs/one-inverted")
     seen, numbers = load_file(folder / "inversion.safetensors"), told(folder)
@@ -126,6 +128,7 @@ def test_an_interruption_leaves_nothing(command, one, monkeypatch):
     ("words", "said"),
     [
         (["--method", "magic"], "--method 'magic': choose cosine, dlg, closed"),
+        (["--method", "closed", "--restarts", "2"], "--restarts 2: method closed does not search: leave it out"),
         (["--labels", "some"], "--labels 'some': choose known, inferred"),
         (["--round", "3"], "--round 3: the run has rounds 0 to 2: choose one of them"),
         (["--method", "dlg", "--tv", "1"], "--tv 1: total variation is not for method dlg: leave it out"),

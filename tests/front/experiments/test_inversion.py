@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from fedfleet.config.schema import load
 from fedfleet.experiments.inversion import attacked, check
 from fedfleet.experiments.prepared import Prepared
 from fedfleet.experiments.rebuilding import inferred, matched, psnr, ssim
+from fedfleet.simulator.algorithm import Exchanging
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.overheard import overheard, total, upload
 from fedfleet.simulator.driver.simulate import Position, play, start
@@ -100,7 +101,7 @@ def test_it_is_to_the_bit_what_the_server_gets(given):
 @pytest.mark.parametrize("execute", [False, True])
 def test_of_a_secure_sum_it_is_the_mean_that_the_server_learns(execute):
     secure = {"secure_aggregation": {"bits": 12, "clip": 0.3, "dropout": {"masked": 0.2}, "execute": execute}}
-    x = made(**WHOLE, **secure, **{"cohort.invite": 12})
+    x = made(**WHOLE, **secure, **{"cohort.invite": 8})
     at = begun(x, 1)
     exchange = overheard(x.algorithm, at, x.problem, x.conditions())
     executor = LocalExecutor()
@@ -136,6 +137,20 @@ def test_the_clients_own_examples_explain_it(given, close):
     assert float((came - at.observed).norm()) <= close * float(at.observed.norm())
     others = at.simulate(at.x.flip(-1), at.y)
     assert float((others - at.observed).norm()) > 0.05 * float(at.observed.norm())
+
+
+def test_a_round_may_ask_for_other_numbers_of_steps():
+    x = made()
+    whole = x.algorithm
+
+    class Turn(Exchanging):
+        def map_reduce(self, phase: Any, **given: Any) -> Any:
+            return super().map_reduce(phase, **{**given, "steps": 7})
+
+    phases = {p.name: p for p in whole.phases}
+    x.algorithm = whole._replace(round=lambda state, rnd: whole.round(state, cast(Any, Turn(rnd, phases))))
+    at = attacked(x, begun(x), None, 64)
+    assert torch.allclose(at.simulate(at.x, at.y), at.observed, atol=1e-6)
 
 
 def test_labels_are_told_by_the_last_layers_biases():
