@@ -117,7 +117,7 @@ def _by_angle(
         rate.step()
         with torch.no_grad():
             x.clamp_(*box)
-        tell(i, float(distance))
+        tell(i, float(distance.detach()))
     return Found(x.detach(), float(cosine(simulate(x.detach(), y), observed)))
 
 
