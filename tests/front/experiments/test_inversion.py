@@ -20,6 +20,7 @@ from fedfleet.simulator.driver.overheard import overheard, total, upload
 from fedfleet.simulator.driver.simulate import Position, play, start
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.executors.local import LocalExecutor
+from fedfleet.simulator.population import decode
 
 TINY = {
     "rounds": 3,
@@ -207,6 +208,12 @@ def test_who_is_not_heard_and_too_many_examples_are_refused():
         ConfigError, match=rf"^--client {other}: it is not heard in round 0: choose one of {heard[0]}, "
     ):
         attacked(x, at, other, 64)
-    assert [attacked(x, at, c, 64).client for c in (None, heard[2])] == [heard[0], heard[2]]
+    first, third = attacked(x, at, None, 64), attacked(x, at, heard[2], 64)
+    assert [first.client, third.client] == [heard[0], heard[2]]
+    test, label = x.evaluation["test"], int(first.y[0])
+    assert torch.allclose(
+        first.blind[0], decode(test["x"][test["y"] == label]).double().mean(0)
+    )  # all that the label tells
+    assert first.box == (-1.0, 1.0)
     with pytest.raises(ConfigError, match=r"^--examples 1: client \d+ has [2-8] to be rebuilt together: give more"):
         attacked(x, at, None, 1)
