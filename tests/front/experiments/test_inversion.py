@@ -13,8 +13,9 @@ from torch import Tensor
 from fedfleet.config.schema import load
 from fedfleet.experiments.inversion import attacked, check
 from fedfleet.experiments.prepared import Prepared
-from fedfleet.experiments.rebuilding import inferred, matched, psnr, ssim
+from fedfleet.experiments.rebuilding import How, inferred, matched, psnr, rebuilt, ssim
 from fedfleet.simulator.algorithm import Exchanging
+from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.overheard import overheard, total, upload
 from fedfleet.simulator.driver.simulate import Position, play, start
@@ -160,6 +161,19 @@ def test_labels_are_told_by_the_last_layers_biases():
     seen = torch.tensor([0.5, 0.0, 0.375, 0.125]) @ moves
     assert inferred(seen, moves, 8).tolist() == [0, 0, 0, 0, 2, 2, 2, 3]
     assert inferred(seen + torch.tensor([0.02, 0.03, -0.03, -0.02]), moves, 8).tolist() == [0, 0, 0, 0, 2, 2, 2, 3]
+
+
+def test_the_nearest_of_several_starts_is_kept():
+    def simulate(x: Tensor, y: Tensor) -> Tensor:
+        return torch.sin(3 * x).sum(0)
+
+    wanted, shape = torch.tensor([1.0, -2.0]), (3, 2)
+    found = [
+        rebuilt(simulate, wanted, shape, torch.zeros(3), (-1.0, 1.0), How("dlg", 1, 0.0, n), rng.key(1)).distance
+        for n in range(1, 7)
+    ]
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < found[0]
 
 
 def test_examples_are_matched_and_compared():
