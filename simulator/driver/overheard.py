@@ -74,13 +74,14 @@ class _Tap(LocalExecutor):
 
 
 def overheard(algorithm: Algorithm, at: Position, problem: Problem, conditions: Conditions) -> Exchange:
-    """Return the first exchange of the next round. Raises what ``play`` does."""
+    """Return the first exchange of the next round, and leave the position as it was. Raises what ``play`` does."""
+    before = at.memory.remembered()
     try:
         play(algorithm, at, problem, conditions, _Tap(threads=None))
     except _Stopped as e:
         return e.exchange
     finally:
-        at.memory.discard()
+        at.memory.restore(before)  # what a selection remembers, too, which outlasts a round that is void
     raise FedfleetError(f"round {at.index}: nobody is asked for anything")
 
 

@@ -97,13 +97,14 @@ def test_of_a_secure_sum_all_are_rebuilt_together(command, one):
 
 
 def test_a_run_is_attacked_from_its_checkpoint(command, one):
-    run = fedfleet.run(one, {"rounds": 2, "checkpoint.every_s": None}, out="run").folder
+    turns = "selection=round_robin"  # which remembers whose turn it is
+    run = fedfleet.run(one, {"rounds": 2, "checkpoint.every_s": None, "selection": "round_robin"}, out="run").folder
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     asked = ("--method", "closed")
     assert command("invert", run, *asked, "--out", "next")[0] == 0
     assert command("invert", run, *asked, "--round", 1, "--out", "first")[0] == 0
     for number, out in ((1, "first"), (2, "next")):
-        assert command("invert", one, *asked, "--round", number, "--out", f"of-{out}")[0] == 0
+        assert command("invert", one, turns, *asked, "--round", number, "--out", f"of-{out}")[0] == 0
         a, b = load_file(f"{out}/inversion.safetensors"), load_file(f"of-{out}/inversion.safetensors")
         assert all(a[k].equal(b[k]) for k in ("seen", "originals", "rebuilt"))
         assert told(Path(out))["round"] == number

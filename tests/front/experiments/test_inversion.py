@@ -78,7 +78,7 @@ class Recording(LocalExecutor):
     "given",
     [
         {},
-        {"executor.inner": "serial"},
+        {"executor.inner": "serial", "selection": "round_robin"},
         {
             "transforms.up": [{"name": "top_k", "share": 0.1, "feedback": True}],
             "availability": {"kind": "bernoulli", "rate": 0.7},
