@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree, rng
 from fedfleet.tasks.losses import cross_entropy, scored
-from fedfleet.tasks.models import SMALLEST_SIDE, build
+from fedfleet.tasks.models import POOLED, build
 from fedfleet.tasks.options import DataShape, ModelOptions, Width
 from fedfleet.tasks.pooling import MaxPool2
 from fedfleet.tasks.stateful import buffers, called, prepared, under_way, weighing
@@ -51,10 +51,10 @@ class AttentiveOptions(ModelOptions):
 
     @model_validator(mode="after")
     def _has_maps(self) -> AttentiveOptions:
-        if self.model not in SMALLEST_SIDE:
+        if self.model not in POOLED:
             raise ValueError(
-                f"model={self.model} has no convolutions, whose maps have styles and places: choose one of "
-                f"{', '.join(SMALLEST_SIDE)}"
+                f"model={self.model} has no convolutions with poolings, whose maps have styles and places: choose one of "
+                f"{', '.join(POOLED)}"
             )
         return self
 

@@ -18,7 +18,7 @@ from fedfleet.tasks.body_and_head import BodyAndHead
 from fedfleet.tasks.losses import cross_entropy, scored
 from fedfleet.tasks.maker import Maker, of_path
 from fedfleet.tasks.mixstyle import MixStyleOptions, with_mixstyle
-from fedfleet.tasks.models import SMALLEST_SIDE, build, checked_leaves, is_linear, leaves
+from fedfleet.tasks.models import POOLED, build, checked_leaves, is_linear, leaves
 from fedfleet.tasks.options import DataShape, ModelOptions
 from fedfleet.tasks.own_heads import own_heads, with_residual
 from fedfleet.tasks.pretrained import NETS, Norm, Weights, classifier
@@ -31,8 +31,8 @@ class ClassificationOptions(ModelOptions):
     """Which net, a small one or one of torchvision's for photographs, and what is done to its features in training."""
 
     model: str = "mlp"
-    """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, convnet; torchvision's mobilenet_v2, resnet18, resnet50, resnet101; or
-    module:name of a function or class of your own that makes a net."""
+    """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, lenet_sigmoid, convnet; torchvision's mobilenet_v2, resnet18, resnet50,
+    resnet101; or module:name of a function or class of your own that makes a net."""
     arguments: dict[str, Any] | None = None
     """What one's own is called with; ``seed``, ``shape`` (of an example) and ``classes`` it is told besides, if it names
     them."""
@@ -73,10 +73,10 @@ class ClassificationOptions(ModelOptions):
             raise ValueError("norm=frozen keeps statistics that weights=random has none of: choose batch or group")
         if self.model in NETS and self.init != "drawn":
             raise ValueError(f"init={self.init} is not for model={self.model}, which has weights: leave it out")
-        if self.mixstyle is not None and self.model not in SMALLEST_SIDE:
+        if self.mixstyle is not None and self.model not in POOLED:
             raise ValueError(
                 f"mixstyle is for small nets with convolutions, which model={self.model} is not: choose "
-                f"{', '.join(SMALLEST_SIDE)}, or leave mixstyle out"
+                f"{', '.join(POOLED)}, or leave mixstyle out"
             )
         return self
 

@@ -73,6 +73,24 @@ def lenet_relu(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) ->
     return Net(*lenet(shape, classes, hidden).children(), nn.ReLU())
 
 
+def lenet_sigmoid(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:
+    """LeNet as in "Deep leakage from gradients": 5x5 convolutions (12 channels, strides 2, 2, 1) with sigmoid, one linear layer.
+
+    Its 13,426 weights at 28x28 are drawn between -1/2 and 1/2, as there.
+    """
+    channels, height, width = shape
+    flat = 12 * -(-height // 4) * -(-width // 4)
+    net = Net(
+        *(nn.Conv2d(channels, 12, 5, padding=2, stride=2), nn.Sigmoid()),
+        *(nn.Conv2d(12, 12, 5, padding=2, stride=2), nn.Sigmoid()),
+        *(nn.Conv2d(12, 12, 5, padding=2), nn.Sigmoid()),
+        *(nn.Flatten(), nn.Linear(flat, classes)),
+    )
+    for p in net.parameters():
+        nn.init.uniform_(p, -0.5, 0.5)
+    return net
+
+
 def convnet(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:
     """Three 3x3 convolutions (32, 64, 64), two poolings, linear 64, classes: CDMA's CIFAR-10 net, 122,570 weights at 3x32x32."""
     channels, height, width = shape
@@ -92,10 +110,13 @@ MODELS: dict[str, Callable[[tuple[int, ...], int, tuple[int, ...]], nn.Module]] 
     "cnn_bn": cnn_bn,
     "lenet": lenet,
     "lenet_relu": lenet_relu,
+    "lenet_sigmoid": lenet_sigmoid,
     "convnet": convnet,
 }
-SMALLEST_SIDE = {"cnn": 4, "cnn_bn": 4, "lenet": 16, "lenet_relu": 16, "convnet": 18}
-"""The least height and width that a convolutional net can take."""
+POOLED = {"cnn": 4, "cnn_bn": 4, "lenet": 16, "lenet_relu": 16, "convnet": 18}
+"""The least height and width that a convolutional net with poolings can take."""
+SMALLEST_SIDE = {**POOLED, "lenet_sigmoid": 4}
+"""The same of all convolutional nets."""
 
 
 def build(

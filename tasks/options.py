@@ -23,7 +23,7 @@ class ModelOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     model: str = "mlp"
-    """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, convnet."""
+    """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, lenet_sigmoid, convnet."""
     hidden: tuple[Width, ...] = (64,)
     """Widths of the hidden layers (mlp only)."""
     init: Literal["drawn", "zero"] = "drawn"

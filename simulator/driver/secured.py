@@ -115,16 +115,30 @@ class _Secured(Exchanging):
         self.rebuilt += went.rebuilt
         self.clipped += float(found[CLIPPED])
         self.numbers += heard * secure.numbers
-        values = {slot: v for slot, v in found.values.items() if slot != CLIPPED}
+        values = dict(found.values)
         if secure.execute:
+            del values[CLIPPED]
             values = _executed(values, secure, went, positions(found.received, cohort.clients), self.key)
-        total = _Sum({s: _centred(v, _bits(secure, s)) for s, v in values.items()}, heard)
-        known = {**shared.known, **shared.send}
-        came = {
-            slot: _decoded(slot, r, total, secure, known.get(slot), self._sent[phase.name][slot])
-            for slot, r in phase.reduce.items()
-        }
+        came = opened(values, heard, secure, phase.reduce, shared, self._sent[phase.name])
         return found._replace(values=came)
+
+
+def opened(
+    sums: Mapping[str, Tree],
+    clients: int,
+    secure: Secure,
+    reduce: Mapping[str, Any],
+    shared: Message,
+    sent: Mapping[str, Tree] | None = None,
+) -> dict[str, Tree]:
+    """Return what the reductions of slots would, of the sums of integers of so many clients that were sent ``shared``.
+
+    ``sent`` has the shapes and types that a client sends; without, those of the sums as float32, or of what was sent alike.
+    """
+    total = _Sum({s: _centred(v, _bits(secure, s)) for s, v in sums.items() if s != CLIPPED}, clients)
+    known = {**shared.known, **shared.send}
+    like = sent or {s: known[s] if alike(v, known.get(s)) else T.map(Tensor.float, v) for s, v in total.values.items()}
+    return {slot: _decoded(slot, r, total, secure, known.get(slot), like[slot]) for slot, r in reduce.items()}
 
 
 def _decoded(slot: str, reduction: Any, total: _Sum, secure: Secure, origin: Tree, like: Tree) -> Tree:

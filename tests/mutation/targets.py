@@ -12,6 +12,7 @@ RESPONSES = [f"{F}partial_work.py", f"{F}devices.py", f"{A}unreliable.py", f"{A}
 SENT = ["tests/transforms/test_transforms.py", "tests/transforms/test_algorithms.py"]
 ATTACKS = ["tests/attacks/test_updates.py", "tests/attacks/test_poison.py", "tests/front/config/test_attack_config.py"]
 SECURED = ["tests/simulator/driver/test_secured.py", "tests/front/config/test_secure_aggregation.py"]
+INVERTED = ["tests/front/experiments/test_inversion.py", "tests/front/commands/test_invert.py"]
 BUFFER = [f"{F}buffer.py", f"{A}fedbuff.py", f"{A}events.py"]
 
 OPTIONS = f"{A}options.py"
@@ -102,6 +103,7 @@ _HELD: dict[str, list[str]] = {
     "transforms/rotation.py": SENT[:1],
     "transforms/sparse.py": SENT[:1],
     "transforms/vectors.py": SENT,
+    "simulator/block/unrolled.py": INVERTED[:1],
     "simulator/block/uplink.py": SENT,
     "simulator/block/forged.py": ATTACKS[:1],
     "simulator/block/masked.py": SECURED[:1],
@@ -114,6 +116,7 @@ _HELD: dict[str, list[str]] = {
     "simulator/driver/secured.py": SECURED,
     "simulator/driver/downlink.py": ["tests/transforms/test_downlink.py"],
     "simulator/driver/examples.py": ["tests/simulator/driver/test_examples.py"],
+    "simulator/driver/overheard.py": INVERTED[:1],
     "simulator/driver/privacy.py": ["tests/simulator/driver/test_privacy.py"],
     "simulator/fleet/availability.py": ONLINE[3:],
     "simulator/fleet/buffer.py": BUFFER,

@@ -23,6 +23,7 @@ ABOUT = "Simulate federated learning over very many unreliable devices."
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT)
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 PLAIN_WIDTH = 140  # of tables that do not go to a terminal
+METHODS = ("cosine", "dlg", "closed")  # of invert
 
 
 class Interrupted(Exception):
@@ -197,6 +198,51 @@ def bench(
     show(found, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
     if json is not None:
         json.write_text(dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+@app.command()
+def invert(
+    source: Annotated[Path, typer.Argument(metavar="CONFIG|RUN", callback=there, help="A YAML file, or a run folder.")],
+    overrides: OverridesArg = None,
+    client: Annotated[
+        int | None, typer.Option(min=0, help="Whose message; the first that is heard, if not given.")
+    ] = None,
+    round_: Annotated[
+        int | None,
+        typer.Option("--round", min=0, help="Of which round: 0, or of a run the one after its last checkpoint."),
+    ] = None,
+    examples: Annotated[int, typer.Option(min=1, help="Rebuild at most so many together, or refuse to.")] = 64,
+    method: Annotated[
+        str, typer.Option(help="cosine (Geiping et al.), dlg, or closed, of a linear first layer.")
+    ] = "cosine",
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Of each restart: 1000, or 60 of dlg, if not given.")
+    ] = None,
+    tv: Annotated[float, typer.Option(min=0, help="Weight of the total variation of images (cosine).")] = 0.0,
+    labels: Annotated[str, typer.Option(help="known, or inferred from the last layer.")] = "known",
+    restarts: Annotated[
+        int | None, typer.Option(min=1, help="Begin so often, from other noise; once if not given.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="New folder; runs/<name>-inverted if not given.")] = None,
+) -> None:
+    """Rebuild a client's examples from what it sends in one round: what compression, privacy and secure sums are for."""
+    if labels not in ("known", "inferred"):
+        raise ConfigError(f"--labels {labels!r}: choose known, inferred")
+    if method not in METHODS:
+        raise ConfigError(f"--method {method!r}: choose {', '.join(METHODS)}")
+    if out is not None:
+        from fedfleet.experiments.runfolder import check_free
+
+        check_free(out)
+    from fedfleet.commands import invert as inverting
+
+    how = inverting.search(method, iterations, tv, restarts)
+    asked: Any = inverting.Asked(client, round_, examples, labels, how)  # pyright: ignore[reportArgumentType] # looked at above
+    folder = out or _new_folder(source.with_name(f"{source.stem}-inverted"))
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    with _interruptible("nothing was written; the same command begins again"):
+        inverting.run(source, overrides, asked, folder, console, _progress(stderr=True).say)
+    typer.echo(f"{folder}: inversion.json, inversion.safetensors, inversion.png")
 
 
 @app.command(name="list")
