@@ -167,15 +167,15 @@ def paper(
 def bench(
     config: ConfigArg,
     overrides: OverridesArg = None,
-    tune: Annotated[
-        bool, typer.Option("--tune", help="Measure which executor.inner and executor.block_size are fastest.")
+    rules: Annotated[
+        bool, typer.Option("--rules", help="Measure which executor.inner and executor.block_size are fastest.")
     ] = False,
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, help="Timed rounds; by default a few, and with --tune up to 30 of each candidate."),
+        typer.Option(min=1, help="Timed rounds; by default a few, and with --rules up to 30 of each candidate."),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(min=0, help="Begin no round after so many seconds; 20, or 60 with --tune.")
+        float | None, typer.Option(min=0, help="Begin no round after so many seconds; 20, or 60 with --rules.")
     ] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write what was measured as JSON.")] = None,
 ) -> None:
@@ -187,12 +187,12 @@ def bench(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     chosen = loaded(config, overrides)
     from fedfleet.commands import bench as measuring
-    from fedfleet.commands import tune as tuning
+    from fedfleet.commands import rules as turns
     from fedfleet.experiments import campaign
 
     experiment, tell = campaign.only(chosen, "bench"), _progress(stderr=True).say
     given = {k: v for k, v in {"rounds": rounds, "seconds": seconds}.items() if v is not None}
-    measure, show = (tuning.tune, tuning.show) if tune else (measuring.measure, measuring.show)
+    measure, show = (turns.take_turns, turns.show) if rules else (measuring.measure, measuring.show)
     found = measure(experiment, tell=tell, **given)
     show(found, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
     if json is not None:

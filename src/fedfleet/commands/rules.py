@@ -1,4 +1,4 @@
-"""Measure which ``executor.inner`` and ``executor.block_size`` are fastest: ``fedfleet bench --tune``.
+"""Measure which ``executor.inner`` and ``executor.block_size`` are fastest: ``fedfleet bench --rules``.
 
 Candidates take turns on the same workers, each going through the same rounds, so that a machine that grows slower or faster
 does so for all of them; they are compared within a turn.
@@ -209,7 +209,7 @@ def compared(found: list[Candidate]) -> dict[str, Any]:
     }
 
 
-def tune(
+def take_turns(
     x: Experiment, seconds: float = SECONDS, rounds: int = ROUNDS, tell: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """Measure candidates for an experiment and return plain data; the executor is started and closed."""
