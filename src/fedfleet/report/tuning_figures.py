@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from fedfleet.report import canvas
 from fedfleet.report.page import Picture
-from fedfleet.report.tuning_page import Findings, Row
+from fedfleet.report.tuning_tables import Findings, Row
 
 QUIET, BEST, FIRST = "#9AA1AB", canvas.PALETTE[1], canvas.PALETTE[0]
 

@@ -14,7 +14,8 @@ from fedfleet.config.search import Choice
 from fedfleet.experiments import campaign
 from fedfleet.experiments.files import write_text
 from fedfleet.experiments.runfolder import summary_of
-from fedfleet.report.tuning_page import Findings, write_tuning_report
+from fedfleet.report.tuning_page import write_tuning_report
+from fedfleet.report.tuning_tables import Findings
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.tuning import searchers
 from fedfleet.tuning.schedules import Trial, winner
