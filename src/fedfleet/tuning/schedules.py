@@ -68,7 +68,7 @@ def sha(trials: Sequence[Trial], wanted: int, rungs: int, reduction: int) -> Ste
         trials: those drawn so far, in their order.
         wanted: how many are drawn in all.
         rungs: how many there are.
-        reduction: one in so many goes on, at least one.
+        reduction: one in so many goes on; where that is none, the best alone.
 
     Returns:
         None while others are under way that have to be waited for, and at the end.
@@ -80,7 +80,7 @@ def sha(trials: Sequence[Trial], wanted: int, rungs: int, reduction: int) -> Ste
         there = [t for t in trials if t.begun >= rung]
         if any(len(t.scores) <= rung for t in there):
             return None
-        for best in _ranked(there, rung)[: max(1, len(there) // reduction)]:
+        for best in _ranked(there, rung)[: len(there) // reduction]:
             if best.begun == rung:
                 return Step(best.number, rung + 1)
     return None if any(t.under_way for t in trials) else _to_the_end(trials, rungs)

@@ -68,6 +68,17 @@ def test_what_failed_counts_as_the_worst_and_somebody_comes_to_the_end():
     assert played(asha, two, 3, 3)[0] == [(0, 0), (1, 0), (1, 1), (1, 2)], "too few for a promotion: the best goes on"
 
 
+def test_what_counts_for_a_promotion():
+    failed = [[None], [None], [1.0, 1.0], [2.0, 2.0]]
+    assert played(sha, failed, 2, 2)[0][4:] == [(3, 1), (2, 1)], "two of four, though two have failed"
+    assert played(asha, failed[:3] * 2, 2, 3)[0][3] == (2, 1), "one of three"
+    alike = [[1.0, 1.0]] * 4
+    assert played(sha, alike, 2, 2)[0][4:] == [(0, 1), (1, 1)], "of equally good ones the first drawn"
+    trials = [Trial(i, {}, [float(i), float(i)][: 1 + (i > 2)], int(i > 2)) for i in range(6)]
+    trials += [Trial(i, {}, [float(i)]) for i in (6, 7, 8)]
+    assert asha(trials, 99, 3, 3) == (5, 2), "the highest rung first, though trial 8 may go on, too"
+
+
 def plain_sha(scores, rungs: int, reduction: int) -> set[tuple[int, int]]:
     alive, begun = list(range(len(scores))), set()
     for rung in range(rungs):
