@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from benchmarks import lists, turns, world
 from benchmarks.peers import workload
 from benchmarks.peers.workload import Case
-from fedfleet.commands.tune import How
+from fedfleet.commands.rules import How
 from fedfleet.simulator.driver.examples import Gradients, private_examples
 from fedfleet.simulator.executors.local import LocalExecutor
 

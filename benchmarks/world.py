@@ -15,7 +15,7 @@ from benchmarks.peers import workload
 from benchmarks.peers.workload import CLASSES, Case
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.registry import ALGORITHMS
-from fedfleet.commands.tune import How
+from fedfleet.commands.rules import How
 from fedfleet.config import rules
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.arithmetic.factored import Notes

@@ -22,8 +22,10 @@ import yaml
 from PIL import Image
 
 import fedfleet
-from fedfleet.commands import cli, paper
+from fedfleet.commands import cli, paper, tune
+from fedfleet.config import tuning
 from fedfleet.config.schema import load
+from fedfleet.config.tuning import Tuning
 from fedfleet.experiments import campaign
 from fedfleet.experiments.progress import Progress
 from fedfleet.tasks.targets import LOSSES
@@ -35,6 +37,7 @@ PAGES = sorted(
 PLACEHOLDERS = {
     "CONFIG": "configs/quickstart.yaml",
     "DIR": "runs/study",
+    "runs/tuned/best.yaml": "configs/quickstart.yaml",
     "animals.yaml": "configs/quickstart.yaml",
     "task.arguments.blocks=2": "task.hidden=[2]",
     **dict.fromkeys(["executor.address=auto", "executor.address=10.0.0.1:6379"], "executor.kind=local"),
@@ -89,6 +92,7 @@ def test_the_documentation_has_what_is_tested_here():
         "run",
         "plan",
         "study",
+        "tune",
         "paper",
         "bench",
         "resume",
@@ -172,6 +176,11 @@ def test_commands_of_fedfleet_are_accepted(monkeypatch: pytest.MonkeyPatch, word
     given = command.make_context(words[0], words[1:]).params
     if "table" in given:
         assert load(given["table"].parent / paper.read(given["table"]).config, given["overrides"]).compare
+    elif words[0] == "tune":
+        said = {key: given[key] for key in Tuning.model_fields if key in given and key != "search"}
+        chosen = tune.configured(load(given["config"], given["overrides"]), given["search"] or [], given["seeds"], said)
+        assert chosen.tune is not None
+        assert tuning.checked(chosen.tune, chosen.rounds)
     elif words[0] == "show" and given["what"] != "data":
         command.invoke(command.make_context(words[0], words[1:]))
     elif "config" in given:

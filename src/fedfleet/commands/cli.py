@@ -66,10 +66,17 @@ def resume(
     """Go on with a run, or several in one folder, from the last checkpoint; the result is that of one never interrupted."""
     from fedfleet.config.reading import check_there
 
-    check_there(folder, "config.yaml", "campaign.yaml")
+    check_there(folder, "config.yaml", "campaign.yaml", "tune.yaml")
     from fedfleet.experiments import campaign
 
     with _interruptible(f"go on with `fedfleet resume {folder}`"):
+        if (folder / "tune.yaml").exists():
+            from fedfleet.commands import tune as tuning
+            from fedfleet.tuning import search as searching
+
+            progress = _progress(stderr=True)
+            tuning.run(searching.again(folder, overrides, progress), folder, progress, _wide())
+            return
         campaign.resume(folder, overrides, _progress(), report=report)
 
 
@@ -86,8 +93,7 @@ def watch(
         raise ConfigError(f"{folder}: no such folder: give that of a run, or of several")
     from fedfleet.commands import watch as watching
 
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
-    watching.watch(folder, console, every, once=once)
+    watching.watch(folder, _wide(), every, once=once)
 
 
 @app.command()
@@ -128,8 +134,7 @@ def study(
 
     The same command goes on where it was interrupted.
     """
-    if executor not in ("local", "config"):
-        raise ConfigError(f"--executor {executor!r}: give local or config")
+    _check_executor(executor)
     if out is None and not dry_run:
         raise ConfigError("--out: not given: give the folder of the study")
     chosen = loaded(config, overrides)
@@ -145,6 +150,49 @@ def study(
     with _interruptible("the same command goes on"):
         tables = studying.run(prepared, out, progress, jobs)
     typer.echo(f"{out}: {len(tables.study)} trials")
+
+
+@app.command()
+def tune(
+    config: ConfigArg,
+    overrides: OverridesArg = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=DISTRIBUTION", help="Such as algorithm.lr=loguniform(1e-3,1); several times."),
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="What is compared, such as eval/validation_accuracy.")] = None,
+    goal: Annotated[str | None, typer.Option(help="max or min, where the metric's name does not say.")] = None,
+    of: Annotated[str | None, typer.Option(help="Which evaluation counts: last or best.")] = None,
+    trials: Annotated[int | None, typer.Option(help="How many configurations are drawn.")] = None,
+    searcher: Annotated[str | None, typer.Option(help="random, grid or tpe (Optuna).")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="sha, asha or none.")] = None,
+    min_rounds: Annotated[int | None, typer.Option(help="Rounds to the first rung.")] = None,
+    reduction: Annotated[int | None, typer.Option(help="One in so many goes on at a rung.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds a trial, of which the mean counts.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the search; one that is there is gone on with.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    executor: Annotated[
+        str, typer.Option(help="local: a run trains in one process; config: as the configuration's executor says.")
+    ] = "local",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and show what would be run.")] = False,
+) -> None:
+    """Search for hyper-parameters; trials that fall behind are stopped early. The same command goes on where it was interrupted."""
+    _check_executor(executor)
+    if out is None and not dry_run:
+        raise ConfigError("--out: not given: give the folder of the search")
+    chosen = loaded(config, overrides)
+    from fedfleet.commands import tune as tuning
+    from fedfleet.tuning import search as searching
+
+    given = {"metric": metric, "goal": goal, "of": of, "trials": trials, "searcher": searcher, "scheduler": scheduler}
+    given |= {"min_rounds": min_rounds, "reduction": reduction}
+    chosen, progress = tuning.configured(chosen, search or [], seeds, given), _progress(stderr=True)
+    prepared = searching.prepare(chosen, progress, in_process=executor == "local")
+    if dry_run or out is None:
+        typer.echo(tuning.describe(prepared))
+        return
+    with _interruptible("the same command goes on"):
+        tuning.run(prepared, out, progress, _wide(), jobs)
 
 
 @app.command()
@@ -168,15 +216,15 @@ def paper(
 def bench(
     config: ConfigArg,
     overrides: OverridesArg = None,
-    tune: Annotated[
-        bool, typer.Option("--tune", help="Measure which executor.inner and executor.block_size are fastest.")
+    rules: Annotated[
+        bool, typer.Option("--rules", help="Measure which executor.inner and executor.block_size are fastest.")
     ] = False,
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, help="Timed rounds; by default a few, and with --tune up to 30 of each candidate."),
+        typer.Option(min=1, help="Timed rounds; by default a few, and with --rules up to 30 of each candidate."),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(min=0, help="Begin no round after so many seconds; 20, or 60 with --tune.")
+        float | None, typer.Option(min=0, help="Begin no round after so many seconds; 20, or 60 with --rules.")
     ] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write what was measured as JSON.")] = None,
 ) -> None:
@@ -188,14 +236,14 @@ def bench(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     chosen = loaded(config, overrides)
     from fedfleet.commands import bench as measuring
-    from fedfleet.commands import tune as tuning
+    from fedfleet.commands import rules as turns
     from fedfleet.experiments import campaign
 
     experiment, tell = campaign.only(chosen, "bench"), _progress(stderr=True).say
     given = {k: v for k, v in {"rounds": rounds, "seconds": seconds}.items() if v is not None}
-    measure, show = (tuning.tune, tuning.show) if tune else (measuring.measure, measuring.show)
+    measure, show = (turns.take_turns, turns.show) if rules else (measuring.measure, measuring.show)
     found = measure(experiment, tell=tell, **given)
-    show(found, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
+    show(found, _wide())
     if json is not None:
         json.write_text(dumps(found, indent=2) + "\n", encoding="utf-8")
 
@@ -291,6 +339,15 @@ def report(
         typer.echo(write_report(runs, out or runs[0]))
     except ValueError as e:
         raise ConfigError(str(e)) from None
+
+
+def _check_executor(given: str) -> None:
+    if given not in ("local", "config"):
+        raise ConfigError(f"--executor {given!r}: give local or config")
+
+
+def _wide() -> Console:
+    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
 
 
 def _progress(*, stderr: bool = False) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,19 @@ import yaml
 
 from fedfleet.config import resolve
 from fedfleet.config import schema as C
-from fedfleet.config.population import Data, data_key
+from fedfleet.config.population import Data
 from fedfleet.config.reading import override, show
 from fedfleet.config.schema import Config
 from fedfleet.experiments import campaign
 from fedfleet.experiments.campaign import Trial
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
-from fedfleet.experiments.resume import WHERE, run_or_go_on, without
+from fedfleet.experiments.resume import WHERE, differences, leaves, without
 from fedfleet.experiments.runfolder import check_free, claim, summary_of
-from fedfleet.experiments.workers import Workers
+from fedfleet.experiments.side_by_side import Job, at_a_time, run_jobs
 from fedfleet.report.study_page import write_study_report
 from fedfleet.report.study_tables import DONE, MARK, Entry, Tables, Target, collect
-from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
-
-RETRIES = 2  # of a trial whose process died
-GRACE_S = 10.0  # for trials to write down that they were interrupted, before their processes are ended
+from fedfleet.simulator.errors import ConfigError, FedfleetError
 
 
 @dataclass(frozen=True)
@@ -166,16 +163,14 @@ def _finished(run: Path, wanted: Mapping[str, Any]) -> bool:
         return False
     if _cut(summary, found) and found.get("max_seconds") != wanted.get("max_seconds"):
         return False  # it had another time to run than it has now
-    old, new = (dict(_leaves(without(c, WHERE))) for c in (found, wanted))
-    if new.keys() - old.keys():  # it may be of an earlier version, which had not all of the keys
+    old, new = (without(c, WHERE) for c in (found, wanted))
+    if dict(leaves(new)).keys() - dict(leaves(old)):  # it may be of an earlier version, which had not all of the keys
         with suppress(ConfigError):
-            old = dict(_leaves(without(C.recorded(run / "config.yaml"), WHERE)))
-    for key in sorted(old.keys() | new.keys()):
-        if old.get(key) != new.get(key):
-            raise ConfigError(
-                f"{key}={show(new.get(key))}: the finished trial {run} has {show(old.get(key))}: choose another --out, or remove "
-                f"that folder"
-            )
+            old = without(C.recorded(run / "config.yaml"), WHERE)
+    for key, was, now in differences(old, new):
+        raise ConfigError(
+            f"{key}={show(now)}: the finished trial {run} has {show(was)}: choose another --out, or remove that folder"
+        )
     return True
 
 
@@ -213,7 +208,7 @@ def run_trials(prepared: Prepared, out: Path, progress: Progress, jobs: int | No
     """Run the trials that are not finished and return the errors of those that failed, by place."""
     study = prepared.study
     there = finished(prepared, out)
-    jobs = _jobs(study, jobs)
+    jobs = at_a_time([t.config for t in study.trials], jobs)
     if not (out / MARK).exists():
         claim(out)
     labels = list(dict.fromkeys(t.label for t in study.trials))
@@ -238,95 +233,12 @@ def check(errors: Mapping[str, str], study: Study) -> None:
         raise FedfleetError(f"{len(errors)} of {len(study.trials)} trials: {place}: {error}")
 
 
-def _jobs(study: Study, jobs: int | None) -> int:
-    """Return how many trials run at a time: one where trials bring actors of their own."""
-    if all(t.config.executor.kind == "local" for t in study.trials):
-        return jobs or resolve.cpus()
-    if jobs is not None and jobs > 1:
-        raise ConfigError(
-            f"--jobs {jobs}: with --executor config each trial brings its own Ray actors: leave --jobs out, or leave --executor "
-            f"config out"
-        )
-    return 1
-
-
 def _run_all(prepared: Prepared, waiting: Sequence[Trial], out: Path, jobs: int) -> Iterator[tuple[Trial, str | None]]:
     """Run trials and yield each as it ends, with its error if it failed."""
-    if min(jobs, len(waiting)) > 1:
-        yield from _in_tasks(prepared, waiting, out, jobs)
-        return
-    with closing(Workers()) as workers:
-        for trial in waiting:
-            yield trial, run_trial(trial.config, folder(out, trial), prepared.data[data_key(trial.config)], workers)
-
-
-def run_trial(config: Config, out: Path, data: Data, workers: Workers | None = None) -> str | None:
-    """Run a trial, from its last checkpoint if there is one, and return its error, None if it ended well.
-
-    An interruption is raised.
-    """
-    try:
-        run_or_go_on(Experiment(config, loaded=data), out, workers=workers, replace=True)
-    except FedfleetError as e:
-        return one_line(e)
-    except Exception as e:
-        return f"{type(e).__name__}: {one_line(e)}"
-    return None
-
-
-def _in_tasks(prepared: Prepared, waiting: Sequence[Trial], out: Path, jobs: int) -> Iterator[tuple[Trial, str | None]]:
-    """Run trials as Ray tasks of one CPU each, at most ``jobs`` under way."""
-    # Importing Ray takes a second.
-    from fedfleet.simulator.executors.cluster import ray, share_tensors, start_ray, stop_ray
-
-    started = start_ray(prepared.study.config.executor.address, jobs)
-    under_way: dict[Any, Trial] = {}
-    try:
-        share_tensors()
-        data = {key: ray.put(found) for key, found in prepared.data.items()}
-        task = ray.remote(_trial_task)
-        line = iter(waiting)
-        while True:
-            while len(under_way) < jobs and (trial := next(line, None)) is not None:
-                gpus = trial.config.executor.gpus_per_actor
-                reference = [data[data_key(trial.config)]]
-                place = folder(out, trial).absolute()
-                one = task.options(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)
-                under_way[one.remote(trial.config, place, reference)] = trial
-            if not under_way:
-                return
-            ready, _ = ray.wait(list(under_way), num_returns=1)
-            trial = under_way.pop(ready[0])
-            try:
-                error = ray.get(ready[0])
-            except ray.exceptions.RayError as e:  # pyright: ignore[reportAttributeAccessIssue]
-                error = f"its process died ({one_line(e)}): if memory ran out, lower --jobs"
-            yield trial, error
-    finally:
-        try:
-            _cancel(list(under_way))
-        finally:
-            if started:
-                stop_ray()
-
-
-def _cancel(references: list[Any]) -> None:
-    """Interrupt trials under way, which on a cluster of others would go on; end those that do not stop."""
-    from fedfleet.simulator.executors.cluster import ray
-
-    for force in (False, True):
-        for reference in references:
-            ray.cancel(reference, force=force)
-        if references:
-            _, references = ray.wait(references, num_returns=len(references), timeout=GRACE_S)
-
-
-def _trial_task(config: Config, out: Path, data: list[Any]) -> str | None:
-    """Run a trial in a worker process; the data are mapped, not copied."""
-    from fedfleet.simulator.executors.cluster import ray, share_tensors
-
-    share_tensors()
-    return run_trial(config, out, ray.get(data[0]))
+    line = iter([Job(trial, trial.config, folder(out, trial)) for trial in waiting])
+    address = prepared.study.config.executor.address
+    for job, error in run_jobs(lambda: next(line, None), dict(prepared.data), min(jobs, len(waiting)), address):
+        yield job.of, error
 
 
 class _Pace:
@@ -355,11 +267,3 @@ def _keys(trial: Trial) -> dict[str, Any]:
         **trial.point,
         "seed": trial.config.seed,
     }
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, below in value.items():
-            yield from _leaves(below, f"{path}.{key}" if path else f"{key}")
-    else:
-        yield path, value

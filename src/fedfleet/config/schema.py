@@ -30,6 +30,7 @@ from fedfleet.config.secure_aggregation import SecureAggregation
 from fedfleet.config.selection import SELECTIONS
 from fedfleet.config.track import tracked
 from fedfleet.config.transforms import Transforms, filled_in
+from fedfleet.config.tuning import Tuning
 from fedfleet.datasets.domain_config import DOMAINS
 from fedfleet.datasets.partition_config import PARTITIONS
 from fedfleet.datasets.registry import FEDERATED
@@ -136,6 +137,8 @@ class Config(Options):
     """Label -> overrides: run each of these, on every seed, and report them together."""
     vary: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] | None = None
     """Dotted key -> values: run every combination, for each label of ``compare`` and every seed."""
+    tune: Tuning | None = None
+    """Search for the best values of some keys, with ``fedfleet tune``."""
 
 
 class ByPath(Options):
@@ -173,6 +176,8 @@ NESTED = {"algorithm.of": Named("name", _PLAIN, "fedavg")}
 """Sections within those, of names that have such an option."""
 BY_PATH = ("task", "algorithm")
 """Sections whose thing may be named as ``module:name``: a function that makes one."""
+LEAVES = ("compare", "vary", "tune.search")
+"""Mappings that are no sections: their keys are labels, and of the others dotted keys."""
 OWN = {"task": ("task",), "algorithm": ("algorithm",), "population.dataset": ("data", "population")}
 """Named sections whose thing may be made in Python instead, and the arguments of ``fedfleet.run`` it is given as. The section of
 what ran then has the one key "own", and below it what ``experiments.provenance`` says of it."""
@@ -305,10 +310,10 @@ def _build(layers: list[Mapping[str, Any]]) -> Config:
 
 
 def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield leaves under dotted keys, the name of a section before its options. ``compare`` and ``vary`` are leaves."""
+    """Yield leaves under dotted keys, the name of a section before its options. ``LEAVES`` are no sections."""
     for key in sorted(mapping, key=lambda k: k.split(".")[-1] not in ("name", "kind")):
         value, path = mapping[key], f"{prefix}{key}"
-        if isinstance(value, dict) and value and path not in ("compare", "vary"):
+        if isinstance(value, dict) and value and path not in LEAVES:
             yield from _flat(value, f"{path}.")
         else:
             yield path, value
@@ -319,7 +324,8 @@ def _assign(raw: dict[str, Any], key: str, value: Any) -> None:
     sections = NAMED | NESTED
     if key in sections and isinstance(value, str):  # the short form of a named section
         key = f"{key}.{sections[key].key}"
-    *parents, last = ["vary", key.removeprefix("vary.")] if key.startswith("vary.") else key.split(".")
+    whole = next((leaf for leaf in LEAVES[1:] if key.startswith(f"{leaf}.")), None)
+    *parents, last = key.split(".") if whole is None else [*whole.split("."), key.removeprefix(f"{whole}.")]
     node, path = raw, ""
     for name in parents:
         path = f"{path}.{name}" if path else name

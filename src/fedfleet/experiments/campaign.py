@@ -55,6 +55,8 @@ class Trial:
 
 def trials(config: Config) -> list[Trial]:
     """Return the runs a configuration asks for; a single run has the place ".". Raises ConfigError."""
+    if config.tune is not None:
+        raise ConfigError("tune: a search, of which these are no runs: use fedfleet tune, or add tune=null")
     if config.compare is None and config.vary is None and config.seeds is None:
         return [Trial(config, "", ".")]
     seeds, varied = config.seeds or [config.seed], axes(config)

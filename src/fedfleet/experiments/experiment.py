@@ -26,19 +26,30 @@ from fedfleet.tracking.callback import Callback, Callbacks, checked
 class Experiment(Prepared):
     """A configuration made ready to run, as ``Prepared``, and its runs."""
 
-    def run(self, out: Path, callbacks: Callback | Sequence[Callback] = (), workers: Workers | None = None) -> Run:
+    def run(
+        self,
+        out: Path,
+        callbacks: Callback | Sequence[Callback] = (),
+        workers: Workers | None = None,
+        pause: int | None = None,
+    ) -> Run:
         """Run to the end, telling ``callbacks``, and write the run folder ``out``, which must be new.
 
         An interruption (KeyboardInterrupt, SystemExit) or an error still leaves the tables, the model, a summary with the
-        status, and a checkpoint to go on from. ``workers`` are kept for the next run.
+        status, and a checkpoint to go on from. ``workers`` are kept for the next run. After ``pause`` rounds the run stops,
+        evaluated, to be gone on with or not; unlike with fewer ``rounds``, nothing in it is planned for an earlier end.
         """
         told = Callbacks(checked(callbacks))
         check_free(out)
         self.try_out()
-        return self._run(claim(out), None, told, workers)
+        return self._run(claim(out), None, told, workers, pause)
 
     def resume(
-        self, folder: Path, callbacks: Callback | Sequence[Callback] = (), workers: Workers | None = None
+        self,
+        folder: Path,
+        callbacks: Callback | Sequence[Callback] = (),
+        workers: Workers | None = None,
+        pause: int | None = None,
     ) -> Run:
         """Go on with the run in a folder from its last checkpoint; the result is that of a run that was never interrupted.
 
@@ -47,7 +58,7 @@ class Experiment(Prepared):
         told = Callbacks(checked(callbacks))
         self.try_out()
         with closing(locked(folder)) as lock:
-            return self._run(folder, self._last(folder, told.say), told, workers, lock)
+            return self._run(folder, self._last(folder, told.say), told, workers, pause, lock)
 
     def _last(self, folder: Path, say: Callable[[str], None]) -> Checkpoint:
         """Return the checkpoint to go on from. Raises ConfigError."""
@@ -75,6 +86,7 @@ class Experiment(Prepared):
         found: Checkpoint | None,
         told: Callbacks,
         workers: Workers | None,
+        pause: int | None = None,
         lock: IO[str] | None = None,
     ) -> Run:
         with (
@@ -85,7 +97,7 @@ class Experiment(Prepared):
             closing(RunFolder(out, C.complete(self.config), lock)) as folder,
         ):
             told.add([Status(folder), *trackers(self.config.track, folder, told.say)])
-            runner = Runner(self, folder, told)
+            runner = Runner(self, folder, told, pause)
             if found is not None:
                 runner.resume(found)
             return runner.run(executor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -89,10 +89,11 @@ def run_or_go_on(
     out: Path,
     callbacks: Callback | Sequence[Callback] = (),
     workers: Workers | None = None,
+    pause: int | None = None,
     *,
     replace: bool = False,
 ) -> Run:
-    """Go on from the last checkpoint of the same run in ``out``; where there is none, run it.
+    """Go on from the last checkpoint of the same run in ``out``; where there is none, run it, until ``pause``.
 
     Raises ConfigError where ``out`` has a checkpoint of another run, unless that is to be replaced, and where a process is at
     work in it.
@@ -103,19 +104,36 @@ def run_or_go_on(
         before = recorded(path) if path.exists() else {}
         same = without(before, MAY_CHANGE) == without(complete(x.config), MAY_CHANGE)
         if same and found.rounds <= x.config.rounds:
-            return x.resume(out, callbacks, workers)
+            return x.resume(out, callbacks, workers, pause)
         if not replace:
             raise ConfigError(f"{out}: a run of another configuration is there: choose another folder, or remove it")
     if out.exists():
         with closing(locked(out)):
             shutil.rmtree(out)
-    return x.run(out, callbacks, workers)
+    return x.run(out, callbacks, workers, pause)
 
 
 def without(config: Mapping[str, Any], keys: Iterable[str], at: str = "") -> dict[str, Any]:
     """Return a resolved configuration without some dotted keys."""
     found = {k: v for k, v in config.items() if f"{at}{k}" not in keys}
     return {k: without(v, keys, f"{at}{k}.") if isinstance(v, Mapping) else v for k, v in found.items()}
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the dotted keys at which two configurations differ, and what each has there; None where it has nothing."""
+    one, two = dict(leaves(old)), dict(leaves(new))
+    for key in sorted(one.keys() | two.keys()):
+        if one.get(key) != two.get(key):
+            yield key, one.get(key), two.get(key)
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of plain data, and what stands there."""
+    if isinstance(value, Mapping) and value:
+        for key, below in value.items():
+            yield from leaves(below, f"{path}.{key}" if path else f"{key}")
+    else:
+        yield path, value
 
 
 def at_its_end(folder: Path, config: Config) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.prepared import Prepared
 from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import RunFolder
-from fedfleet.experiments.stopping import DIVERGED, Stopping, told
+from fedfleet.experiments.stopping import DIVERGED, Stopping, paused, told
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.client_metrics import ClientMetrics
 from fedfleet.simulator.driver.codec import encode
@@ -52,8 +52,9 @@ class Runner:
     The position never runs ahead of the tables by more than one round: the one whose evaluation is under way.
     """
 
-    def __init__(self, experiment: Prepared, folder: RunFolder, told: Callbacks):
+    def __init__(self, experiment: Prepared, folder: RunFolder, told: Callbacks, pause: int | None = None):
         self.x, self.folder, self.told = experiment, folder, told
+        self.to = min(experiment.config.rounds, experiment.config.rounds if pause is None else pause)
         self.conditions = experiment.conditions()
         self.at = start(
             experiment.algorithm, experiment.z, experiment.problem, self.conditions, folder.checkpoints.states
@@ -81,8 +82,8 @@ class Runner:
         self.seconds_before = found.account["seconds"]
         every, done = self.x.config.evaluation.every, found.rounds
         # A round that was evaluated only because it was the last is one of many now.
-        early = bool(done % every) and done < self.x.config.rounds
-        missing = 0 < done == self.x.config.rounds and not found.account["evaluated"]
+        early = bool(done % every) and done < self.to
+        missing = 0 < done == self.to and not found.account["evaluated"]
         self.unevaluated = (found.account["unevaluated"] and not early) or missing
         self.folder.restore(done, every=every, evaluated=not (early or self.unevaluated))
         if unknown := [what for about in self.x.own.values() for what in about["not_recorded"]]:
@@ -146,7 +147,7 @@ class Runner:
             self._evaluate_again(executor)
         self._ask(self.stopping.until(self._newest()) or self._out_of_budget())
         self._ask_early(self.stopping.patience())
-        while self.stop is None and self.at.index < x.config.rounds:
+        while self.stop is None and self.at.index < self.to:
             record = play(x.algorithm, self.at, x.problem, self.conditions, executor)
             if gauges is not None:
                 gauges.show(record, executor)
@@ -159,7 +160,7 @@ class Runner:
                 self.at.accept(record)
                 self._note_sizes(record)
                 self._ask(self._ends(record))
-                last = self.stop is not None or self.at.index == x.config.rounds
+                last = self.stop is not None or self.at.index == self.to
                 self.last, self.unevaluated = record, last or self.at.index % x.config.evaluation.every == 0
             if self.unevaluated:
                 self.held = _Held(record, self._measure(executor, record.index))
@@ -170,11 +171,12 @@ class Runner:
                 if self.stop is not None:
                     self._evaluate_again(executor)
             every_s = x.config.checkpoint.every_s
-            if every_s is not None and time.monotonic() - self.saved >= every_s and self.at.index < x.config.rounds:
+            if every_s is not None and time.monotonic() - self.saved >= every_s and self.at.index < self.to:
                 self._settle()
                 self._save()
-        if self.stop is None:
+        if self.stop is None and self.at.index == x.config.rounds:
             return "finished"
+        self.stop = self.stop or paused(self.at.index, x.config.rounds)
         self.told.say(told(self.stop))
         return "stopped"
 
@@ -195,8 +197,8 @@ class Runner:
         self.stop = self.stop or stop
 
     def _ask_early(self, stop: Stop | None) -> None:
-        """Enter a wish to stop before the last round, after which it is none."""
-        if self.at.index < self.x.config.rounds:
+        """Enter a wish to stop before the last round for now, after which it is none, or comes when the run goes on."""
+        if self.at.index < self.to:
             self._ask(stop)
 
     def _ends(self, record: RoundRecord) -> Stop | None:

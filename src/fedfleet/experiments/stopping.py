@@ -15,7 +15,7 @@ from fedfleet.simulator.driver.evaluation import less_is_better
 from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.tracking.callback import Stop
 
-DIVERGED = "stop_if_diverged"
+DIVERGED, PAUSED = "stop_if_diverged", "pause"
 KEYS = ("until", "max_seconds", DIVERGED, "patience", "privacy.epsilon", "example_privacy.epsilon")
 """What of a configuration ends a run; everything else that does is a callback."""
 
@@ -88,6 +88,11 @@ class Stopping:
         if not all(bool(leaf.isfinite().all()) for leaf in T.leaves(z)):
             return Stop(DIVERGED, f"round {index}: the model is not finite")
         return None
+
+
+def paused(done: int, rounds: int) -> Stop:
+    """Return why a run stands that whoever began it lets go on later, or not."""
+    return Stop(PAUSED, f"{done} of {rounds} rounds are done, as many as were asked for")
 
 
 def told(stop: Stop) -> str:

@@ -10,7 +10,7 @@ import yaml
 from rich.console import Console
 
 from fedfleet import load
-from fedfleet.commands import bench, tune
+from fedfleet.commands import bench, rules
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.simulate import simulate
@@ -121,7 +121,7 @@ def test_with_workers_the_account_adds_up_and_candidates_take_turns(pool, monkey
     check_account(found)
     bench.show(found, Console(width=200))
     assert "MB returned" in capsys.readouterr().out
-    found = tune.tune(x, rounds=1)
+    found = rules.take_turns(x, rounds=1)
     assert all(row["turns"] == 1 for row in found["candidates"])
 
 
@@ -207,7 +207,7 @@ def test_of_several_seeds_the_first_is_measured(bench_command):
         (["--json", "no/such/folder/file.json"], "--json='no/such/folder/file.json'"),
         (["compare={a: {}, b: {seed: 1}}"], "compare.b.seed"),
         (["compare={a: {}, b: {algorithm.lr: 0.5}}"], "2 different runs, and bench takes one"),
-        (["vary.algorithm.lr=[0.5, 0.25]", "--tune"], "vary={'algorithm.lr': [0.5, 0.25]}: 2 different runs"),
+        (["vary.algorithm.lr=[0.5, 0.25]", "--rules"], "vary={'algorithm.lr': [0.5, 0.25]}: 2 different runs"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(bench_command, arguments, says):
@@ -223,8 +223,8 @@ def test_diverged_training_is_a_failure(bench_command):
     assert error.splitlines()[-1].startswith("failed: round 0: client ")
 
 
-def test_tune_prints_keys_that_a_configuration_accepts(bench_command, tmp_path):
-    status, out, _ = bench_command("--tune", "--rounds", 1, "--json", tmp_path / "found.json")
+def test_rules_prints_keys_that_a_configuration_accepts(bench_command, tmp_path):
+    status, out, _ = bench_command("--rules", "--rounds", 1, "--json", tmp_path / "found.json")
     assert status == 0
     (keys,) = [line.removeprefix("fastest: ").split() for line in out.splitlines() if line.startswith("fastest: ")]
     (section,) = [line.removeprefix("in YAML: ") for line in out.splitlines() if line.startswith("in YAML: ")]
@@ -241,8 +241,8 @@ def test_tune_prints_keys_that_a_configuration_accepts(bench_command, tmp_path):
     assert "rule" in out
 
 
-def test_tune_ends_after_its_seconds_and_always_measures_the_rule():
-    found = tune.tune(tiny(), seconds=0.0)
+def test_rules_ends_after_its_seconds_and_always_measures_the_rule():
+    found = rules.take_turns(tiny(), seconds=0.0)
     assert [row["turns"] for row in found["candidates"] if row["rule"]] == [1]
     assert sum(row["turns"] for row in found["candidates"]) == 1
     assert found["best"]["rule"]
@@ -261,14 +261,14 @@ def test_a_candidate_that_fails_is_told_and_the_others_go_on(capsys):
     def branch(loss, aux):  # which no vmap can
         return (loss, aux) if float(loss.detach()) > 0 else (2 * loss, aux)
 
-    found = tune.tune(own_loss(branch), rounds=1)
+    found = rules.take_turns(own_loss(branch), rounds=1)
     for row in found["candidates"]:
         assert (row["failed"] is None) == (row["inner"] == "serial") == bool(row["turns"])
         assert row["failed"] is None or "runs alone but not under vmap" in row["failed"]
         assert row["failed"] is None or "\n" not in row["failed"]
     assert found["best"]["inner"] == "serial"
     assert found["best"]["relative"] == 1  # to the fastest, as the rule's choice failed
-    tune.show(found, Console(width=200))
+    rules.show(found, Console(width=200))
     assert "runs alone but not under vmap" in capsys.readouterr().out
 
 
@@ -277,13 +277,13 @@ def test_when_all_candidates_fail_the_first_reason_is_given():
         raise ValueError("no such luck")
 
     with pytest.raises(FedfleetError, match=r"every candidate failed; .*: round 0: client .*ValueError: no such luck"):
-        tune.tune(own_loss(broken), rounds=1)
+        rules.take_turns(own_loss(broken), rounds=1)
 
 
 def test_ratios_are_taken_within_a_turn():
-    rule, other, short = (tune.Candidate(tune.How("serial", size)) for size in (1, 2, 4))
+    rule, other, short = (rules.Candidate(rules.How("serial", size)) for size in (1, 2, 4))
     rule.turns, other.turns, short.turns = [1.0, 4.0, 2.0], [0.5, 3.0, 1.0], [0.1]
-    found = tune.compared([rule, other, short])
+    found = rules.compared([rule, other, short])
     assert [row["block_size"] for row in found["candidates"]] == [2, 1, 4]
     assert [found["candidates"][0][k] for k in ("relative", "least", "most", "seconds_per_round")] == [
         0.5,
@@ -293,7 +293,7 @@ def test_ratios_are_taken_within_a_turn():
     ]
     assert found["best"]["block_size"] == 2  # one turn is not enough beside three
     other.failed = "training diverged"
-    assert tune.compared([rule, other, short])["best"]["block_size"] == 1
+    assert rules.compared([rule, other, short])["best"]["block_size"] == 1
     assert found["keys"] == ["executor.inner=serial", "executor.block_size=2"]
 
 

@@ -7,6 +7,7 @@ import torch
 
 from fedfleet.commands import paper
 from fedfleet.config import schema as config
+from fedfleet.config import tuning
 from fedfleet.experiments import campaign
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -15,7 +16,10 @@ TABLES = sorted(CONFIGS.rglob("*_table.yaml"))
 
 @pytest.mark.parametrize("path", sorted({*CONFIGS.rglob("*.yaml")} - {*TABLES}), ids=lambda p: p.stem)
 def test_configurations(path):
-    for trial in campaign.distinct(campaign.trials(config.load(path))):
+    found = config.load(path)
+    if found.tune is not None:
+        assert tuning.checked(found.tune, found.rounds)
+    for trial in campaign.distinct(campaign.trials(config.with_overrides(found, {"tune": None}))):
         for section in ("algorithm", "task"):
             config.options(trial.config, section)
 

@@ -1,0 +1,133 @@
+"""What a search has found: a table of its trials, the winner's configuration, what it cost, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from fedfleet.config import tuning
+from fedfleet.config.search import Choice
+from fedfleet.experiments import campaign
+from fedfleet.experiments.files import write_text
+from fedfleet.experiments.runfolder import summary_of
+from fedfleet.report.tuning_page import write_tuning_report
+from fedfleet.report.tuning_tables import Findings
+from fedfleet.simulator.errors import FedfleetError
+from fedfleet.tuning import searchers
+from fedfleet.tuning.schedules import Trial, winner
+from fedfleet.tuning.search import Search, folder
+
+TABLE, BEST = "trials.parquet", "best.yaml"
+
+
+def write(search: Search, trials: Sequence[Trial], out: Path) -> Findings:
+    """Write `trials.parquet`, `best.yaml` and `report.html`, and return what is in them.
+
+    Raises FedfleetError, after the table and the report, where all trials failed.
+    """
+    found = collect(search, trials, out)
+    pd.DataFrame(found.rows).to_parquet(out / TABLE, index=False)
+    if found.best is not None:
+        write_text(out / BEST, found.best)
+    write_tuning_report(found, out, campaign.as_given(search.config))
+    if found.winner is None:
+        raise FedfleetError(f"all {len(trials)} trials failed; trial 0: {trials[0].error}")
+    return found
+
+
+def collect(search: Search, trials: Sequence[Trial], out: Path) -> Findings:
+    """Return what was found, from the trials and the summaries of their runs."""
+    best, given = winner(trials), search.given
+    summaries = {t.number: [summary_of(folder(out, t.number, seed)) for seed in search.seeds] for t in trials}
+    held_out = search.config.population.held_out
+    return Findings(
+        rows=[_row(search, t, summaries[t.number]) for t in trials],
+        keys=list(search.space),
+        log=[key for key, d in search.space.items() if getattr(d, "log", False)],
+        choices={key: [_plain(v) for v in d.values] for key, d in search.space.items() if isinstance(d, Choice)},
+        metric=given.metric,
+        goal=tuning.goal(given),
+        of=given.of,
+        rungs=search.rungs,
+        scheduler=given.scheduler,
+        reduction=given.reduction,
+        searcher=given.searcher,
+        seeds=search.seeds,
+        measured_on=tuning.measured_on(given.metric, held_out),
+        on_test=tuning.measured_on(given.metric, held_out) == tuning.TEST,
+        winner=None if best is None else best.number,
+        final={} if best is None else _means(summaries[best.number]),
+        best=None if best is None else _best(search, best),
+        cost=_cost(search, [s for each in summaries.values() for s in each]),
+        importances=searchers.importances(search.space, trials),
+    )
+
+
+def _row(search: Search, trial: Trial, summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    known = [None if score is None else search.sign * score for score in trial.scores]
+    value = next((v for v in reversed(known) if v is not None), None)
+    complete = trial.reached == len(search.rungs) - 1
+    return {
+        "trial": trial.number,
+        **{key: _plain(v) for key, v in trial.values.items()},
+        "state": "failed" if trial.failed else "complete" if complete else "stopped",
+        "rounds": max((s.get("rounds", 0) for s in summaries), default=0),
+        "value": value,
+        **{
+            f"after/{rounds}": v for rounds, v in zip(search.rungs, [*known, *[None] * len(search.rungs)], strict=False)
+        },
+        "bytes": sum(_bytes(s) for s in summaries),
+        "seconds": sum(s.get("seconds") or 0.0 for s in summaries),
+        "error": trial.error,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as a table has it."""
+    return value if isinstance(value, int | float | str) else str(value)
+
+
+def _bytes(summary: dict[str, Any]) -> int:
+    return sum(summary.get(key) or 0 for key in ("bytes_up", "bytes_down"))
+
+
+def _cost(search: Search, summaries: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Return rounds and bytes that were spent, beside what all trials would have taken that far: each run at its own pace."""
+    runs, rounds = [s for s in summaries if s.get("rounds")], search.config.rounds
+    spent = sum(s["rounds"] for s in runs)
+    whole = sum(_bytes(s) * rounds / s["rounds"] for s in runs)
+    missing = len(summaries) - len(runs)  # they failed before their first round
+    scale = 1 + missing / len(runs) if runs else 1
+    return {"rounds": (spent, rounds * len(summaries)), "bytes": (sum(map(_bytes, runs)), whole * scale)}
+
+
+def _means(summaries: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return the final metrics of a trial, means over its seeds."""
+    names = dict.fromkeys(name for s in summaries for name in s.get("final") or {})
+    values = {name: [s["final"].get(name) for s in summaries] for name in names}
+    return {name: sum(each) / len(each) for name, each in values.items() if None not in each}
+
+
+def _best(search: Search, best: Trial) -> str:
+    """Return the winner's configuration as it is to be given for a run of its own."""
+    score = best.scores[best.reached]
+    assert score is not None
+    about = f"{search.given.metric} {search.sign * score:.6g} after {search.rungs[best.reached]} rounds"
+    return f"# Trial {best.number}: {about}.\n" + yaml.safe_dump(search.best(best.values), sort_keys=False)
+
+
+def lines(found: Findings) -> Iterator[str]:
+    """Yield what is said of a search at its end, beside its table."""
+    if found.winner is not None:
+        row = found.rows[found.winner]
+        values = " ".join(f"{key}={row[key]}" for key in found.keys)
+        seeds = f", mean over {len(found.seeds)} seeds" if len(found.seeds) > 1 else ""
+        yield f"best: trial {found.winner}: {found.metric} {row['value']:.6g} after {row['rounds']} rounds{seeds}: {values}"
+    yield f"{found.metric} is of {found.measured_on}"
+    if found.on_test:
+        yield found.warning
+    yield found.spent

@@ -1,0 +1,75 @@
+"""What a search has decided and measured so far, a line an event, from which it goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedfleet.experiments.files import write_text
+from fedfleet.simulator.errors import ConfigError
+from fedfleet.tuning.schedules import Step, Trial
+
+JOURNAL = "journal.jsonl"
+
+
+class Journal:
+    """The trials of a search, and the file that has them. Raises ConfigError for one that was changed by hand."""
+
+    def __init__(self, folder: Path):
+        self._path = folder / JOURNAL
+        self.trials: list[Trial] = []
+        lines = list(_whole(self._path))
+        for event in lines:
+            try:
+                self._enter(**event)
+            except (KeyError, IndexError, TypeError, ValueError):
+                raise ConfigError(
+                    f"{self._path}: {json.dumps(event)[:80]} does not follow from what is above: choose another --out"
+                ) from None
+        if self._path.exists():  # a line that was being written when the process was killed would be gone on with
+            write_text(self._path, "".join(json.dumps(event) + "\n" for event in lines))
+
+    def begin(self, step: Step, values: Mapping[str, Any] | None = None) -> None:
+        """Enter that a trial is on its way to a rung; ``values`` are those of one that is new."""
+        new = {} if values is None else {"values": dict(values)}
+        self._add({"event": "begin", **step._asdict(), **new})
+
+    def measure(self, step: Step, score: float | None, error: str | None) -> None:
+        """Enter how a trial did at a rung, None where it failed."""
+        self._add({"event": "measure", **step._asdict(), "score": score, "error": error})
+
+    def _add(self, event: dict[str, Any]) -> None:
+        self._enter(**event)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def _enter(
+        self,
+        event: str,
+        trial: int,
+        rung: int,
+        values: Mapping[str, Any] | None = None,
+        score: float | None = None,
+        error: str | None = None,
+    ) -> None:
+        if values is not None:
+            self.trials.append(Trial(trial, values))
+        known = self.trials[trial]
+        if known.number != trial or len(known.scores) != rung:
+            raise ValueError("out of order")
+        if event == "begin":
+            known.begun = rung
+        else:
+            known.scores.append(score)
+            known.error = error
+
+
+def _whole(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events of a journal up to a line that is none."""
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            yield json.loads(line)
+        except ValueError:
+            return
