@@ -74,11 +74,11 @@ class Lora(nn.Module):
 
     def __init__(self, base: nn.Module, options: AdapterOptions):
         super().__init__()
-        width, height = sizes(base)
+        (width, height), dtype = sizes(base), next(base.parameters()).dtype
         self.base_layer, self.scale = base, options.scale
         self.lora_dropout = nn.Dropout(options.dropout)
-        self.lora_A = nn.Linear(width, options.rank, bias=False)  # torch draws it as PEFT does
-        self.lora_B = nn.Linear(options.rank, height, bias=False)
+        self.lora_A = nn.Linear(width, options.rank, bias=False, dtype=dtype)  # torch draws it as PEFT does
+        self.lora_B = nn.Linear(options.rank, height, bias=False, dtype=dtype)
         nn.init.zeros_(self.lora_B.weight)
         self.lora_A.weight.requires_grad_(options.learn == "both")
 
@@ -152,11 +152,13 @@ class Adapted:
         if (kept := self._kept.get("base")) is None:
             given = self.plain.make
             kept = given if isinstance(given, nn.Module) else self.plain(0)
+            kept.requires_grad_(requires_grad=False)
+            if torch.get_default_device().type == "meta":  # floats are only counted
+                return kept
             if self.adapters.base is not None:
                 load(kept, self.adapters.base, f"{self.key}.base")
-            if torch.get_default_device().type != "meta":  # on which floats are only counted
-                self._kept["base"] = kept.requires_grad_(requires_grad=False)
-        return kept.requires_grad_(requires_grad=False)
+            self._kept["base"] = kept
+        return kept
 
 
 def adapted(base: nn.Module, options: AdapterOptions, key: str, heads: Iterable[str] = ()) -> nn.Module:

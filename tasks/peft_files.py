@@ -41,7 +41,7 @@ LoRA adapters of rank {rank}, scaled by {scale:g}, learnt by clients of a simula
 
 
 def write(folder: Path, net: nn.Module, options: AdapterOptions, digest: str) -> Path:
-    """Write the adapters of a net, made with torch's own layers, as PEFT does. Raises ConfigError where it could not tell layers."""
+    """Write the adapters of a net, made with torch's own layers, as PEFT does. Raises ConfigError where names end alike."""
     inner, task = (net.net, net.task) if isinstance(net, Logits) else (net, None)
     layers = {name: layer for name, layer in inner.named_modules() if isinstance(layer, Lora)}
     beside = {name for name, _ in inner.named_parameters()} - {
