@@ -224,10 +224,13 @@ def test_a_language_model_of_hugging_face_learns_adapters_that_peft_reads(tmp_pa
     )
     base = run.model("base")
     assert isinstance(base, transformers.GPT2LMHeadModel)
+    assert base.config.vocab_size == 11
     mine, before = run.model()(words.x).logits, base(words.x).logits
     theirs = peft.PeftModel.from_pretrained(base, str(run.save_adapters(tmp_path / "peft"))).eval()
     assert torch.allclose(theirs(input_ids=words.x).logits, mine, rtol=0, atol=1e-6)
     assert (before - mine).abs().max() > 1e-3
+    said = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert (said["fan_in_fan_out"], said["task_type"]) == (True, "CAUSAL_LM")
     (tmp_path / "gpt2.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 2}))
     with pytest.raises(ConfigError, match=r"^task\.source=.* is other by now"):
         fedfleet.resume(tmp_path / "run", {"rounds": 2}, data=fedfleet.Dataset("words", words, words))
@@ -261,6 +264,8 @@ def test_what_will_not_do_is_refused_in_a_line(what):
 def test_nets_without_linear_layers_and_without_transformers_are_refused(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match=r"^adapters: the net has no linear layer that could have an adapter"):
         from_module(nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten()), adapters={})
+    last_left_out = from_module(net(), adapters={"rank": 2}).init(0)["x"]
+    assert {*last_left_out} == {"1.lora_A.weight", "1.lora_B.weight"}
     with pytest.raises(ConfigError, match=r"^from_module: adapters\.rank=0: "):
         from_module(net(), adapters={"rank": 0})
     with pytest.raises(ConfigError, match="adapters is not for the LSTM"):
