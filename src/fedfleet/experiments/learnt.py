@@ -152,7 +152,7 @@ def with_base(config: Config, task: Task) -> Config:
     if chosen is None or not isinstance(make, Adapted):
         return config
     found = make.digest()
-    if False:
+    if chosen.digest not in (None, found):
         raise ConfigError(
             f"task.adapters.digest={show(chosen.digest)}: the base has other weights by now ({found}): bring back what it was, or "
             f"leave this out in a new run"
