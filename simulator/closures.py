@@ -33,6 +33,7 @@ LIBRARIES = sys.stdlib_module_names | {
     "sklearn",
     "torch",
     "torchvision",
+    "transformers",
 }
 """Top-level modules whose functions an author calls, but has not written."""
 LARGEST = 200_000  # objects that are looked at

@@ -12,11 +12,11 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
-from fedfleet.simulator.named import is_path
+from fedfleet.tasks.adapters import AdapterOptions
 from fedfleet.tasks.alike import alike
 from fedfleet.tasks.body_and_head import BodyAndHead
 from fedfleet.tasks.losses import cross_entropy, scored
-from fedfleet.tasks.maker import Maker, of_path
+from fedfleet.tasks.making import maker, own_model
 from fedfleet.tasks.mixstyle import MixStyleOptions, with_mixstyle
 from fedfleet.tasks.models import POOLED, build, checked_leaves, is_linear, leaves
 from fedfleet.tasks.options import DataShape, ModelOptions
@@ -25,6 +25,7 @@ from fedfleet.tasks.pretrained import NETS, Norm, Weights, classifier
 from fedfleet.tasks.shifted import Shift, no_shift, shifted
 from fedfleet.tasks.stateful import buffers, called, hollow, learnt, prepared
 from fedfleet.tasks.targets import LOSSES
+from fedfleet.tasks.transformer import is_transformer
 
 
 class ClassificationOptions(ModelOptions):
@@ -32,12 +33,13 @@ class ClassificationOptions(ModelOptions):
 
     model: str = "mlp"
     """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, lenet_sigmoid, convnet; torchvision's mobilenet_v2, resnet18, resnet50,
-    resnet101; or module:name of a function or class of your own that makes a net."""
+    resnet101; module:name of a function or class of your own that makes a net; or transformers:PATH of a configuration, or a folder
+    with weights, of Hugging Face's."""
     arguments: dict[str, Any] | None = None
     """What one's own is called with; ``seed``, ``shape`` (of an example) and ``classes`` it is told besides, if it names
-    them."""
+    them. Of a transformer, what is other than its configuration says."""
     source: str | None = None
-    """Digest of the code of one's own; a run says here what it was."""
+    """Digest of the code of one's own, or of a transformer's configuration; a run says here what it was."""
     weights: Weights | None = None
     """What torchvision's nets begin with, but for their last layer: the weights they have from ImageNet, if nothing is said, or
     random ones."""
@@ -46,24 +48,28 @@ class ClassificationOptions(ModelOptions):
     in training too."""
     mixstyle: MixStyleOptions | None = None
     """Mix styles of images within a batch (small nets with convolutions only)."""
+    adapters: AdapterOptions | None = None
+    """Leave the net's weights as they are, and learn small matrices beside them (LoRA)."""
 
     @property
     def paths(self) -> dict[str, str]:
         """Return what is named by a path, by key."""
-        return {"model": self.model} if is_path(self.model) else {}
+        return own_model(self.model)
 
     @model_validator(mode="after")
     def _applies(self) -> ClassificationOptions:
-        if self.paths:
+        own = bool(self.paths) or is_transformer(self.model)
+        if own:
             for key, default in (("hidden", (64,)), ("init", "drawn")):
                 if (value := getattr(self, key)) != default:
                     raise ValueError(
                         f"{key}={value!r} is not for model={self.model}: give it in arguments, or leave it out"
                     )
         for key in ("arguments", "source"):
-            if getattr(self, key) is not None and not self.paths:
+            if getattr(self, key) is not None and not own:
                 raise ValueError(
-                    f"{key} is for a net of your own, module:name, and model={self.model} is none: leave it out"
+                    f"{key} is for a net of your own, module:name, or transformers:PATH, and model={self.model} is none: leave "
+                    f"it out"
                 )
         if self.model not in NETS and self.weights is not None:
             raise ValueError(f"weights={self.weights} is not for model={self.model}: leave it out")
@@ -81,6 +87,16 @@ class ClassificationOptions(ModelOptions):
         return self
 
 
+def _built_in(options: ModelOptions, shape: DataShape, seed: int) -> nn.Module:
+    """Return a net of our own or of torchvision's."""
+    o = options if isinstance(options, ClassificationOptions) else ClassificationOptions(**options.model_dump())
+    if o.model in NETS:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return classifier(o.model, o.weights or "imagenet", shape.example, shape.classes, o.norm)
+    return build(o.model, shape.example, shape.classes, o.hidden, seed, o.init)
+
+
 class Classification:
     """A net, cross-entropy, accuracy. Functions: "predict", logits (B, classes); "per_example", accuracy and loss (B,).
 
@@ -93,7 +109,7 @@ class Classification:
     def __init__(self, options: ModelOptions, shape: DataShape):
         self._options, self._shape = options, shape
         o = options if isinstance(options, ClassificationOptions) else ClassificationOptions(**options.model_dump())
-        self.make: Maker | None = of_path(o.model, o.arguments, shape) if o.paths else None
+        self.make = maker(o.model, o.arguments, o.adapters, shape, "classify", partial(_built_in, o, shape))
         self.loss = LOSSES["cross_entropy"]
         self._net = self._build(0)
         self.parts = ("x", BUFFERS) if buffers(self._net) else ("x",)
@@ -118,16 +134,7 @@ class Classification:
 
     def _torch(self, seed: int) -> nn.Module:
         """Return the net with torch's own layers, drawn from the seed."""
-        o, shape = self._options, self._shape
-        if self.make is not None:
-            return self.make(seed)
-        if not isinstance(o, ClassificationOptions):
-            o = ClassificationOptions(**o.model_dump())
-        if o.model in NETS:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                return classifier(o.model, o.weights or "imagenet", shape.example, shape.classes, o.norm)
-        return build(o.model, shape.example, shape.classes, o.hidden, seed, o.init)
+        return _built_in(self._options, self._shape, seed) if self.make is None else self.make(seed)
 
     def net(self) -> nn.Module:
         """Return the net as it is made, with torch's own layers."""

@@ -1,4 +1,4 @@
-"""Language modelling: an LSTM that says the next word; z = {"x": parameters}."""
+"""Language modelling: an LSTM, or a net of one's own, that says the next word; z = {"x": parameters}, and "b" as any net."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
 
-from fedfleet.simulator.author import Batch, Key, Objective, Tree
+from fedfleet.simulator.author import BUFFERS, Batch, ConfigError, Key, Objective, Tree
+from fedfleet.simulator.named import is_path
+from fedfleet.tasks.adapters import AdapterOptions
+from fedfleet.tasks.making import Make, maker, own_model
 from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.stateful import buffers, called, hollow, learnt, prepared
+from fedfleet.tasks.transformer import is_transformer
 
 
 class LanguageOptions(BaseModel):
-    """The net: embedding, LSTM layers, output."""
+    """The net: embedding, LSTM layers, output; or another one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -24,6 +29,49 @@ class LanguageOptions(BaseModel):
     """Units of a layer, and width of the embedding."""
     layers: int = Field(default=2, ge=1, le=8)
     """LSTM layers."""
+    model: str | None = None
+    """If not the LSTM: module:name of what makes a net that takes words (B, L) to logits (B, L, words), or transformers:PATH of a
+    causal language model of Hugging Face's."""
+    arguments: dict[str, Any] | None = None
+    """What one's own is called with; ``seed``, ``shape`` (of its inputs) and ``classes``, the words, it is told besides, if it
+    names them. Of a transformer, what is other than its configuration says."""
+    adapters: AdapterOptions | None = None
+    """Leave the weights of ``model`` as they are, and learn small matrices beside them (LoRA)."""
+    source: str | None = None
+    """Digest of the code of one's own, or of a transformer's configuration; a run says here what it was."""
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Return what is named by a path, by key."""
+        return own_model(self.model)
+
+    @model_validator(mode="after")
+    def _applies(self) -> LanguageOptions:
+        for key, default in (("hidden", 128), ("layers", 2)):
+            if self.model is not None and (value := getattr(self, key)) != default:
+                raise ValueError(
+                    f"{key}={value} is of the LSTM, not of model={self.model}: give it in arguments, or leave it out"
+                )
+        for key in ("arguments", "adapters", "source"):
+            if self.model is None and getattr(self, key) is not None:
+                raise ValueError(
+                    f"{key} is not for the LSTM, which has no linear layers of its own: leave it out, or give model"
+                )
+        if self.model is not None and not (is_path(self.model) or is_transformer(self.model)):
+            raise ValueError(
+                f"model={self.model!r} is neither module:name nor transformers:PATH: give one, or leave it out"
+            )
+        return self
+
+
+class _Foreseen:
+    """What outputs of "predict" have to be."""
+
+    def misfit(self, outputs: Tensor, y: Tensor) -> str | None:
+        """Return nothing: a net whose outputs do not fit has failed before."""
+        return None
+
+    astray = misfit
 
 
 class LanguageModel:
@@ -33,14 +81,22 @@ class LanguageModel:
     cross-entropies, words foreseen, words; "per_example", loss and accuracy (B,).
     """
 
-    parts = ("x",)
-
     def __init__(self, options: LanguageOptions, shape: DataShape):
         if len(shape.example) != 1 or shape.example[0] < 2:
             raise ValueError(
                 f"task.name='language_model': examples of shape {shape.example} are no windows of words: choose a text data set"
             )
         self._options, self._words = options, shape.classes
+        self.parts: tuple[str, ...] = ("x",)
+        self.make: Make | None = None
+        if options.model is not None:
+            read = DataShape((shape.example[0] - 1,), shape.classes)
+            self.make = maker(options.model, options.arguments, options.adapters, read, "foretell")
+            assert self.make is not None
+            self._net = prepared(self.make(0))
+            self.parts = ("x", BUFFERS) if buffers(self._net) else ("x",)
+            self.loss = _Foreseen()
+            hollow(self._net)
         self.objectives = {"train": Objective(loss=self._loss, sign={"x": 1})}
         self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
             "predict": self._predict,
@@ -48,7 +104,10 @@ class LanguageModel:
         }
 
     def init(self, seed: int) -> Tree:
-        """Return initial parameters, uniform within 1 / sqrt(hidden) (embedding: 0.1)."""
+        """Return initial parameters: those of the net, or of the LSTM uniform within 1 / sqrt(hidden) (embedding: 0.1)."""
+        if self.make is not None:
+            net = prepared(self.make(seed))
+            return {"x": learnt(net)} | ({BUFFERS: buffers(net)} if BUFFERS in self.parts else {})
         h, v = self._options.hidden, self._words
         bound = 1 / math.sqrt(h)
         with torch.random.fork_rng(devices=[]):
@@ -59,19 +118,29 @@ class LanguageModel:
                 net |= {f"input_{i}": draw(4 * h, h), f"hidden_{i}": draw(4 * h, h), f"bias_{i}": draw(4 * h)}
         return {"x": net}
 
+    def net(self) -> nn.Module:
+        """Return the net as it is made, with torch's own layers. Raises ConfigError for the LSTM, which is none of torch's."""
+        if self.make is None:
+            raise ConfigError("task.name='language_model': its LSTM is no torch module: read model.safetensors")
+        return self.make(0)
+
     def losses(self, z: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return of windows (B, L + 1) the cross-entropy of each next word, (B, L), and whether it is the likeliest, (B, L)."""
+        return _entropies(self._logits(z, x[:, :-1], None, None)[0], x[:, 1:])
+
+    def _logits(self, z: Tree, x: Tensor, weight: Tensor | None, key: Key | None) -> tuple[Tensor, Tree]:
+        """Return logits (B, L, words), and what layers have counted, in training if weights are given."""
         net = z["x"]
-        seen = F.embedding(x[:, :-1], net["embedding"])
+        if self.make is not None:
+            return called(self._net, net, z.get(BUFFERS, {}), x, weight=weight, key=key)
+        seen = F.embedding(x, net["embedding"])
         for i in range(self._options.layers):
             seen = _lstm(seen, net[f"input_{i}"], net[f"hidden_{i}"], net[f"bias_{i}"])
-        logits = F.linear(seen, net["output"], net["output_bias"])
-        wanted = x[:, 1:]
-        entropy = -F.log_softmax(logits, -1).gather(-1, wanted[..., None])[..., 0]
-        return entropy, logits.argmax(-1) == wanted
+        return F.linear(seen, net["output"], net["output_bias"]), {}
 
-    def _loss(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Tensor]]:
-        return batch.mean(self.losses(z, batch.x)[0].mean(1)), {}
+    def _loss(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
+        logits, new = self._logits(z, batch.x[:, :-1], batch.weight, key)
+        return batch.mean(_entropies(logits, batch.x[:, 1:])[0].mean(1)), {BUFFERS: new} if new else {}
 
     def _predict(self, z: Tree, batch: Batch) -> Tensor:
         entropy, right = self.losses(z, batch.x)
@@ -88,6 +157,16 @@ class LanguageModel:
         entropy, right, words = outputs.double().sum(0).tolist()
         loss = entropy / words
         return {"perplexity": math.exp(min(loss, 700.0)), "loss": loss, "accuracy": right / words}
+
+
+def _entropies(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy (B, L) of words (B, L), and whether each is the likeliest."""
+    if logits.shape[:-1] != wanted.shape:
+        raise ValueError(
+            f"logits {tuple(logits.shape)} for words {tuple(wanted.shape)}: return (examples, words, vocabulary)"
+        )
+    entropy = -F.log_softmax(logits, -1).gather(-1, wanted[..., None])[..., 0]
+    return entropy, logits.argmax(-1) == wanted
 
 
 def _lstm(x: Tensor, w: Tensor, u: Tensor, b: Tensor) -> Tensor:

@@ -11,18 +11,21 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor, nn
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.named import found, is_path
-from fedfleet.tasks.maker import Maker, of_path
+from fedfleet.tasks.adapters import Adapted, AdapterOptions
+from fedfleet.tasks.maker import Maker
+from fedfleet.tasks.making import Make, maker, own_model
 from fedfleet.tasks.measures import OF_LABELS, OF_NUMBERS, Metric, alone, mean_loss
 from fedfleet.tasks.models import checked_leaves, leaves
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.stateful import buffers, called, hollow, learnt, prepared
 from fedfleet.tasks.targets import LOSSES, Each, Loss, guessed, own_loss
+from fedfleet.tasks.transformer import is_transformer
 
 Measure = Callable[[Tensor, Tensor], Any]
 
@@ -33,9 +36,13 @@ class ModuleOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     model: str = Field(examples=["nets:make_net"])
-    """module:name of what makes the net, a function or a class."""
+    """module:name of what makes the net, a function or a class; or transformers:PATH of a causal language model of Hugging
+    Face's."""
     arguments: dict[str, Any] | None = None
-    """What it is called with; ``seed``, ``shape`` and ``classes`` it is told besides, where it names them."""
+    """What it is called with; ``seed``, ``shape`` and ``classes`` it is told besides, where it names them. Of a transformer, what
+    is other than its configuration says."""
+    adapters: AdapterOptions | None = None
+    """Leave the net's weights as they are, and learn small matrices beside them (LoRA)."""
     loss: str = "cross_entropy"
     """cross_entropy, token_cross_entropy, bce_with_logits, mse, mae, huber; or module:name of ``(outputs, y) -> (B, ...)``."""
     metrics: list[str] | None = Field(default=None)
@@ -46,7 +53,7 @@ class ModuleOptions(BaseModel):
 
     @model_validator(mode="after")
     def _known(self) -> ModuleOptions:
-        if not is_path(self.model):
+        if not is_path(self.model) and not is_transformer(self.model):
             raise ValueError(f"model={self.model!r} is no module:name, such as nets:make_net: give one")
         return self
 
@@ -54,7 +61,7 @@ class ModuleOptions(BaseModel):
     def paths(self) -> dict[str, str]:
         """Return what is named by a path, by key."""
         named = {
-            "model": self.model,
+            **own_model(self.model),
             "loss": self.loss,
             **{f"metrics.{i}": m for i, m in enumerate(self.metrics or ())},
         }
@@ -67,7 +74,9 @@ def of_options(options: ModuleOptions, shape: DataShape) -> ModuleTask:
     metrics: list[Any] | None = None
     if options.metrics is not None:
         metrics = [found(f"task.metrics.{i}", m) if is_path(m) else m for i, m in enumerate(options.metrics)]
-    return ModuleTask(of_path(options.model, options.arguments, shape), loss, metrics, "task.")
+    make = maker(options.model, options.arguments, options.adapters, shape, "foretell")
+    assert make is not None
+    return ModuleTask(make, loss, metrics, "task.")
 
 
 def from_module(
@@ -75,6 +84,7 @@ def from_module(
     *,
     loss: str | Each = "cross_entropy",
     metrics: Sequence[str | Measure] | Mapping[str, Measure] | None = None,
+    adapters: AdapterOptions | Mapping[str, Any] | None = None,
 ) -> ModuleTask:
     """Return the task of learning a net's parameters.
 
@@ -85,6 +95,7 @@ def from_module(
             example.
         metrics: of accuracy, f1, auc, mse, rmse, mae, r2, or functions ``(outputs, y) -> number``, perhaps by name; the best model
             is kept by the first. If nothing is said, those that go with the loss. The mean loss is always measured.
+        adapters: options of low-rank adapters, which are learnt in the place of the net's weights.
 
     Raises ConfigError, in one line, for what is none of these.
 
@@ -99,13 +110,23 @@ def from_module(
         raise ConfigError(
             f"net {name}: it cannot be copied ({one_line(e)[:120]}): give a function that makes it"
         ) from e
-    return ModuleTask(Maker(kept, f"net {name}", "net"), loss, given, "")
+    plain = Maker(kept, f"net {name}", "net")
+    if adapters is None:
+        return ModuleTask(plain, loss, given, "")
+    try:
+        options = adapters if isinstance(adapters, AdapterOptions) else AdapterOptions(**adapters)
+    except ValidationError as e:
+        fault = e.errors()[0]
+        raise ConfigError(
+            f"from_module: adapters.{'.'.join(map(str, fault['loc']))}={fault['input']!r}: {fault['msg']}"
+        ) from None
+    return ModuleTask(Adapted(plain, options, "adapters"), loss, given, "")
 
 
 class ModuleTask:
     """A net and a loss. Functions: "predict", outputs (B, ...); "per_example", the loss and some metrics (B,)."""
 
-    def __init__(self, make: Maker, loss: str | Each, metrics: Iterable[Any] | None, key: str):
+    def __init__(self, make: Make, loss: str | Each, metrics: Iterable[Any] | None, key: str):
         self.make, self.name = make, make.name
         self.loss = _loss(loss, key)
         self._net = prepared(make(0))

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,9 @@ from torch.func import functional_call
 
 from fedfleet.simulator.author import Key, Tree, rng
 from fedfleet.tasks.recurrent import Cell, Recurrent
+
+_placed: WeakKeyDictionary[nn.Module, dict[torch.device, dict[str, Tensor]]] = WeakKeyDictionary()
+"""What nets have beside what is learnt, by the device that it was copied to."""
 
 
 class Pass(NamedTuple):
@@ -210,8 +214,11 @@ def _constants(net: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str, Te
     device = next((p.device for p in parameters.values()), torch.device("cpu"))
     if device.type == "cpu":
         return {}
-    kept = [*net.named_buffers(), *((name, p) for name, p in net.named_parameters() if not p.requires_grad)]
-    return {name: value.to(device) for name, value in kept if value.device != device}
+    placed = _placed.setdefault(net, {})
+    if device not in placed:  # once, for a base beside adapters is large
+        kept = [*net.named_buffers(), *((name, p) for name, p in net.named_parameters() if not p.requires_grad)]
+        placed[device] = {name: value.detach().to(device) for name, value in kept if value.device != device}
+    return placed[device]
 
 
 @contextmanager

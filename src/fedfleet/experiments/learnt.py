@@ -30,9 +30,12 @@ from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.population import InMemoryPopulation, decode
 from fedfleet.simulator.signals import put_off
 from fedfleet.simulator.work import Batch
+from fedfleet.tasks import transformer
+from fedfleet.tasks.adapters import Adapted
 from fedfleet.tasks.classification import Classification
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
+from fedfleet.tasks.transformer import is_transformer
 
 ROWS, CLIENTS = 3, 2  # examples and clients that a net is tried on; the last row counts for nothing
 CLOSE = 1e-3  # of the largest output
@@ -121,19 +124,41 @@ def with_source(config: Config, section: str) -> Config:
     Raises ConfigError where a digest is given and is another.
     """
     chosen, paths = C.options(config, section), paths_of(config, section)
-    if not paths:
+    model: str | None = getattr(chosen, "model", None)
+    configured = {"model": model} if section == "task" and model is not None and is_transformer(model) else {}
+    if not paths and not configured:
         return config
     things = [named.found(f"{section}.{key}", text, config.code_dir) for key, text in paths.items()]
-    source = identity(tuple(things)).digest
+    about = [transformer.source(text) for text in configured.values()]
+    source = identity((*things, *about)).digest
     if chosen.source not in (None, source):
         raise ConfigError(
-            f"{section}.source={show(chosen.source)}: the code of {', '.join(paths.values())} is other by now ({source}): bring "
-            f"back what it was, or leave this out in a new run"
+            f"{section}.source={show(chosen.source)}: the code of {', '.join({**configured, **paths}.values())} is other by now "
+            f"({source}): bring back what it was, or leave this out in a new run"
         )
     homes = [home for home in map(named.home, things) if home is not None]
     folder = next(iter(homes), None) if config.code_dir is None else str(Path(config.code_dir).expanduser().absolute())
     said = {**C.as_said(config, section), "source": source}
     return config.model_copy(update={section: said, "code_dir": folder})
+
+
+def with_base(config: Config, task: Task) -> Config:
+    """Return the configuration with a digest of the weights that adapters leave as they are.
+
+    Raises ConfigError where a digest is given and is another.
+    """
+    make: Any = getattr(task, "make", None)
+    chosen: Any = getattr(C.options(config, "task"), "adapters", None)
+    if chosen is None or not isinstance(make, Adapted):
+        return config
+    found = make.digest()
+    if chosen.digest not in (None, found):
+        raise ConfigError(
+            f"task.adapters.digest={show(chosen.digest)}: the base has other weights by now ({found}): bring back what it was, or "
+            f"leave this out in a new run"
+        )
+    said = C.as_said(config, "task")
+    return config.model_copy(update={"task": {**said, "adapters": {**(said.get("adapters") or {}), "digest": found}}})
 
 
 def check(config: Config, task: Task, z: Tree, data: Data) -> None:

@@ -106,6 +106,7 @@ class Prepared:
         self.written = {*self.own, *(s for s in C.BY_PATH if isinstance(C.options(config, s), C.ByPath))}  # by the user
         for section in C.BY_PATH:
             config = learnt.with_source(config, section)
+        config = learnt.with_base(config, self.task)
         resolve.check_pairing(config, self.algorithm, self.task)
         attack.check_early(config, self.algorithm)
         root.check(config, self.algorithm)

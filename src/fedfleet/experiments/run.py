@@ -13,7 +13,7 @@ import pandas as pd
 from torch import nn
 
 from fedfleet.experiments.runfolder import BEST
-from fedfleet.experiments.weights import net_of
+from fedfleet.experiments.weights import net_of, save_adapters
 from fedfleet.simulator.algorithm import Task
 from fedfleet.simulator.errors import ConfigError
 
@@ -38,15 +38,27 @@ class Run:
         """Return ``rounds.parquet``."""
         return self.table("rounds")
 
-    def model(self, which: Literal["last", "best"] = "last") -> nn.Module:
+    def model(self, which: Literal["last", "best", "base"] = "last") -> nn.Module:
         """Return the task's net, as it is made, with the weights of the last or of the best model, in eval mode.
 
-        It is a ``torch.nn.Module`` like any other. Raises ConfigError for a task of no single net, such as a minimax one.
+        It is a ``torch.nn.Module`` like any other. Adapters are added to the weights that they are of; "base" is the net without
+        them. Raises ConfigError for a task of no single net, such as a minimax one.
         """
+        file = None if which == "base" else self._file(which)
+        return net_of(self.folder, self.summary, file, self.task)
+
+    def save_adapters(self, out: Path | str, which: Literal["last", "best"] = "last") -> Path:
+        """Write the adapters of the last or of the best model into a folder as PEFT does, and return it.
+
+        Raises ConfigError where the task has none.
+        """
+        return save_adapters(self.folder, self.summary, self._file(which), self.task, Path(out))
+
+    def _file(self, which: str) -> str:
         file = {"last": "model.safetensors", "best": BEST}.get(which)
         if file is None:
             raise ConfigError(f"model={which!r}: give last or best")
-        return net_of(self.folder, self.summary, file, self.task)
+        return file
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: how it ended, each metric's first, last and best value, the first metric by round."""

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,19 +22,43 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.work import BUFFERS
+from fedfleet.tasks import peft_files
+from fedfleet.tasks.adapters import Adapted, plain
 from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.transformer import Logits
+from fedfleet.tasks.weights_file import read_weights
 
-PICKLED = (".pt", ".pth", ".bin")
 COUNTED = "num_batches_tracked"  # which torch's BatchNorm has, and ours does without
 PLAYERS = ("x", BUFFERS)  # parts whose leaves have the names of a net's state_dict
 
 
-def net_of(folder: Path, summary: Mapping[str, Any], file: str, task: Task | None) -> nn.Module:
-    """Return the net of a run with the weights in one of its files, in eval mode; ``task`` is the run's, where it is at hand.
+def net_of(folder: Path, summary: Mapping[str, Any], file: str | None, task: Task | None) -> nn.Module:
+    """Return the net of a run with the weights in one of its files, adapters among them, in eval mode; ``task`` is the run's.
 
-    Raises ConfigError where the task is of no single net, or was made in Python and is not given.
+    Without a file it is what adapters were put on. Raises ConfigError where the task is of no single net, or was made in Python and
+    is not given.
     """
-    task = _task(folder, summary) if task is None else task
+    task = task_of(folder, summary) if task is None else task
+    if file is not None:
+        net = with_weights(folder, file, task)
+    elif isinstance(make := getattr(task, "make", None), Adapted):
+        net = make(0)
+    else:
+        raise ConfigError(f"{folder}: its task has no adapters: give last or best")
+    net = plain(net).eval()
+    return net.net if isinstance(net, Logits) else net
+
+
+def save_adapters(folder: Path, summary: Mapping[str, Any], file: str, task: Task | None, out: Path) -> Path:
+    """Write the adapters in one of a run's files as PEFT does. Raises ConfigError where it has none."""
+    task = task_of(folder, summary) if task is None else task
+    if not isinstance(make := getattr(task, "make", None), Adapted):
+        raise ConfigError(f"{folder}: its task has no adapters: give it task.adapters")
+    return peft_files.write(out, with_weights(folder, file, task), make.adapters, make.digest())
+
+
+def with_weights(folder: Path, file: str, task: Task) -> nn.Module:
+    """Return a task's net with the weights in a run's file. Raises ConfigError."""
     make: Any = getattr(task, "net", None)
     if make is None:
         raise ConfigError(f"{folder}: its task is of no single net: read {file} with safetensors.torch.load_file")
@@ -50,10 +73,10 @@ def net_of(folder: Path, summary: Mapping[str, Any], file: str, task: Task | Non
     if strange or lacking:
         what = f"has {strange[0]!r}" if strange else f"lacks {lacking[0]!r}"
         raise ConfigError(f"{folder / file}: it {what}, unlike the net: give the task that the run had")
-    return net.eval()
+    return net
 
 
-def _task(folder: Path, summary: Mapping[str, Any]) -> Task:
+def task_of(folder: Path, summary: Mapping[str, Any]) -> Task:
     """Return the task that a run's folder tells of. Raises ConfigError."""
     raw, examples = read(folder / "config.yaml"), summary.get("examples")
     if "own" in (raw.get("task") or {}):
@@ -67,15 +90,23 @@ def _task(folder: Path, summary: Mapping[str, Any]) -> Task:
         )
     config = learnt.with_source(C.load(C.without_own(raw, ("task", "algorithm", "data", "population"))), "task")
     shape = DataShape(tuple(examples["shape"]), examples["classes"])
-    return learnt.of_shape(config, shape)
+    task = learnt.of_shape(config, shape)
+    learnt.with_base(config, task)  # of another base the weights are not
+    return task
 
 
 def load_model(path: Path, like: Tree, task: Task | None = None) -> Tree:
-    """Read a tree of the structure of ``like`` from a run's file, or from a net's ``state_dict`` in safetensors or .pt.
+    """Read a tree of the structure of ``like`` from a run's file, a net's ``state_dict`` in safetensors or .pt, or PEFT's folder.
 
     Raises ConfigError naming the file and what does not fit.
     """
-    found, wanted = _read(path), dict(T.named_leaves(like))
+    wanted = dict(T.named_leaves(like))
+    if not path.is_dir():
+        found = read_weights(path, f"warm_start={path}")
+    elif isinstance(make := getattr(task, "make", None), Adapted):
+        found = peft_files.read(path, make(0), make.adapters, "warm_start")
+    else:
+        raise ConfigError(f"warm_start={path}: it is a folder, as adapters are kept: give a file, or set task.adapters")
     if not found.keys() & wanted.keys():  # a state_dict: names alone, without their part
         known = {name.partition(".")[2]: name for name in wanted if name.partition(".")[0] in PLAYERS}
         found = {known.get(name, name): leaf for name, leaf in found.items()}
@@ -110,23 +141,3 @@ def _without_constants(path: Path, found: Mapping[str, Tensor], wanted: Any, tas
                 f"warm_start={path}: {name!r} is not learnt, and it is another than the net's: let the net be made with it"
             )
     return kept
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        if path.suffix not in PICKLED:
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError) as e:
-        raise ConfigError(
-            f"warm_start={path}: not a readable safetensors file ({one_line(e)}): give a model.safetensors of an earlier run, or a "
-            f"state_dict in safetensors or .pt"
-        ) from None
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as e:
-        raise ConfigError(
-            f"warm_start={path}: no file of weights alone ({one_line(e)[:120]}): write it with torch.save(net.state_dict(), …)"
-        ) from None
-    found = found.get("state_dict", found) if isinstance(found, Mapping) else found
-    if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
-        raise ConfigError(f"warm_start={path}: it holds no state_dict: write it with torch.save(net.state_dict(), …)")
-    return {str(name): leaf for name, leaf in found.items()}

@@ -1,0 +1,47 @@
+"""What makes the net of a task: a net of one's own, a transformer, a built-in one; with adapters or without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from fedfleet.simulator.named import is_path
+from fedfleet.tasks.adapters import Adapted, AdapterOptions
+from fedfleet.tasks.maker import Maker, of_path
+from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.transformer import HEADS, Use, is_transformer, of_configuration
+
+Make = Maker | Adapted
+"""Makes one net, the same for the same seed."""
+
+
+def own_model(model: str | None) -> dict[str, str]:
+    """Return what code of one's own a model is named by, by key."""
+    return {"model": model} if is_path(model) and not is_transformer(model) and model is not None else {}
+
+
+def maker(
+    model: str,
+    arguments: Mapping[str, Any] | None,
+    adapters: AdapterOptions | None,
+    shape: DataShape,
+    use: Use,
+    built_in: Callable[[int], nn.Module] | None = None,
+) -> Make | None:
+    """Return what makes a net by ``module:name`` or ``transformers:PATH``; or by ``built_in``, of a seed, where it has adapters.
+
+    Raises ConfigError.
+    """
+    if is_transformer(model):
+        plain: Maker | None = of_configuration(model, arguments, use, shape.classes)
+    elif is_path(model):
+        plain = of_path(model, arguments, shape)
+    elif adapters is not None and built_in is not None:
+        plain = Maker(built_in, f"task.model={model!r}", offered={"shape": tuple(shape.example)})
+    else:
+        plain = None
+    if plain is None or adapters is None:
+        return plain
+    return Adapted(plain, adapters, heads=HEADS if is_transformer(model) and use == "classify" else ())
