@@ -1,4 +1,4 @@
-"""Compare the engine with bare loops, pfl-research and Flower on this machine: ``python -m benchmarks.peers``.
+"""Compare the engine with bare loops, JAX, pfl-research and Flower on this machine: ``python -m benchmarks.peers``.
 
 The contestants take turns (a, b, c, a, b, c, ...), so that a machine that grows slower or faster does so for all, and ratios
 are taken within a turn.
@@ -64,6 +64,13 @@ def flower(case: Case, args: argparse.Namespace) -> Run:
     return peer(case, execute([str(programs / "python"), str(SCRIPTS / "flower_loop.py"), job], args.limit))
 
 
+def jax(case: Case, args: argparse.Namespace) -> Run:
+    """Run a case on JAX in one process."""
+    programs = ready(args.envs, "jax")
+    job = ask(case, case.rounds, case.warmup)
+    return peer(case, execute([str(programs / "python"), str(SCRIPTS / "jax_loop.py"), job], args.limit))
+
+
 def ask(case: Case, rounds: int, warmup: int) -> str:
     """Return a job as peers take it."""
     return json.dumps({"case": asdict(case), "rounds": rounds, "warmup": warmup, "workers": WORKERS})
@@ -91,6 +98,7 @@ CONTESTANTS = {
     "loops": Contestant("two bare loops", OURS, module("benchmarks.loops", "--processes", str(WORKERS))),
     "loop": Contestant("one bare loop", OURS, module("benchmarks.loops")),
     "batched": Contestant("one batched loop", ("fedavg",), module("benchmarks.loops", "--batched")),
+    "jax": Contestant("JAX, one process", ("fedavg",), jax),
     "pfl": Contestant("pfl-research, 2 processes", ("fedavg",), pfl),
     "flower": Contestant("Flower, 2 actors", ("fedavg",), flower),
 }
@@ -162,12 +170,13 @@ def main(argv: list[str] | None = None) -> None:
     to.add_argument(
         "--envs", type=Path, default=default_folder(), help="folder of the peers' environments (default %(default)s)"
     )
+    to.add_argument("--skip-jax", action="store_true")
     to.add_argument("--skip-pfl", action="store_true")
     to.add_argument("--skip-flower", action="store_true")
     to.add_argument("--limit", type=command.seconds, default=1800, help="seconds that one run may take (default 1800)")
     to.add_argument("--json", type=command.writable, metavar="FILE", help="write everything measured")
     args = to.parse_args(argv)
-    skipped = {n for n in ("pfl", "flower") if getattr(args, f"skip_{n}")}
+    skipped = {n for n in ("jax", "pfl", "flower") if getattr(args, f"skip_{n}")}
     names = [n for n in CONTESTANTS if n not in skipped]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended too
     found = {}

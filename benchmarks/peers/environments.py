@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.command import say
 
-PACKAGES = {"pfl": ("pfl[pytorch]", "0.6.0"), "flower": ("flwr[simulation]", "1.41.0")}
+PACKAGES = {"pfl": ("pfl[pytorch]", "0.6.0"), "flower": ("flwr[simulation]", "1.41.0"), "jax": ("jax", "0.10.2")}
 INSTALL_S = 3600
 
 

@@ -7,9 +7,9 @@ depend on the number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from fedfleet.simulator.arithmetic.tree import Tree
 
 class Rows(NamedTuple):
     """What is known of a block's clients: weight (C,) float64, domain (C,) int64, and unit (C,) float64, the weight where none
-    is asked for: 1, or less for late updates.
+    is asked for: 1, or less for late updates. Both weights are 0 of rows that only fill a block (``Filling``).
     """
 
     weight: Tensor
@@ -48,6 +48,35 @@ class Reduction(Protocol):
     def final(self, partial: Any) -> Any:
         """Return the value an algorithm sees."""
         ...
+
+
+@runtime_checkable
+class Filling(Protocol):
+    """A reduction that bears blocks whose last rows are copies of their first client, where ``fills`` says so."""
+
+    @property
+    def fills(self) -> bool:
+        """Whether it does: one that is made of another may not."""
+        ...
+
+    def unfilled(self, partial: Any, clients: int) -> Any:
+        """Return the partial result of the first so many rows of a block, made of it all."""
+        ...
+
+
+def fillable(reductions: Iterable[Reduction]) -> bool:
+    """Say whether blocks may have rows that only fill them."""
+    return all(isinstance(r, Filling) and r.fills for r in reductions)
+
+
+class Summing:
+    """A sum with the weights of ``Rows``, to which rows that only fill a block add nothing."""
+
+    fills = True
+
+    def unfilled(self, partial: Any, clients: int) -> Any:
+        """Return the partial as it is."""
+        return partial
 
 
 def merge(reduction: Reduction, a: Any, b: Any) -> Any:
@@ -102,7 +131,7 @@ class _Sum(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Total:
+class Total(Summing):
     """The plain sum over the heard clients."""
 
     def block(self, values: Tree, rows: Rows) -> Tree:
@@ -119,7 +148,7 @@ class Total:
 
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(Summing):
     """The mean over the heard clients with the phase's weights (``weighted=False``: each counts the same)."""
 
     weighted: bool = True
@@ -149,7 +178,7 @@ class DomainMeans(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ByDomainMean:
+class ByDomainMean(Summing):
     """The weighted mean over the heard clients of each domain; cost and size grow with the domains heard, not with all."""
 
     def _sum(self, domain: Tensor, value: Tree, weight: Tensor) -> DomainMeans:
@@ -183,9 +212,15 @@ class Store:
     Large ones go to a file, which workers of the driver's machine write themselves.
     """
 
+    fills = True
+
     def block(self, values: Tree, rows: Rows) -> Stored:
         """Wrap a block."""
         return Stored((multiplied_out(values),), (rows.weight,))
+
+    def unfilled(self, partial: Stored, clients: int) -> Stored:
+        """Keep the first so many."""
+        return partial.first(clients)
 
     def merge(self, a: Stored, b: Stored) -> Stored:
         """Append the later blocks."""

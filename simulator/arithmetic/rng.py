@@ -42,7 +42,7 @@ def _shift(x: Tensor, n: int) -> Tensor:
 
 def _mix(x: Tensor) -> Tensor:
     if _on_host(x):
-        return torch.from_numpy(_mix_on_host(_words(x)).view(np.int64)).view(x.shape)
+        return torch.from_numpy(_mix_on_host(_words(x).copy()).view(np.int64)).view(x.shape)
     x = (x ^ _shift(x, 30)) * _M1
     x = (x ^ _shift(x, 27)) * _M2
     return x ^ _shift(x, 31)
@@ -59,12 +59,17 @@ def _words(x: Tensor) -> Words:
     return np.atleast_1d(x.numpy()).view(np.uint64) if x.is_contiguous() else _words(x.contiguous())
 
 
+_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_G, _1, _2, _F = (np.uint64(c & _WORD) for c in (_GAMMA, _M1, _M2, _FOLD))
+
+
 def _mix_on_host(x: Words) -> Words:
-    x = x ^ (x >> np.uint64(30))
-    x *= np.uint64(_M1 & _WORD)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(_M2 & _WORD)
-    x ^= x >> np.uint64(31)
+    """Mix a fresh array, which is written to."""
+    x ^= x >> _30
+    x *= _1
+    x ^= x >> _27
+    x *= _2
+    x ^= x >> _31
     return x
 
 
@@ -74,10 +79,10 @@ def _fold_on_host(k: Key, data: tuple[int | str | Tensor, ...]) -> Key:
     x = _words(k)
     for d in data:
         if isinstance(d, Tensor):
-            word: Words | np.uint64 = _words(d.to(torch.int64)) * np.uint64(_GAMMA & _WORD) + np.uint64(_M1 & _WORD)
+            word: Words | np.uint64 = _words(d.to(torch.int64)) * _G + _1
         else:
             word = np.uint64((_number(d) * _GAMMA + _M1) & _WORD)
-        x = _mix_on_host(_mix_on_host(x + np.uint64(_FOLD & _WORD)) ^ word)
+        x = _mix_on_host(_mix_on_host(x + _F) ^ word)
     return torch.from_numpy(x.view(np.int64))
 
 

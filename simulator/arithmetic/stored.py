@@ -58,6 +58,11 @@ class Stored(NamedTuple):
         """Return the plain means of groups of the uploads, each the rows of its members, int64: G in the place of S."""
         return self._replace(groups=groups)
 
+    def first(self, clients: int) -> Stored:
+        """Return the first so many uploads of one block, in memory."""
+        (block,), (weight,) = self.blocks, self.weights
+        return self._replace(blocks=(T.index(block, slice(clients)),), weights=(weight[:clients],))
+
     def filed(self, spool: Spool) -> Stored:
         """Return the same uploads, those of large blocks in a file. Raises OSError where the disk is full."""
         return self._replace(blocks=tuple(spool.keep(b) for b in self.blocks))

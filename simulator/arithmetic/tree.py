@@ -11,6 +11,7 @@ Nothing here reduces over clients: a tree inside client code is one client's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -22,38 +23,56 @@ Scalar = Any
 """A Python number, a zero-dimensional tensor, or a prefix tree of them."""
 
 
+_LEAF, _NAMED, _PLAIN, _MAPPING, _EMPTY = range(5)
+"""What a node is: a leaf, a NamedTuple, a tuple, a mapping, or None."""
+
+
+@cache
+def _kind(of: type) -> int:
+    """Return what nodes of a type are. Trees are gone through all the time, and asking whether a type is a ``Mapping`` is slow."""
+    if issubclass(of, tuple):
+        return _NAMED if hasattr(of, "_fields") else _PLAIN
+    if issubclass(of, Mapping):
+        return _MAPPING
+    return _EMPTY if of is type(None) else _LEAF
+
+
 def _children(node: Tree) -> list[tuple[str, Tree]] | None:
     """Return the named children of a node, or None for a leaf."""
-    if isinstance(node, Tensor):
+    kind = _kind(type(node))
+    if kind == _LEAF:
         return None
-    if isinstance(node, dict):
+    if kind == _MAPPING:
         return [(str(k), v) for k, v in node.items()]
-    if isinstance(node, tuple):
-        names = getattr(node, "_fields", None) or [str(i) for i in range(len(node))]
-        return list(zip(names, node, strict=True))
-    if node is None:
+    if kind == _EMPTY:
         return []
-    return [(str(k), v) for k, v in node.items()] if isinstance(node, Mapping) else None
+    return list(zip(node._fields if kind == _NAMED else _strings(len(node)), node, strict=True))
+
+
+@cache
+def _strings(count: int) -> tuple[str, ...]:
+    return tuple(str(i) for i in range(count))
 
 
 def _rebuild(node: Tree, values: Sequence[Tree]) -> Tree:
-    if isinstance(node, Mapping):
+    kind = _kind(type(node))
+    if kind == _MAPPING:
         return dict(zip(node, values, strict=True))
-    if isinstance(node, tuple):
-        return type(node)(*values) if hasattr(node, "_fields") else tuple(values)
-    return None
+    if kind == _EMPTY:
+        return None
+    return type(node)(*values) if kind == _NAMED else tuple(values)
 
 
 def map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     """Apply ``fn`` leaf by leaf; ``rest`` must have the structure of ``tree``. Raises ValueError where it has not."""
+    if not rest:
+        return _mapped(fn, tree)
     children = _children(tree)
     if children is None:
         for other in rest:
             if (branch := _children(other)) is not None:
                 raise ValueError(f"trees differ: one has a leaf, another {[n for n, _ in branch]}")
         return fn(tree, *rest)
-    if not rest:
-        return _rebuild(tree, [map(fn, child) for _, child in children])
     names = [n for n, _ in children]
     others = [_children(r) for r in rest]
     for other in others:
@@ -63,6 +82,15 @@ def map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     return _rebuild(
         tree, [map(fn, child, *(cast(Any, o)[i][1] for o in others)) for i, (_, child) in enumerate(children)]
     )
+
+
+def _mapped(fn: Callable[[Any], Any], node: Tree) -> Tree:
+    kind = _kind(type(node))
+    if kind == _LEAF:
+        return fn(node)
+    if kind == _MAPPING:
+        return {k: _mapped(fn, v) for k, v in node.items()}
+    return _rebuild(node, [_mapped(fn, v) for v in node or ()])
 
 
 def map_prefix(fn: Callable[..., Any], prefix: Scalar, tree: Tree, *rest: Tree) -> Tree:
@@ -87,17 +115,16 @@ def leaves(tree: Tree) -> list[Any]:
     return found
 
 
-def _collect(tree: Tree, found: list[Any]) -> None:
-    if isinstance(tree, Tensor):
-        found.append(tree)
-    elif isinstance(tree, Mapping):
-        for child in tree.values():
+def _collect(node: Tree, found: list[Any]) -> None:
+    kind = _kind(type(node))
+    if kind == _LEAF:
+        found.append(node)
+    elif kind == _MAPPING:
+        for child in node.values():
             _collect(child, found)
-    elif isinstance(tree, tuple):
-        for child in tree:
+    elif kind != _EMPTY:
+        for child in node:
             _collect(child, found)
-    elif tree is not None:
-        found.append(tree)
 
 
 def named_leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -130,32 +130,36 @@ def _without_dropped(setup: Setup, shared: Message, task: BlockTask) -> BlockRes
 
 
 class _Given(NamedTuple):
-    """The tensors and numbers that the computation of a block depends on; ``domain`` (C,)."""
+    """The tensors and numbers that the computation of a block depends on; ``domain`` (C,), ``real`` (C,) 0 of rows that fill it."""
 
     inputs: ClientInputs
     send: dict[str, Tree]
     config: dict[str, Any]
     domain: Tensor
+    real: Tensor
 
 
 class _Sent(NamedTuple):
-    """What a block computes; as in ``BlockResult``, on the device, but ``loss`` (C,) is each client's."""
+    """What a block computes; as in ``BlockResult``, on the device, but ``loss`` (C,) is each client's, and the rows that fill it
+    are there; a client sends so many ``numbers`` and ``bits``.
+    """
 
     partials: dict[str, Any]
     config: dict[str, Tensor]
     own: Tree
     loss: Tensor
-    floats_up: int
-    bytes_up: int
+    numbers: int
+    bits: int
 
 
 def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
-    phase = setup.phases[task.phase]
+    phase, count = setup.phases[task.phase], len(task.clients)
+    filled = task if setup.inner == "serial" else task.filled()
     device = torch.device(setup.device)
-    clients = task.clients.to(device)
+    clients = filled.clients.to(device)
     local = setup.population.local_data(clients)
-    keys = rng.fold(task.key.to(device), clients, task.copies.to(device))
-    walks = walked(phase, local, keys, task.steps, task.limit)
+    keys = rng.fold(filled.key.to(device), clients, filled.copies.to(device))
+    walks = walked(phase, local, keys, filled.steps, filled.limit)
     for w in walks:
         setup.notes.walked(*w.weight.shape[1:])
     batches = tuple(_along(local.data, w.rows) for w in walks)
@@ -164,11 +168,12 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
         local.counts,
         walks,
         batches,
-        T.to(task.own, device),
-        T.to(task.inbox, device),
+        T.to(filled.own, device),
+        T.to(filled.inbox, device),
         None if phase.forgery is None else phase.forgery.by(clients),
     )
-    given = _Given(inputs, T.to({**shared.known, **shared.send}, device), dict(shared.config), local.domain)
+    real = (torch.arange(len(clients)) < count).to(torch.float64).to(device)
+    given = _Given(inputs, T.to({**shared.known, **shared.send}, device), dict(shared.config), local.domain, real)
     always = [w.active.all(0).tolist() for w in walks]
 
     def program(given: _Given) -> ClientProgram:
@@ -190,17 +195,22 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
             if mine.ledger is not None:
                 setup.notes.worked(phase.name, mine.ledger.flop, sum(w.weight[0].numel() for w in walks))
             setup.captures.ran(key, compute, given, sent)
-    loss = sent.loss.double()
+    partials, loss, config, own = sent.partials, sent.loss.double(), sent.config, sent.own
+    if len(clients) > count:
+        partials = {slot: phase.reduce[slot].unfilled(p, count) for slot, p in partials.items()}
+        loss, config, own = (T.index(of, slice(count)) for of in (loss, config, own))
     found = ~loss.isnan()
     return BlockResult(
-        partials=put_down(task.phase, task.spool, T.to(sent.partials, "cpu")),
-        config=T.to(sent.config, "cpu"),
-        own=T.to(sent.own, "cpu"),
-        steps=sum(int(w.active.sum()) for w, s in zip(walks, phase.work.stages, strict=True) if s.batches.works),
+        partials=put_down(task.phase, task.spool, T.to(partials, "cpu")),
+        config=T.to(config, "cpu"),
+        own=T.to(own, "cpu"),
+        steps=sum(
+            int(w.active[:count].sum()) for w, s in zip(walks, phase.work.stages, strict=True) if s.batches.works
+        ),
         loss=(float(loss[found].sum()),),
         measured=int(found.sum()),
-        floats_up=sent.floats_up,
-        bytes_up=sent.bytes_up,
+        floats_up=count * sent.numbers,
+        bytes_up=count * -(-sent.bits // 8) + T.num_bytes(config),
         losses=loss.cpu() if task.feedback else None,
     )
 
@@ -285,21 +295,23 @@ def _sent(
         weight = counts.to(torch.float64)
     else:
         weight = out["config"][phase.weight]
-    rows = Rows(weight * task.discount, given.domain, torch.full_like(weight, task.discount))
+    unit = given.real * task.discount
+    rows = Rows(weight * unit, given.domain, unit)
     return out, _Sent(
         partials={slot: reduction.block(out["send"][slot], rows) for slot, reduction in phase.reduce.items()},
         config=out["config"],
         own=multiplied_out(out["own"]),
         loss=out["loss"],
-        floats_up=len(counts) * program.sent[0],
-        bytes_up=len(counts) * -(-program.sent[1] // 8) + T.num_bytes(out["config"]),
+        numbers=program.sent[0],
+        bits=program.sent[1],
     )
 
 
 def _blame(program: ClientProgram, task: BlockTask, out: dict[str, Any], own: Tree) -> NoReturn:
     """Name the clients whose values are not finite. Raises ClientError, or AtFault where they are to be dropped."""
     dropped = []
-    for row, what in sorted(not_finite({**out["send"], **out["config"]}, own).items()):
+    found = not_finite({**out["send"], **out["config"]}, own)
+    for row, what in sorted(f for f in found.items() if f[0] < len(task.clients)):
         client, why = int(task.clients[row]), what + _first_seen(program, row)
         if task.faults.non_finite == "fail":
             raise ClientError(

@@ -25,7 +25,8 @@ class BlockTask(NamedTuple):
 
     ``limit`` (C,) int64 is the local steps after which each of them stops, if they may not finish; ``discount`` what they
     weigh beside others, ``feedback`` whether each client's loss is wanted, ``faults`` what is done about clients at fault,
-    ``spool`` the file for uploads that are kept, None for none.
+    ``spool`` the file for uploads that are kept, None for none. A block is filled up to the least of ``rooms``, rising, that holds
+    it, with copies of its first client that count for nothing: blocks of few sizes come often enough to be captured.
     """
 
     phase: str
@@ -41,6 +42,7 @@ class BlockTask(NamedTuple):
     faults: Faults = Faults()
     spool: Spool | None = None
     sizes: tuple[int, ...] = ()
+    rooms: tuple[int, ...] = ()
 
     @property
     def blocks(self) -> list[BlockTask]:
@@ -49,6 +51,15 @@ class BlockTask(NamedTuple):
             return [self]
         ends = list(accumulate(self.sizes))
         return [self.part(slice(end - size, end)) for size, end in zip(self.sizes, ends, strict=True)]
+
+    def filled(self) -> BlockTask:
+        """Return the task of a block that is filled."""
+        clients = len(self.clients)
+        room = next((room for room in self.rooms if room >= clients), clients)
+        if room == clients:
+            return self
+        rows = torch.arange(room)
+        return self.part(rows.where(rows < clients, 0))
 
     def part(self, rows: Tensor | slice) -> BlockTask:
         """Return the task of some of the clients, given by their positions, as one block."""

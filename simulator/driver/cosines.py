@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedfleet.simulator.algorithm import Algorithm, Cohort, Exchanging, Reduced, Round, beneath
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.arithmetic.reduction import Reduction, Rows, Store
+from fedfleet.simulator.arithmetic.reduction import Filling, Reduction, Rows, Store, fillable
 from fedfleet.simulator.arithmetic.stored import Stored
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.work import BUFFERS, Message, Phase
@@ -41,6 +41,14 @@ class _Keeping(Store):
 
     def block(self, values: Tree, rows: Rows) -> Stored:
         return super().block(values, rows)._replace(beside=self.of.block(values, rows))
+
+    @property
+    def fills(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return fillable([self.of])
+
+    def unfilled(self, partial: Stored, clients: int) -> Stored:
+        assert isinstance(self.of, Filling)  # or the block would not be filled
+        return super().unfilled(partial, clients)._replace(beside=self.of.unfilled(partial.beside, clients))
 
     def merge(self, a: Stored, b: Stored) -> Stored:
         return super().merge(a, b)._replace(beside=self.of.merge(a.beside, b.beside))

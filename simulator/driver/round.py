@@ -13,7 +13,7 @@ from torch import Tensor
 from fedfleet.simulator.algorithm import Buffered, Cohort, Problem, Reduced, Role
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.arithmetic.reduction import Store
+from fedfleet.simulator.arithmetic.reduction import Store, fillable
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.spool import FILED_BYTES, Spool
 from fedfleet.simulator.arithmetic.stored import Stored
@@ -23,7 +23,7 @@ from fedfleet.simulator.block.block import run_block
 from fedfleet.simulator.block.faults import Dropped, Faults
 from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.driver.answers import Answers, Group, listed, merged
-from fedfleet.simulator.driver.cutting import blocks_a_task, sizes_of_blocks
+from fedfleet.simulator.driver.cutting import blocks_a_task, cut, in_order, rooms_of_blocks, sizes_of_blocks
 from fedfleet.simulator.driver.memory import Memory
 from fedfleet.simulator.driver.records import PhaseRecord, message_size
 from fedfleet.simulator.driver.timeouts import Run, limit_s
@@ -186,10 +186,11 @@ class EngineRound:
         keeps = c.stale_discount is not None and phase.own is None  # a client's state has moved on by then
         record.invited(shared, inbox)
         self._enough(record, len(heard))
-        groups = [self._group(phase, asked.take(heard))]
+        invited = len(cohort.clients)
+        groups = [self._group(phase, asked.take(heard), invited)]
         for old in self._memory.late.arrived(phase.name, self.index, self.clock_s):
             assert c.stale_discount is not None
-            groups.append(self._group(phase, old, c.stale_discount ** (self.index - old.round)))
+            groups.append(self._group(phase, old, invited, c.stale_discount ** (self.index - old.round)))
         (answers,) = self._answers(phase, record, [groups])
         kept, *stale = answers.kept
         record.befell(heard[groups[0].order[~kept]], Fate.FAILED)
@@ -201,7 +202,7 @@ class EngineRound:
         found = self._reduced(phase, groups, answers)
         self._learn(groups[0].asked.take(kept.nonzero().flatten()), answers)
         if c.train_all and not keeps and len(late):
-            wasted = self._group(phase, asked.take(late))
+            wasted = self._group(phase, asked.take(late), invited)
             merged(phase, [wasted], [self._start(wasted)(wasted.tasks)], self._start)
         return found
 
@@ -256,7 +257,9 @@ class EngineRound:
                     f"devices.failures_per_hour"
                 )
             versions = sorted({f.version for f in ended.used}, reverse=True)
-            groups = [[self._flown(phase, messages[v], v, [f for f in ended.used if f.version == v])] for v in versions]
+            groups = [
+                [self._flown(phase, messages[v], v, [f for f in ended.used if f.version == v], size)] for v in versions
+            ]
             answers = self._answers(phase, record, groups)
             found = {
                 number: who
@@ -275,7 +278,7 @@ class EngineRound:
         """Return the rounds whose messages clients are still at work on."""
         return self._memory.flights.versions()
 
-    def _flown(self, phase: Phase, shared: Message, version: int, flights: list[Flight]) -> Group:
+    def _flown(self, phase: Phase, shared: Message, version: int, flights: list[Flight], invited: int) -> Group:
         """Return the work behind answers that started from one version."""
         clients = torch.tensor([f.client for f in flights])
         partial = self._conditions.federation.during(phase).partial_work
@@ -293,7 +296,7 @@ class EngineRound:
             num_examples=self._examples(clients),
             asked_s=self.clock_s,
         )
-        return self._group(phase, asked)
+        return self._group(phase, asked, invited)
 
     def _load(
         self, phase: Phase, num_examples: Tensor, shared: Message, inbox: Tree = None, steps: int | None = None
@@ -311,46 +314,35 @@ class EngineRound:
             return torch.full_like(clients, round(self.problem.mean_examples))
         return self.problem.num_examples(clients)
 
-    def _group(self, phase: Phase, asked: Assignment, discount: float = 1.0) -> Group:
-        """Cut work into blocks, most steps first, then most examples: clients of a block are alike, and no long one comes last."""
-        order = asked.num_examples.argsort(descending=True, stable=True)
-        if asked.limit is not None:  # elsewhere who has more examples takes no fewer steps
-            steps, _ = work(phase, asked.num_examples, asked.steps)
-            order = order[steps.minimum(asked.limit)[order].argsort(descending=True, stable=True)]
+    def _group(self, phase: Phase, asked: Assignment, invited: int, discount: float = 1.0) -> Group:
+        """Cut work into blocks; ``invited`` is how many clients were asked, those at work included."""
+        c, order = self._conditions, in_order(phase, asked)
         asked = asked.take(order)
         keeps = any(isinstance(r, Store) for r in phase.reduce.values())
-        spool = Spool(self._conditions.filed_bytes) if keeps else None
-        tasks = [
-            BlockTask(
-                phase=phase.name,
-                clients=mine.clients,
-                copies=mine.copies,
-                key=mine.key,
-                steps=mine.steps,
-                limit=mine.limit,
-                own=None if phase.own is None else self._own(phase, mine.shared, mine.clients),
-                inbox=mine.inbox,
-                discount=discount,
-                feedback=self._conditions.selection.feedback,
-                faults=self._conditions.faults,
-                spool=spool,
-                sizes=sizes,
-            )
-            for sizes, mine in self._cut(asked, bundled=not keeps)
-        ]
-        return Group(asked, order, tasks, discount)
-
-    def _cut(self, asked: Assignment, *, bundled: bool) -> Iterator[tuple[tuple[int, ...], Assignment]]:
-        """Yield the work of each task, with the sizes of its blocks; if ``bundled`` it may have several."""
-        c, before = self._conditions, 0
+        # What adds nothing to a sum of numbers makes one of infinite ones no number.
+        fills = fillable(phase.reduce.values()) and c.faults.non_finite != "keep"
+        everywhere = BlockTask(
+            phase=phase.name,
+            clients=asked.clients,
+            copies=asked.copies,
+            key=asked.key,
+            steps=asked.steps,
+            limit=asked.limit,
+            inbox=asked.inbox,
+            discount=discount,
+            feedback=c.selection.feedback,
+            faults=c.faults,
+            spool=Spool(c.filed_bytes) if keeps else None,
+            rooms=rooms_of_blocks(invited, c.block_size) if fills else (),
+        )
         blocks, together = sizes_of_blocks(len(asked.clients), c.block_size), 1
-        if bundled and c.faults.client_timeout_s is None:  # which is of one block
+        if not keeps and c.faults.client_timeout_s is None:  # which is of one block
             workers = sum(h.workers for h in self._executor.hosts)
             together = blocks_a_task(len(blocks), workers, T.num_bytes(dict(asked.shared.send)))
-        for i in range(0, len(blocks), together):
-            sizes = tuple(blocks[i : i + together])
-            yield sizes, asked.take(torch.arange(before, before + sum(sizes)))
-            before += sum(sizes)
+        tasks = cut(everywhere, blocks, together)
+        if phase.own is not None:
+            tasks = [t._replace(own=self._own(phase, asked.shared, t.clients)) for t in tasks]
+        return Group(asked, order, tasks, discount)
 
     def _own(self, phase: Phase, shared: Message, clients: Tensor) -> Tree:
         fresh = phase.own

@@ -34,9 +34,15 @@ Sent = Mapping[str, Mapping[str, Tree]]
 class Each:
     """Every client's integers, stacked, for whoever masks them in earnest."""
 
+    fills = True
+
     def block(self, values: Tree, rows: Rows) -> Tree:
         """Return those of a block."""
         return values
+
+    def unfilled(self, partial: Tree, clients: int) -> Tree:
+        """Return the first so many."""
+        return T.index(partial, slice(clients))
 
     def merge(self, a: Tree, b: Tree) -> Tree:
         """Put the later below the earlier."""

@@ -7,6 +7,8 @@ from harness import NET, build, digits, flat, records
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.block.capture import Captures
+from fedfleet.simulator.fleet.availability import Bernoulli
+from fedfleet.simulator.fleet.responses import Federation
 
 
 def shorter(options):
@@ -35,3 +37,18 @@ def test_a_captured_run_is_the_ordinary_one(name, inner):
         assert torch.equal(a[0], b[0])
         assert a[1:] == b[1:]
     assert (captures.ready > 0) == (name != "afl")  # how many domains a block has depends on who is in it
+
+
+def test_whoever_is_unheard_blocks_come_in_few_sizes_and_are_replayed():
+    world = digits("classification", "iid", clients=60, net=NET)
+    algorithm = build("fedavg", world.task, CohortOptions(invite=48), steps=2, batch_size=12)
+    view = algorithm.views["global"].params
+    given = {"inner": "batched", "block_size": 24, "federation": Federation(availability=Bernoulli(0.7))}
+    captures = Captures(after=0)
+    runs = [list(records(algorithm, world, 16, captures=c, **given)) for c in (captures, Captures(after=None))]
+    for a, b in zip(*runs, strict=True):
+        assert torch.equal(flat(view(a.state)), flat(view(b.state)))
+        assert [p.counts for p in a.phases] == [p.counts for p in b.phases]
+    heard = {r.phases[0].counts["heard"] for r in runs[0]}
+    assert len(heard) > 6
+    assert 0 < captures.ready <= 3

@@ -4,6 +4,7 @@ import importlib.util
 import json
 from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from benchmarks import (
     cases,
     disk,
     domain_gap,
+    dropout,
     engine,
     examples,
     gpu,
@@ -104,6 +106,25 @@ def test_the_bare_loop_and_the_engine_find_the_same_model(case, batched):
         torch.testing.assert_close(a.detach(), b, rtol=0, atol=1e-3 * moved)
 
 
+@pytest.mark.parametrize("model", ["logistic", "mlp", "lenet", "cnn"])
+@pytest.mark.parametrize("way", ["vmap", "map"])
+def test_jax_and_the_bare_loop_find_the_same_model(model, way, monkeypatch):
+    pytest.importorskip("jax")
+    monkeypatch.syspath_prepend(Path(peers.__file__).parent)
+    jax_loop = importlib.import_module("jax_loop")
+    like = cases.CASES[model]
+    case = replace(TINY, model=model, shape=like.shape, cohort=2, samples=4, batch=2, epochs=2)
+    net = workload.net(case)
+    before = [p.detach().clone() for p in net.parameters()]
+    run = loops.fedavg(case, net)
+    for t, (found, seconds) in enumerate(jax_loop.rounds(case, way, 2)):
+        run(t)
+        assert seconds > 0
+        for a, b, c in zip([v for layer in found for v in layer], net.parameters(), before, strict=True):
+            torch.testing.assert_close(torch.tensor(a.tolist()), b.detach(), rtol=1e-4, atol=1e-5)
+            assert not torch.equal(b, c)
+
+
 def test_the_engine_answers_with_one_json_object(capsys):
     options = "--case logistic --cohort 6 --executor local --rounds 2 --warmup 1 --overhead --json"
     engine.main(options.split())
@@ -139,6 +160,23 @@ def test_hiding_clients_is_measured_beside_not_hiding_them(monkeypatch, capsys):
     monkeypatch.setattr(privacy, "measure", lambda *_: found)
     privacy.main([])
     assert f"{found['over']['norm follows']['median']:.2f} times" in capsys.readouterr().out
+
+
+def test_rounds_in_which_clients_drop_out_are_measured_beside_others(monkeypatch, capsys):
+    monkeypatch.setitem(cases.CASES, "mlp", TINY)
+    monkeypatch.setattr(dropout, "CLIENTS", 12)
+    monkeypatch.setattr(dropout, "INVITED", 8)
+    monkeypatch.setattr(dropout, "WARMUP", 1)
+    dropout.main(["--turns", "3", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["ms"]) == ["all answer", "70% answer"]
+    assert list(found["over"]) == ["70% answer"]
+    sizes = dropout.population(TINY).offsets.diff()
+    assert len(sizes) == 12
+    assert 10 <= int(sizes.min()) < 100 < int(sizes.max()) <= 1000
+    monkeypatch.setattr(dropout, "measure", lambda *_: found)
+    dropout.main([])
+    assert f"{found['over']['70% answer']['median']:.2f} times" in capsys.readouterr().out
 
 
 def test_hiding_examples_is_measured_beside_not_hiding_them_and_beside_opacus_where_it_is(monkeypatch, capsys):

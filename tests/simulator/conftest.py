@@ -59,6 +59,7 @@ class Federation:
         own: Tree = None,
         faults: Faults | None = None,
         captures: Captures | None = None,
+        rooms: tuple[int, ...] = (),
     ) -> BlockResult:
         """Run the phase "train"; by default it takes the plan's steps with rate 0.1 and stores every final point.
 
@@ -88,10 +89,8 @@ class Federation:
         )
         ids = torch.tensor(clients)
         z = {"x": {"w": torch.zeros(self.population.data["x"].shape[1])}}
-        task = BlockTask(
-            "train", ids, torch.zeros_like(ids), rng.key(7), own=own, feedback=True, faults=faults or Faults()
-        )
-        return run_block(setup, Message(send={"z": z}), task)
+        task = BlockTask("train", ids, torch.zeros_like(ids), rng.key(7), own=own, feedback=True, rooms=rooms)
+        return run_block(setup, Message(send={"z": z}), task._replace(faults=faults or Faults()))
 
 
 @pytest.fixture(scope="session")

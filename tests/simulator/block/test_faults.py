@@ -71,6 +71,16 @@ def test_a_client_that_raises_is_dropped_and_the_others_are_run_without_it(feder
     assert isinstance(e.value.__cause__, IndexError)
 
 
+def test_a_client_at_fault_is_dropped_once_from_a_block_that_is_filled_with_it(federation, inner):
+    given = {"step": poisoned(math.inf), "reduce": {"z": Mean()}, "rooms": (2, 6)}
+    found = federation.run(inner, [1, 4, 5], **given, faults=DROP)
+    why = "it sends a value that is not finite in 'z', first seen after stage 0, step 1"
+    assert found.dropped == (Dropped(0, 1, why, bit_exact=True),)
+    equal(found, federation.run(inner, [4, 5], **given))
+    given["step"] = look_up
+    assert [d.row for d in federation.run(inner, [5, 1, 4], **given, faults=DROP).dropped] == [0]
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_client_that_sends_what_is_not_finite_is_dropped(federation, inner, value):
     given = {"step": poisoned(value), "reduce": {"z": Mean()}}

@@ -2,12 +2,15 @@
 
 import pandas as pd
 import pytest
+import torch
 
 import fedfleet
 from fedfleet.experiments import executors
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.driver import cutting
 from fedfleet.simulator.driver import round as driver
-from fedfleet.simulator.driver.cutting import blocks_a_task, sizes_of_blocks
+from fedfleet.simulator.driver.cutting import blocks_a_task, rooms_of_blocks, sizes_of_blocks
 from fedfleet.simulator.executors.base import Host
 from fedfleet.simulator.executors.local import LocalExecutor
 
@@ -47,6 +50,31 @@ def test_blocks_are_as_equal_as_can_be_and_several_are_even_in_number(clients, m
     assert sizes == sorted(sizes, reverse=True)
     if most < clients:
         assert len(sizes) % 2 == 0 or len(sizes) == clients
+
+
+@pytest.mark.parametrize(("clients", "most"), [(100, 50), (100, 32), (7, 12), (1000, 500), (0, 3)])
+def test_rooms_hold_any_block_and_waste_little_of_it_and_nothing_where_all_answer(clients, most):
+    rooms = rooms_of_blocks(clients, most)
+    assert max(rooms) <= most
+    assert list(rooms) == sorted(set(rooms))
+    assert sizes_of_blocks(clients, most)[0] in rooms
+    assert len(rooms) <= cutting.ROOMS + 1
+    for block in range(1, most + 1):
+        room = min(room for room in rooms if room >= block)
+        assert room - block < max(1, -(-most // cutting.ROOMS))
+
+
+def test_a_block_is_filled_with_its_first_client():
+    rows = torch.arange(5)
+    task = BlockTask("train", rows + 10, rows + 20, rng.key(0), limit=rows + 30, own={"a": rows + 40}, rooms=(2, 7, 9))
+    filled = task.filled()
+    assert filled.clients.tolist() == [10, 11, 12, 13, 14, 10, 10]
+    assert filled.copies.tolist() == [20, 21, 22, 23, 24, 20, 20]
+    assert filled.limit is not None
+    assert filled.limit.tolist() == [30, 31, 32, 33, 34, 30, 30]
+    assert filled.own["a"].tolist() == [40, 41, 42, 43, 44, 40, 40]
+    for rooms in ((), (2,), (5, 7)):  # none, none large enough, one that fits
+        assert task._replace(rooms=rooms).filled().clients.tolist() == [10, 11, 12, 13, 14]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,90 @@
+"""What it costs that clients drop out: ``python -m benchmarks.dropout --case logistic``.
+
+Of 100 invited some 70 answer, others each round; beside it 70 are invited and all answer. Clients have 10 to 1,000 examples, so
+many that their logarithms are uniform, and take the case's local steps. What is compared is the time of a client that is heard,
+from the 200th round on, with blocks captured as they are in any run. Both run in this process with one thread, by the product's
+own rule for the case, round by round in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from benchmarks import turns, world
+from benchmarks.peers.workload import CLASSES, Case
+from benchmarks.world import World
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.block.capture import Captures
+from fedfleet.simulator.driver.round import Conditions
+from fedfleet.simulator.driver.simulate import simulate
+from fedfleet.simulator.executors.local import LocalExecutor
+from fedfleet.simulator.fleet.availability import Always, Availability, Bernoulli
+from fedfleet.simulator.fleet.responses import Federation
+from fedfleet.simulator.population import InMemoryPopulation
+
+WARMUP = 200
+RATE, INVITED, CLIENTS, FEWEST, MOST = 0.7, 100, 300, 10, 1000
+
+
+def population(case: Case) -> InMemoryPopulation:
+    """Return clients of very different sizes."""
+    key = rng.fold(rng.key(case.seed), "dropout")
+    sizes = (FEWEST * (MOST / FEWEST) ** rng.uniform(rng.fold(key, "sizes"), (CLIENTS,), torch.float64)).long()
+    total = int(sizes.sum())
+    x = rng.normal(rng.fold(key, "x"), (total, *case.shape))
+    y = rng.bits(rng.fold(key, "y"), (total,)) % CLASSES
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+    domain = torch.zeros(CLIENTS, dtype=torch.int64)
+    return InMemoryPopulation({"x": x, "y": y}, torch.arange(total), offsets, domain)
+
+
+def _rounds(of: World, executor: LocalExecutor, online: Availability, rounds: int) -> Iterator[float]:
+    """Yield the seconds that each round takes a client that is heard."""
+    how = world.rule(of)
+    executor.start(replace(world.setup(of, how.inner), captures=Captures()))
+    conditions = Conditions(seed=of.case.seed, block_size=how.block_size, federation=Federation(availability=online))
+    z = of.task.init(of.case.seed)
+    for record in simulate(of.algorithm, z, world.problem(of), conditions, executor, rounds):
+        yield record.seconds / record.phases[0].counts["heard"]
+
+
+def measure(case: Case, number: int) -> dict[str, Any]:
+    """Return milliseconds a client that is heard, medians, and that with dropout over that without."""
+    case = replace(case, warmup=WARMUP)
+    clients, rounds = population(case), case.warmup + number
+    ways = {"all answer": (round(RATE * INVITED), Always()), f"{RATE:.0%} answer": (INVITED, Bernoulli(RATE))}
+    with ExitStack() as stack:
+        under_way = {
+            name: _rounds(
+                world.build(replace(case, clients=CLIENTS, cohort=cohort), clients),
+                stack.enter_context(closing(LocalExecutor(1))),
+                online,
+                rounds,
+            )
+            for name, (cohort, online) in ways.items()
+        }
+        first, second = ways
+        return turns.taken(under_way, case, number, first, [second])
+
+
+def shown(case: str, found: dict[str, Any]) -> Iterator[str]:
+    """Yield what is read of it."""
+    yield f"{case}, one process, one thread"
+    for name, ms in found["ms"].items():
+        over = found["over"].get(name)
+        times = f", {over['median']:.2f} times ({over['least']:.2f} to {over['most']:.2f})" if over else ""
+        yield f"{name:12} {ms:8.4f} ms a client{times}"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command."""
+    turns.main("benchmarks.dropout", __doc__, 100, argv, lambda case, number: measure(case, number), shown)
+
+
+if __name__ == "__main__":
+    main()
