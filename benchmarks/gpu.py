@@ -92,12 +92,12 @@ def timed(ready: World, how: How, mode: str, args: argparse.Namespace) -> tuple[
     with closing(LocalExecutor(args.threads)) as executor, precision(mode, args.device):
         records = world.play(ready, executor, how, args.warmup + args.rounds, args.device)
         while True:
-            _synchronise(args.device)
+            synchronise(args.device)
             started = time.perf_counter()
             record = next(records, None)
             if record is None:
                 break
-            _synchronise(args.device)
+            synchronise(args.device)
             found.append(time.perf_counter() - started)
             halved += sum(event.get("splits", 0) for p in record.phases for event in p.events)
             if len(found) > args.warmup and time.perf_counter() - began > args.budget:
@@ -105,7 +105,8 @@ def timed(ready: World, how: How, mode: str, args: argparse.Namespace) -> tuple[
     return found[args.warmup :], halved
 
 
-def _synchronise(device: str) -> None:
+def synchronise(device: str) -> None:
+    """Wait for what a CUDA device has yet to do."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -190,6 +191,13 @@ def show(found: list[dict[str, Any]], device: str) -> None:
     command.show(torch.cuda.get_device_name() if device == "cuda" else device, [*columns, "peak, MB", "note"], rows)
 
 
+def leave_without(device: str) -> None:
+    """End the program, saying so, where there is no such device."""
+    if device == "cuda" and not torch.cuda.is_available():
+        print(f"no CUDA device: torch {torch.__version__} sees none on this machine, so nothing was measured")
+        sys.exit(0)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command."""
     ask = command.parser("benchmarks.gpu", __doc__)
@@ -215,9 +223,7 @@ def main(argv: list[str] | None = None) -> None:
         "--json", type=command.writable, metavar="FILE", help="write everything measured, after every cell"
     )
     args = ask.parse_args(argv)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        print(f"no CUDA device: torch {torch.__version__} sees none on this machine, so nothing was measured")
-        sys.exit(0)
+    leave_without(args.device)
     scale = SCALES[args.scale]
     args.cohort = sorted(args.cohort or scale.cohorts)
     args.rounds, args.warmup = args.rounds or scale.rounds, args.warmup or scale.warmup

@@ -23,6 +23,7 @@ from benchmarks import (
     loops,
     memory,
     privacy,
+    published,
     results,
     rules,
     scaling,
@@ -160,6 +161,29 @@ def test_hiding_clients_is_measured_beside_not_hiding_them(monkeypatch, capsys):
     monkeypatch.setattr(privacy, "measure", lambda *_: found)
     privacy.main([])
     assert f"{found['over']['norm follows']['median']:.2f} times" in capsys.readouterr().out
+
+
+def test_published_jobs_are_tried_at_a_small_scale(tmp_path, capsys):
+    published.main(["--scale", "small", "--device", "cpu", "--json", str(tmp_path / "found.json")])
+    found = json.loads((tmp_path / "found.json").read_text())["jobs"]
+    assert [job["job"] for job in found] == list(published.JOBS)
+    for job in found:
+        assert job["rounds"] == job["of"] == 2
+        assert 0 < job["share"] < 1
+        small = published.reduced(published.JOBS[job["job"]])
+        assert job["flop"] == pytest.approx(published.flop(small) * small.samples * 2 * 2)  # of two rounds
+    assert "Published jobs" in capsys.readouterr().out
+
+
+def test_the_arithmetic_of_a_published_job_is_that_of_its_layers():
+    job = published.JOBS["pfl_cifar10"]
+    multiplications = 30 * 30 * 32 * 27 + 28 * 28 * 64 * 288 + 12544 * 128 + 128 * 10
+    first = 30 * 30 * 32 * 27  # of whose inputs no gradient is taken
+    assert published.flop(job) == pytest.approx(2 * (3 * multiplications - first))
+    sizes = published.population(published.JOBS["nvflare_cifar10"]).offsets.diff()
+    assert len(sizes) == 8
+    assert float(sizes.double().mean()) == pytest.approx(6250, rel=0.01)
+    assert sizes.max() > 2 * sizes.min()
 
 
 def test_rounds_in_which_clients_drop_out_are_measured_beside_others(monkeypatch, capsys):
