@@ -19,10 +19,11 @@ import numpy as np
 import pytest
 import typer
 import yaml
+from jsonschema import Draft202012Validator
 from PIL import Image
 
 import fedfleet
-from fedfleet.commands import cli, paper, tune
+from fedfleet.commands import cli, paper, schema, tune
 from fedfleet.config import tuning
 from fedfleet.config.schema import load
 from fedfleet.config.tuning import Tuning
@@ -50,12 +51,33 @@ MADE = r"runs/|\.json$|/x\.(py|yaml)$"
 QUICK = {"rounds": 2, "population.clients": 20, "cohort.invite": 4, "executor.kind": "local", "until": None}
 
 
+OTHERS = {
+    *(
+        "docker",
+        "export",
+        "kubectl",
+        "mkdir",
+        "mkdocs",
+        "pip",
+        "pre-commit",
+        "ray",
+        "ruff",
+        "basedpyright",
+        "pytest",
+        "sbatch",
+    ),
+    *("scancel", "ssh", "."),
+}
+"""Programs of others, whose commands are not tried."""
+
+
 class Block(NamedTuple):
-    """A fenced block."""
+    """A fenced block; one with a title is code that is not run: of others, or of what is not here."""
 
     page: Path
     line: int
     language: str
+    title: str
     text: str
 
     @property
@@ -66,28 +88,34 @@ class Block(NamedTuple):
 def blocks() -> Iterator[Block]:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        for found in re.finditer(r"^```(\w*)\n(.*?)^```", text, re.M | re.S):
-            yield Block(page, text.count("\n", 0, found.start()) + 1, found[1], found[2])
+        for found in re.finditer(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', text, re.M | re.S):
+            yield Block(page, text.count("\n", 0, found.start()) + 1, found[1], found[2] or "", found[3])
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    """Every line of a block that calls fedfleet or a module, without its comment."""
+    """Every command of a block, without its comment, the variables before it and the environment that it is in."""
     for block in blocks():
         for number, line in enumerate(block.text.replace("\\\n", " ").splitlines(), block.line + 1):
-            if block.language in ("", "sh", "bash") and re.match(r"(fedfleet|python -m) ", line):
-                yield f"{block.page.relative_to(ROOT)}:{number}", shlex.split(line, comments=True)
+            if block.language == "" and line.strip():
+                where = f"{block.page.relative_to(ROOT)}:{number}"
+                for part in re.split(" && ", line):
+                    words = shlex.split(re.sub(r"^(\w+=\S+ )*", "", part), comments=True)
+                    yield where, [words[0].removeprefix(".venv/bin/"), *words[1:]]
 
 
+VALID = Draft202012Validator(schema.config())
 BLOCKS, COMMANDS = list(blocks()), list(commands())
 NAMED = r"# ([\w-]+\.(?:py|yaml))\n"
 """How a block begins that is a file of its page."""
-PYTHON = [b for b in BLOCKS if b.language == "python" and not re.match(NAMED, b.text)]
+PYTHON = [b for b in BLOCKS if b.language == "python" and not b.title and not re.match(NAMED, b.text)]
 
 
 def test_the_documentation_has_what_is_tested_here():
     assert len(PAGES) > 15
     assert len(PYTHON) >= 2
-    assert len(COMMANDS) > 25
+    assert len(COMMANDS) > 120
+    assert sum(page.read_text(encoding="utf-8").count("```") for page in PAGES) == 2 * len(BLOCKS)
+    assert {b.language for b in BLOCKS} <= {"", "python", "yaml", "json", "text"}
     assert {words[1] for _, words in COMMANDS if words[0] == "fedfleet"} >= {
         "run",
         "plan",
@@ -160,8 +188,16 @@ def test_python_runs(repository: Path, block: Block):
 def test_configurations_and_records_are_read(block: Block):
     if block.language == "json":
         assert json.loads(block.text)
+    elif block.title:
+        assert yaml.safe_load(block.text)
     else:
         assert fedfleet.load(yaml.safe_load(block.text))
+        VALID.validate(yaml.safe_load(block.text))
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python" and b.title], ids=lambda b: b.where)
+def test_python_of_others_is_python(block: Block):
+    assert compile(block.text, block.where, "exec")
 
 
 FEDFLEET = [pytest.param(words, id=where) for where, words in COMMANDS if words[0] == "fedfleet"]
@@ -189,7 +225,18 @@ def test_commands_of_fedfleet_are_accepted(monkeypatch: pytest.MonkeyPatch, word
         command.invoke(command.make_context(words[0], words[1:]))
 
 
-MODULES = [pytest.param(words, id=where) for where, words in COMMANDS if words[0] == "python"]
+MODULES = [pytest.param(words, id=where) for where, words in COMMANDS if words[:2] == ["python", "-m"]]
+
+
+@pytest.mark.parametrize("words", [pytest.param(words, id=where) for where, words in COMMANDS])
+def test_every_command_is_tried_or_one_of_others(words: list[str]):
+    match words:
+        case ["python", "-c", code]:
+            assert compile(code, "command", "exec")
+        case ["python", path] if path.endswith(".py"):
+            assert (ROOT / path).exists()
+        case [program, *_]:
+            assert program in ("fedfleet", *OTHERS) or words[:2] in (["python", "-m"], ["python3", "-m"])
 
 
 @pytest.mark.parametrize("words", MODULES)

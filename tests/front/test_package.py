@@ -1,9 +1,13 @@
-"""The wheel holds everything and works away from the repository."""
+"""Wheel and source distribution hold everything, and the wheel works away from the repository."""
 
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
@@ -12,33 +16,38 @@ import pytest
 import fedfleet
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("simulator", "algorithms", "datasets", "tasks", "transforms", "attacks")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    out = tmp_path_factory.mktemp("wheel")
+def built(tmp_path_factory):
+    """The folder of a source distribution, and of the wheel that is built of it."""
+    out = tmp_path_factory.mktemp("built")
     source = out / "source"  # building leaves files behind, so not in the repository itself
     source.mkdir()
-    for name in ("src", "simulator", "algorithms", "datasets", "tasks", "transforms", "attacks"):
+    for name in ("src", *FOLDERS):
         shutil.copytree(
             ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
         )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(out),
-        str(source),
-    ]
-    subprocess.run(command, check=True, cwd=out)
-    return next(out.glob("fedfleet-*.whl"))
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
+    subprocess.run(command, check=True, cwd=out, capture_output=True)
+    return out
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    """The programs of an environment with the wheel alone, beside the packages that it needs from this one."""
+    home = tmp_path_factory.mktemp("environment")
+    venv.create(home, with_pip=False)
+    needs = sysconfig.get_path("purelib")
+    (where,) = home.glob("lib/python*/site-packages")
+    (where / "needs.pth").write_text(f"{needs}\n", encoding="utf-8")  # a path, whose own .pth files do not count
+    pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install", "--quiet"]
+    (wheel,) = built.glob("fedfleet-*.whl")
+    subprocess.run([*pip, "--no-deps", "--no-index", str(wheel)], check=True)
+    return home / "bin"
 
 
 def test_the_names_of_the_package_are_there_and_no_others():
@@ -50,27 +59,34 @@ def test_the_names_of_the_package_are_there_and_no_others():
         _ = fedfleet.nonsense
 
 
-def test_the_wheel_holds_every_module_once(wheel):
-    names = set(zipfile.ZipFile(wheel).namelist())
-    for folder in ("simulator", "algorithms", "datasets", "tasks", "transforms", "attacks"):
-        for path in (ROOT / folder).rglob("*.py"):
-            assert f"fedfleet/{path.relative_to(ROOT)}" in names
-    assert {"fedfleet/py.typed", "fedfleet/report/report.html.j2", "fedfleet/commands/cli.py"} <= names
-    assert not [n for n in names if n.startswith(("simulator/", "datasets/", "tests/"))]
+def test_wheel_and_source_hold_every_module_once(built):
+    (wheel,), (source,) = built.glob("fedfleet-*.whl"), built.glob("fedfleet-*.tar.gz")
+    in_wheel = set(zipfile.ZipFile(wheel).namelist())
+    with tarfile.open(source) as tar:
+        files = {m.name.partition("/")[2] for m in tar.getmembers() if m.isfile()}
+    in_source = {name.removeprefix("src/") for name in files}
+    wanted = {"fedfleet/py.typed", "fedfleet/report/report.html.j2", "fedfleet/commands/cli.py"}
+    for folder in FOLDERS:
+        wanted |= {f"fedfleet/{path.relative_to(ROOT)}" for path in (ROOT / folder).rglob("*.py")}
+    assert not wanted - in_wheel
+    assert not wanted - in_source
+    assert {"pyproject.toml", "README.md", "LICENSE"} <= files
+    for names in (in_wheel, files):
+        assert not [n for n in names if n.startswith((*(f"{folder}/" for folder in FOLDERS), "tests/"))]
 
 
-def test_the_wheel_runs_from_another_folder(wheel, tmp_path):
-    site = tmp_path / "site"
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)], check=True
-    )
+def test_the_wheel_runs_from_another_folder(installed, tmp_path):
     code = (
         "import fedfleet; print(fedfleet.__file__);"
         "fedfleet.run({'rounds': 2, 'population': {'clients': 20}, 'executor': {'kind': 'local'}}, out='run')"
     )
-    environment = {**os.environ, "PYTHONPATH": str(site)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip().startswith(str(site))
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+
+    def printed(*command):
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert printed(installed / "fedfleet", "--version") == f"fedfleet {said}"
+    assert printed(installed / "python", "-c", code).startswith(str(installed.parent))
     assert (tmp_path / "run" / "model.safetensors").exists()

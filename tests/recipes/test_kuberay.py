@@ -158,5 +158,10 @@ def test_the_image_has_what_it_copies_and_is_not_root():
     assert all("--no-cache-dir" in line for line in lines if re.search(r"\bpip (install|wheel)\b", line))
     assert any("--constraint" in line and '"ray[default]"' in line for line in lines)
     assert not any(line.startswith("EXPOSE") for line in lines)
+    instructions = [line.split()[0] for line in lines if line and not line.startswith("#")]
+    assert set(instructions) <= {"FROM", "ARG", "WORKDIR", "COPY", "RUN", "ENV", "USER", "CMD"}
+    last = len(lines) - lines[::-1].index(next(line for line in lines[::-1] if line.startswith("FROM ")))
+    assert "ARG TORCH_INDEX=" in lines[last:]  # which wheels of torch: those with CUDA, or an index of those without
+    assert any("${TORCH_INDEX:+--extra-index-url" in line for line in lines[last:])
     program = ROOT / "recipes" / "run_or_resume.sh"
     assert program.stat().st_mode & 0o111

@@ -30,6 +30,23 @@ class Interrupted(Exception):
     """A run was interrupted; the arguments are how to go on, and the exit status."""
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"fedfleet {version('fedfleet')}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Take what stands before a command."""
+
+
 @app.command()
 def run(
     config: ConfigArg,
@@ -318,6 +335,26 @@ def list_(
     width = max(map(len, kinds[what]))
     for name, about in kinds[what].items():
         typer.echo(f"{name:{width}}  {about}".rstrip())
+
+
+@app.command()
+def schema(
+    kind: Annotated[str, typer.Argument(help="config, or table: what `fedfleet paper` takes.")] = "config",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there instead of printing it.")] = None,
+) -> None:
+    """Print the JSON Schema of configurations, by which editors complete, explain and check them."""
+    if kind not in ("config", "table"):
+        raise ConfigError(f"schema {kind!r}: choose config or table")
+    from fedfleet.commands import schema as schemas
+
+    text = dumps(schemas.KINDS[kind](), indent=1, ensure_ascii=False)
+    if out is None:
+        typer.echo(text)
+        return
+    try:
+        out.write_text(text + "\n", encoding="utf-8")
+    except OSError as e:
+        raise ConfigError(f"--out={str(out)!r}: it cannot be written ({e.strerror or e}): give another path") from None
 
 
 for command in (data.convert, data.trace, data.show, data.partition):

@@ -67,8 +67,13 @@ def kinds() -> dict[str, Kind]:
 def names(kind: str) -> Iterator[tuple[str, str]]:
     """Yield every name of a kind, and a line on it."""
     of = kinds()[kind]
-    for name, options in of.options.items():
-        yield name, of.about.get(name) or _sentence(options)
+    for name in of.options:
+        yield name, about(of, name)
+
+
+def about(of: Kind, name: str) -> str:
+    """Return a line on a name of a kind."""
+    return of.about.get(name) or _sentence(of.options[name])
 
 
 def page(kind: str, name: str) -> RenderableType:
@@ -77,9 +82,9 @@ def page(kind: str, name: str) -> RenderableType:
     if name not in of.options:
         raise ConfigError(unknown(f"show {kind}", name, of.options))
     options = of.options[name]
-    parts: list[RenderableType] = [Text.assemble((name, "bold"), "  ", of.about.get(name) or _sentence(options))]
-    if source := _source(kind, name, options):
-        parts += [Text(""), Text(source)]
+    parts: list[RenderableType] = [Text.assemble((name, "bold"), "  ", about(of, name))]
+    if said := source(kind, name):
+        parts += [Text(""), Text(said)]
     rows = list(fields(options, skip=of.key))
     if rows:
         table = Table(show_lines=False)
@@ -137,9 +142,9 @@ def _completed(given: dict[str, Any], options: type[BaseModel], key: str) -> dic
     return given
 
 
-def _source(kind: str, name: str, options: type[BaseModel]) -> str:
+def source(kind: str, name: str) -> str:
     """Return what the module of a thing says of it, formulas and citation: of algorithms where it is built, else its options'."""
-    module = ALGORITHMS[name].build.__module__ if kind == "algorithm" else options.__module__
+    module = ALGORITHMS[name].build.__module__ if kind == "algorithm" else kinds()[kind].options[name].__module__
     text = inspect.getdoc(sys.modules[module]) or ""
     return text if kind == "algorithm" or YEAR.search(text) else ""
 

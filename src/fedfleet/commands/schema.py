@@ -1,0 +1,231 @@
+"""The configuration as JSON Schema, for editors: made of the types that check it, so that it has every key and every name.
+
+It says less than the reader, which also knows rules over several keys; and it is draft 2020-12 in keywords that editors of
+draft 7 understand, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from fedfleet.commands import show_named
+from fedfleet.commands.paper import PaperTable
+from fedfleet.config.schema import BY_PATH, NAMED, NESTED, SCHEMA_VERSION, ByPath, Config
+from fedfleet.simulator.named import PATH
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+SEVERAL = ("compare", "vary")
+CHANGES = "changes"
+"""Of the definitions, that of overrides; ``changes.algorithm`` is that of a section of them."""
+NULL: dict[str, Any] = {"type": "null"}
+
+Schema = dict[str, Any]
+
+
+def config() -> Schema:
+    """Return the schema of a configuration."""
+    every = show_named.kinds()
+    models = [Config, ByPath, *dict.fromkeys(o for kind in every.values() for o in kind.options.values())]
+    refs, top = models_json_schema([(model, "validation") for model in models], ref_template="#/$defs/{model}")
+    defs: dict[str, Schema] = top["$defs"]
+    of = {model: defs[_name(refs[model, "validation"])] for model in models}
+    sections = {kind.section: name for name, kind in every.items() if not kind.listed}
+    for name, kind in every.items():
+        for each, options in kind.options.items():
+            about = show_named.about(kind, each)
+            default = None if kind.listed else NAMED[kind.section].default
+            defs[f"{name}.{each}"] = _variant(of[options], kind.key, each, about, required=each != default)
+        defs[name] = _union(name, kind, of[ByPath] if kind.section in BY_PATH else None)
+    for section, names in NESTED.items():
+        above, _, last = section.rpartition(".")
+        allowed = every[sections[above]]._replace(options=names.options)
+        nested = _union(sections[above], allowed)
+        for each in every[sections[above]].options:
+            properties = defs[f"{sections[above]}.{each}"]["properties"]
+            if last in properties:
+                properties[last] = _told(properties[last]) | nested
+    root = of[Config]
+    for section, name in sections.items():
+        *parents, last = section.split(".")
+        properties = root["properties"]
+        for parent in parents:
+            properties = defs[_name(properties[parent])]["properties"]
+        properties[last] = _told(properties[last]) | {"$ref": f"#/$defs/{name}"}
+    ways = defs["Transforms"]["properties"]
+    for way in ways:
+        ways[way] = _told(ways[way]) | {"type": "array", "items": {"$ref": "#/$defs/transform"}}
+    one = {"$ref": "#/$defs/tracker"}
+    root["properties"]["track"] = _told(root["properties"]["track"]) | {
+        "anyOf": [*defs["tracker"]["anyOf"], {"type": "array", "items": one}, NULL]
+    }
+    root["properties"]["schema_version"]["const"] = SCHEMA_VERSION
+    _with_overrides(root, defs)
+    return _finished("config", root, defs)
+
+
+def table() -> Schema:
+    """Return the schema of a table, what ``fedfleet paper`` takes."""
+    found = PaperTable.model_json_schema()
+    return _finished("table", found, found.pop("$defs", {}))
+
+
+KINDS = {"config": config, "table": table}
+
+
+def _variant(options: Schema, key: str, name: str, about: str, *, required: bool) -> Schema:
+    """Return the schema of a section with one name; a name that stands for itself where none is given need not be there."""
+    properties = {k: v for k, v in options.get("properties", {}).items() if k != key}
+    needed = [*([key] if required else []), *(k for k in options.get("required", []) if k != key)]
+    found: Schema = {
+        "title": name,
+        "description": about,
+        "type": "object",
+        "properties": {key: {"const": name, "description": about}, **properties},
+        "additionalProperties": False,
+    }
+    return found | ({"required": needed} if needed else {})
+
+
+def _union(name: str, kind: show_named.Kind, by_path: Schema | None = None) -> Schema:
+    """Return what stands where a thing is named: its name alone, or a mapping with it; ``module:name`` where that may be."""
+    short: list[Schema] = [{"const": n, "description": show_named.about(kind, n)} for n in kind.options]
+    full: list[Schema] = [{"$ref": f"#/$defs/{name}.{n}"} for n in kind.options]
+    if by_path is not None:
+        path = {"type": "string", "pattern": f"^{PATH.pattern}$", "description": "module:name, of your own"}
+        own = {kind.key: path, **by_path["properties"]}
+        short.append(path)
+        full.append({"type": "object", "properties": own, "required": [kind.key], "additionalProperties": False})
+    return {"anyOf": [*short, *full, *([] if kind.listed else [NULL])]}
+
+
+def _with_overrides(root: Schema, defs: dict[str, Schema]) -> None:
+    """Let ``compare`` and ``vary`` take overrides, nested or dotted, and the configuration itself dotted keys."""
+    properties = {k: v for k, v in root["properties"].items() if k not in SEVERAL}
+    _changes(CHANGES, properties, defs)
+    changes = defs[CHANGES]
+    dotted = {k: {"$ref": f"#/$defs/{CHANGES}/properties/{k}"} for k in changes["properties"]}
+    below = changes["patternProperties"]
+    compare, vary = (root["properties"][key] for key in SEVERAL)
+    _mapping(compare)["additionalProperties"] = {"$ref": f"#/$defs/{CHANGES}"}
+    several: Schema = {"type": "array", "minItems": 1}
+    _mapping(vary).update(
+        properties={k: several | {"items": v} for k, v in dotted.items()},
+        patternProperties={k: several | {"items": v} for k, v in below.items()},
+        additionalProperties=False,
+    )
+    values = {f"vary.{k}": several | {"items": v} for k, v in dotted.items()}
+    root["patternProperties"] = {
+        **{f"^{re.escape(k)}$": v for k, v in {**dotted, **values}.items() if "." in k},
+        **below,
+    }
+
+
+def _changes(where: str, properties: Mapping[str, Schema], defs: dict[str, Schema]) -> None:
+    """Define what overrides may say of a section, below definitions of the sections in it: any of its keys, none of them needed."""
+    found, below = {}, {}
+    for key, given in properties.items():
+        inside, others = _inside(given, defs)
+        found[key] = given
+        if inside:
+            name = f"{where}.{key}"
+            _changes(name, inside, defs)
+            found[key] = _told(given) | {"anyOf": [*others, {"$ref": f"#/$defs/{name}"}]}
+            for each in defs[name]["properties"]:
+                found[f"{key}.{each}"] = {"$ref": f"#/$defs/{name}/properties/{each}"}
+            below |= {f"^{key}\\.{k[1:]}": v for k, v in defs[name]["patternProperties"].items()}
+        elif (free := _free(given, defs)) is not None:
+            below[f"^{key}\\."] = free
+    defs[where] = {
+        "type": "object",
+        "properties": found,
+        "patternProperties": below,
+        "additionalProperties": False,
+    }
+
+
+def _inside(given: Schema, defs: dict[str, Schema]) -> tuple[dict[str, Schema], list[Schema]]:
+    """Return the keys of a section, those of all its names together, if it is one, and what else may stand in its place."""
+    found: dict[str, list[Schema]] = {}
+    others = []
+    for alternative in _alternatives(given, defs):
+        if not alternative.get("properties"):
+            others.append(alternative)
+        for key, each in alternative.get("properties", {}).items():
+            known = found.setdefault(key, [])
+            if each not in known:
+                known.append(each)
+    return {k: each[0] if len(each) == 1 else {"anyOf": each} for k, each in found.items()}, others
+
+
+def _alternatives(given: Schema, defs: dict[str, Schema]) -> Iterator[Schema]:
+    """Yield what a schema comes to, one alternative after the other, without references."""
+    if "$ref" in given:
+        yield from _alternatives(defs[_name(given)], defs)
+    elif "anyOf" in given:
+        for each in given["anyOf"]:
+            yield from _alternatives(each, defs)
+    else:
+        yield given
+
+
+def _free(given: Schema, defs: dict[str, Schema]) -> Schema | None:
+    """Return what the values of a mapping of any keys are; None of anything else."""
+    for each in _alternatives(given, defs):
+        if each.get("type") == "object" and "properties" not in each:
+            more = each.get("additionalProperties", True)
+            return more if isinstance(more, dict) else {}
+    return None
+
+
+def _mapping(given: Schema) -> Schema:
+    return next(each for each in given["anyOf"] if each.get("type") == "object")
+
+
+def _told(given: Schema) -> Schema:
+    return {k: v for k, v in given.items() if k in ("description", "default")}
+
+
+def _name(ref: Mapping[str, Any]) -> str:
+    return str(ref["$ref"]).removeprefix("#/$defs/")
+
+
+def _finished(what: str, root: Schema, defs: dict[str, Schema]) -> Schema:
+    """Return a schema with the definitions that are referred to, and a name of its own."""
+    used: dict[str, Schema] = {}
+    todo = [root]
+    while todo:
+        for name in _referred(todo.pop()):
+            if name not in used:
+                used[name] = defs[name]
+                todo.append(defs[name])
+    told = {"title": f"fedfleet {what}", "$comment": f"of fedfleet {version('fedfleet')}"}
+    head = {"$schema": DIALECT, "$id": f"urn:fedfleet:{what}:{SCHEMA_VERSION}"}
+    return head | _readable({**root, **told, "$defs": dict(sorted(used.items()))})
+
+
+def _referred(node: Any) -> Iterator[str]:
+    """Yield the names of definitions that are referred to."""
+    if isinstance(node, dict):
+        if isinstance(node.get("$ref"), str):
+            yield _name(node).split("/")[0]
+        for value in node.values():
+            yield from _referred(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _referred(value)
+
+
+def _readable(node: Any) -> Any:
+    """Return a schema without what only pydantic needs: titles of keys, and marks of code as reStructuredText has them."""
+    if isinstance(node, dict):
+        return {
+            k: " ".join(v.replace("``", "`").split()) if k == "description" and isinstance(v, str) else _readable(v)
+            for k, v in node.items()
+            if not (k == "title" and isinstance(v, str) and v and v[0].isupper())
+        }
+    return [_readable(each) for each in node] if isinstance(node, list) else node

@@ -1,0 +1,86 @@
+"""The documentation as a site: built without a warning, with every option and every public name, and nothing of other hosts."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import fedfleet
+from fedfleet import data
+from fedfleet.commands import show_named
+from fedfleet.simulator import author
+
+mkdocs = pytest.importorskip("mkdocs.__main__", reason="the extra docs is not installed")
+pytest.importorskip("mkdocstrings", reason="the extra docs is not installed")
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    os.environ["NO_MKDOCS_2_WARNING"] = "1"
+    words = ["build", "--strict", "--quiet", "--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(out)]
+    mkdocs.cli.main(words, standalone_mode=False)  # which raises at a warning, such as of a link that leads nowhere
+    return out
+
+
+@pytest.fixture(scope="module")
+def hooks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "site" / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_every_public_name_is_in_the_reference(site: Path):
+    for page, module in (("fedfleet", fedfleet), ("data", data), ("author", author)):
+        text = (site / "api" / f"{page}.html").read_text(encoding="utf-8")
+        missing = [name for name in module.__all__ if f'id="{module.__name__}.{name}"' not in text]
+        assert not missing, page
+
+
+def test_every_name_and_option_is_in_the_reference(site: Path):
+    for kind, of in show_named.kinds().items():
+        text = (site / "options" / f"{kind}.html").read_text(encoding="utf-8")
+        parts = dict(re.findall(r'<h2 id="(\w+)">(.*?)(?=<h2|</article)', text, re.S))
+        assert set(parts) == set(of.options)
+        for name, options in of.options.items():
+            for option in show_named.fields(options, skip=of.key):
+                assert f"<td><code>{option[0]}</code></td>" in parts[name], (kind, name)
+
+
+def test_pages_fetch_nothing_from_other_hosts(site: Path):
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 50
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        fetched = re.findall(r"<(?:script|img|iframe)\b[^>]*\bsrc=\"([^\"]+)|<link\b[^>]*\bhref=\"([^\"]+)", text)
+        assert not [a or b for a, b in fetched if re.match(r"(https?:)?//", a or b)], page
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "leads"),
+    [
+        ("index.md", "docs/your_net.md#metrics", "your_net.md#metrics"),
+        ("algorithms/afl.md", "../concepts.md", "../concepts.md"),
+        ("algorithms/afl.md", "../../configs/afl/adult.yaml", "../files/configs/afl/adult.yaml"),
+        ("algorithms/afl.md", "../../README.md", "../index.md"),
+        ("performance.md", "../benchmarks/README.md", "benchmarks.md"),
+        ("benchmarks.md", "../docs/performance.md", "performance.md"),
+        ("benchmarks.md", "gpu.py", "files/benchmarks/gpu.py"),
+        ("concepts.md", "https://example.org/x.md", "https://example.org/x.md"),
+        ("concepts.md", "#roles", "#roles"),
+    ],
+)
+def test_links_of_the_repository_are_those_of_the_site(hooks: ModuleType, page: str, link: str, leads: str):
+    text = "[it]({0}) and [again]({0}), but `[not]({0})` and\n```\n[not]({0})\n```\n"
+    assert hooks.relinked(text.format(link), page) == (
+        f"[it]({leads}) and [again]({leads}), but `[not]({link})` and\n```\n[not]({link})\n```\n"
+    )
