@@ -23,7 +23,7 @@ from benchmarks.memory_use import Peak, give_back, own_bytes
 from benchmarks.peers.workload import Case
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.registry import ALGORITHMS
-from fedfleet.commands.tune import How
+from fedfleet.commands.rules import How
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.population import InMemoryPopulation
