@@ -63,6 +63,8 @@ def _expanded(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
 
 def read(path: Path) -> Mapping[str, Any]:
     """Read a YAML file. Raises ConfigError."""
+    if (path / "config.yaml").exists():
+        raise ConfigError(f"{path}: the folder of a run: open it by fedfleet.open_run, or give the config.yaml in it")
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
