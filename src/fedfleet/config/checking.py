@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from fedfleet.config.reading import show
 from fedfleet.simulator.errors import ConfigError
+
+MOST = 5  # names that a message lists
 
 
 def unknown(key: str, value: Any, known: Iterable[str]) -> str:
@@ -19,6 +21,25 @@ def unknown(key: str, value: Any, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(value, known, n=1, cutoff=0.4) if isinstance(value, str) else []
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{key}={show(value)}: unknown; {hint}choose one of {', '.join(known)}"
+
+
+def refuse_others(
+    section: str, key: str, kinds: Mapping[str, type[BaseModel]], name: str, given: Mapping[str, Any]
+) -> None:
+    """Refuse options of a section that only other names of it have. Raises ConfigError, which says which have them."""
+    known = [*kinds[name].model_fields] if name in kinds else None
+    for option, value in given.items():
+        if known is None or option in (key, *known) or difflib.get_close_matches(option, known, n=1, cutoff=0.5):
+            continue
+        others = [other for other, options in kinds.items() if option in options.model_fields] or (
+            [] if known else [*kinds]
+        )
+        if others := [other for other in others if other != name]:
+            some = ", ".join(others[:MOST]) + (", …" if len(others) > MOST else "")
+            has = f"{name} has {'no such option' if known else 'no options'}"
+            raise ConfigError(
+                f"{section}.{option}={show(value)}: unknown key; {has}: set {section}.{key} to one that has: {some}"
+            )
 
 
 def validated(model: type[BaseModel], mapping: dict[str, Any], prefix: str) -> Any:

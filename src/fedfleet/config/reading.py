@@ -63,13 +63,14 @@ def _expanded(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
 
 def read(path: Path) -> Mapping[str, Any]:
     """Read a YAML file. Raises ConfigError."""
-    if (path / "config.yaml").exists():
-        raise ConfigError(f"{path}: the folder of a run: open it by fedfleet.open_run, or give the config.yaml in it")
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file: give the path of a YAML file") from None
     except (OSError, ValueError) as e:
+        if isinstance(e, IsADirectoryError) and (path / "config.yaml").exists():
+            mend = "open it by fedfleet.open_run, or give the config.yaml in it"
+            raise ConfigError(f"{path}: the folder of a run: {mend}") from None
         raise ConfigError(f"{path}: cannot be read ({one_line(e)}): give the path of a YAML file") from None
     try:
         found = parse(text)

@@ -140,6 +140,18 @@ def test_auto_does_not_depend_on_the_workers() -> None:
         (["cohort.respond=0"], "greater than or equal to 1"),
         (["algorithm.steps=1", "algorithm.epochs=1"], "algorithm: give steps or epochs, not both"),
         (["seeds=[1, x]"], "seeds.1='x'"),
+        (
+            ["algorithm.mu=1"],
+            "algorithm.mu=1: unknown key; fedavg has no such option: set algorithm.name to one that has: fedprox",
+        ),
+        (
+            ["availability.rate=0.5"],
+            "availability.rate=0.5: unknown key; always has no options: set availability.kind to one that has: bern",
+        ),
+        (
+            ["availability.dropout=0.5"],
+            "set availability.kind to one that has: bernoulli, random_rate, markov, diurnal, label_c",
+        ),
         (["schema_version=7"], "schema_version=7: this fedfleet reads version 1"),
     ],
 )
