@@ -12,8 +12,6 @@ from pydantic import BaseModel, ValidationError
 from fedfleet.config.reading import show
 from fedfleet.simulator.errors import ConfigError
 
-MOST = 5  # names that a message lists
-
 
 def unknown(key: str, value: Any, known: Iterable[str]) -> str:
     """Say that a value is none of those known, which one it resembles, and which there are."""
@@ -23,34 +21,26 @@ def unknown(key: str, value: Any, known: Iterable[str]) -> str:
     return f"{key}={show(value)}: unknown; {hint}choose one of {', '.join(known)}"
 
 
-def refuse_others(
-    section: str, key: str, kinds: Mapping[str, type[BaseModel]], name: str, given: Mapping[str, Any]
-) -> None:
-    """Refuse options of a section that only other names of it have. Raises ConfigError, which says which have them."""
-    known = [*kinds[name].model_fields] if name in kinds else None
-    for option, value in given.items():
-        if known is None or option in (key, *known) or difflib.get_close_matches(option, known, n=1, cutoff=0.5):
-            continue
-        others = [other for other, options in kinds.items() if option in options.model_fields] or (
-            [] if known else [*kinds]
-        )
-        if others := [other for other in others if other != name]:
-            some = ", ".join(others[:MOST]) + (", …" if len(others) > MOST else "")
-            has = f"{name} has {'no such option' if known else 'no options'}"
-            raise ConfigError(
-                f"{section}.{option}={show(value)}: unknown key; {has}: set {section}.{key} to one that has: {some}"
-            )
+def validated(
+    model: type[BaseModel], mapping: dict[str, Any], prefix: str, others: Mapping[str, type[BaseModel]] | None = None
+) -> Any:
+    """Check plain data against a model: no text for a number, no 0 for false (JSON is where pydantic is that strict).
 
-
-def validated(model: type[BaseModel], mapping: dict[str, Any], prefix: str) -> Any:
-    """Check plain data against a model: no text for a number, no 0 for false (JSON is where pydantic is that strict)."""
+    ``others`` are what might stand in its place, by what one would set: who has a key that is unknown here is told.
+    """
     try:
         return model.model_validate_json(json.dumps(mapping), strict=True)
     except ValidationError as e:
-        raise ConfigError(_explain(e.errors(), model, mapping, prefix)) from None
+        raise ConfigError(_explain(e.errors(), model, mapping, prefix, others or {})) from None
 
 
-def _explain(errors: list[Any], model: type[BaseModel], mapping: dict[str, Any], prefix: str) -> str:
+def _explain(
+    errors: list[Any],
+    model: type[BaseModel],
+    mapping: dict[str, Any],
+    prefix: str,
+    others: Mapping[str, type[BaseModel]],
+) -> str:
     """Return one line on one mistake: an unknown key if there is one, for others may follow from it."""
     error = min(errors, key=lambda e: e["type"] != "extra_forbidden")
     keys = _path(error, mapping)
@@ -58,7 +48,12 @@ def _explain(errors: list[Any], model: type[BaseModel], mapping: dict[str, Any],
     if error["type"] == "extra_forbidden":
         names = _fields(model, keys[:-1])
         near = difflib.get_close_matches(keys[-1], names, n=1, cutoff=0.5)
-        mend = f"did you mean {path.removesuffix(keys[-1])}{near[0]}?" if near else f"known here: {', '.join(names)}"
+        have = [name for name, other in others.items() if keys[0] in other.model_fields] if len(keys) == 1 else []
+        mend = f"known here: {', '.join(names)}" if names else "there are none here"
+        if near:
+            mend = f"did you mean {path.removesuffix(keys[-1])}{near[0]}?"
+        elif have:
+            mend += f"; it is for {have[0] if len(have) == 1 else 'one of ' + ', '.join(have)}"
         return f"{path}={show(error['input'])}: unknown key; {mend}"
     if error["type"] == "missing":
         return f"{path}: missing: give it"

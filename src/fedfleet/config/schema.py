@@ -20,7 +20,7 @@ from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.algorithms.wrapping import WrapperOptions
 from fedfleet.attacks.registry import ATTACKS
 from fedfleet.config.availability import AVAILABILITY
-from fedfleet.config.checking import refuse_others, unknown, validated
+from fedfleet.config.checking import unknown, validated
 from fedfleet.config.devices import DEVICES
 from fedfleet.config.executor import Executor, FaultOptions
 from fedfleet.config.measuring import Checkpoint, Evaluation, Patience
@@ -379,8 +379,8 @@ def _check_named(raw: dict[str, Any], section: str, names: Named) -> None:
     kind = _kind(section, kinds, name)
     if kind is None:
         raise ConfigError(unknown(f"{section}.{key}", name, kinds))
-    refuse_others(section, key, kinds, name, given)
-    validated(kind, {k: v for k, v in given.items() if k != key}, f"{section}.")
+    others = {f"{section}.{key}={n}": other for n, other in kinds.items() if n != name}
+    validated(kind, {k: v for k, v in given.items() if k != key}, f"{section}.", others)
     node[last] = {key: name, **given}
 
 
