@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -16,11 +16,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.attacks.registry import ATTACKS
+from fedfleet.commands.terminal import table
 from fedfleet.config.checking import unknown
 from fedfleet.config.schema import NAMED, Config
 from fedfleet.datasets.registry import NAMES
@@ -32,6 +32,7 @@ from fedfleet.transforms.registry import TRANSFORMS
 
 BOUNDS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
 PLAIN_WIDTH = 140
+OPTION = ("option", "type", "default", "")
 YEAR = re.compile(r"\b(19|20)\d\d\b")
 
 
@@ -85,7 +86,7 @@ def section_page(name: str) -> RenderableType:
     whole = of is Config
     rows = [row for row in fields(of) if not (whole and "." in row[0])]
     more = "fedfleet show KEY, or KIND and NAME, says what is below a mapping." if whole else _sentence(of)
-    return Group(Text.assemble((name, "bold"), "  ", more), Text(""), _options_table(rows))
+    return Group(Text.assemble((name, "bold"), "  ", more), Text(""), table(OPTION, rows))
 
 
 def names(kind: str) -> Iterator[tuple[str, str]]:
@@ -118,18 +119,9 @@ def page(kind: str, name: str) -> RenderableType:
         parts += [Text(""), Text(said)]
     rows = list(fields(options, skip=of.key))
     if rows:
-        parts += [Text(""), _options_table(rows)]
+        parts += [Text(""), table(OPTION, rows)]
     parts += [Text(""), Text(example(kind, name))]
     return Group(*parts)
-
-
-def _options_table(rows: Iterable[tuple[str, ...]]) -> Table:
-    table = Table(show_lines=False)
-    for column in ("option", "type", "default", ""):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
 
 
 def fields(options: type[BaseModel], prefix: str = "", skip: str = "") -> Iterator[tuple[str, str, str, str]]:
