@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -101,3 +102,17 @@ def test_data_say_in_a_line_what_they_have() -> None:
     assert repr(held) == (
         "FederatedDataset('arrays', 2 clients, test=Examples(10 of uint8 (3, 4, 4), targets ()), 2 domains)"
     )
+
+
+def test_every_column_of_the_tables_is_in_the_documentation(several: Path) -> None:
+    run = fedfleet.open_run(several / "FedAvg" / "seed-0")
+    page = (Path(__file__).parents[3] / "docs" / "concepts.md").read_text(encoding="utf-8")
+    table = page[page.index("| column of `rounds.parquet`") : page.index("`phases.parquet` has the same")]
+    named = {
+        name
+        for line in table.splitlines()[2:]
+        for name in re.findall(r"`([\w/<>]+)`", line.split("|")[1] if "|" in line else "")
+    }
+    assert named == {"eval/<metric>" if name.startswith("eval/") else name for name in run.rounds}
+    assert run.table("phases").columns.difference(run.rounds.columns).tolist() == ["attempt", "phase"]
+    assert {"client", "fate", "virtual_s"} <= set(run.table("fates"))
