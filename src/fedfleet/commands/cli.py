@@ -217,8 +217,7 @@ def list_(
     from fedfleet.commands import show_named
 
     kinds = show_named.kinds()
-    found = next((kind for kind in (what, what.removesuffix("s")) if kind in kinds), None)
-    if found is None:
+    if (found := show_named.called(what, kinds)) is None:
         raise ConfigError(f"list {what!r}: choose one of {', '.join(kinds)}")
     typer.echo(show_named.listed(found))
 

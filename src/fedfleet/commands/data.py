@@ -131,7 +131,10 @@ def show(
 def _show_named(kind: str, name: Path | None, more: list[str] | None) -> None:
     from fedfleet.commands import show_named
 
-    kind, section = show_named.called(kind), kind in show_named.sections()
+    known = [*show_named.kinds(), *(sections := show_named.sections())]
+    if (found := show_named.called(kind, known)) is None:
+        raise ConfigError(f"show {kind!r}: choose data, or one of {', '.join(known)}")
+    kind, section = found, found in sections
     if more or (name is not None and section):
         raise ConfigError(f"show {kind} {name}{' ' + more[0] if more else ''}: give {'no' if section else 'one'} name")
     if name is None and not section:

@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -71,13 +71,9 @@ def sections() -> dict[str, type[BaseModel]]:
     return {"config": Config} | {key: of for key, of in inner.items() if of is not None}
 
 
-def called(word: str) -> str:
-    """Return the kind or section that a word means, of kinds also the plural. Raises ConfigError."""
-    known = [*kinds(), *sections()]
-    for each in (word, word.removesuffix("s")):
-        if each in known:
-            return each
-    raise ConfigError(f"show {word!r}: choose data, or one of {', '.join(known)}")
+def called(word: str, known: Container[str]) -> str | None:
+    """Return which of those known a word means, in the singular or in the plural."""
+    return next((each for each in (word, word.removesuffix("s")) if each in known), None)
 
 
 def section_page(name: str) -> RenderableType:

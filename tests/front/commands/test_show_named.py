@@ -55,7 +55,7 @@ def test_of_a_kind_alone_its_names_are_listed(command: Command) -> None:
 @pytest.mark.parametrize("word", ["availability", "partitions", "algorithm"])
 def test_a_list_is_what_show_says_of_a_kind(command: Command, word: str) -> None:
     status, page, _ = command("list", word)
-    assert (status, page) == command("show", word.removesuffix("s"))[:2]
+    assert (status, page) == command("show", word)[:2]
     assert page.count("\n") == len(KINDS[word.removesuffix("s")].options)
 
 
