@@ -312,27 +312,18 @@ def invert(
 
 @app.command(name="list")
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, attacks, datasets, tasks, trackers or transforms")],
+    what: Annotated[
+        str,
+        typer.Argument(help="algorithms, tasks, datasets, transforms, availability, callbacks, …"),
+    ],
 ) -> None:
     """List what can be named in a configuration."""
-    from fedfleet.algorithms.registry import ALGORITHMS
-    from fedfleet.attacks.registry import ATTACKS
-    from fedfleet.datasets.registry import NAMES
-    from fedfleet.tasks.registry import TASKS
-    from fedfleet.tracking.registry import TRACKERS
-    from fedfleet.transforms.registry import TRANSFORMS
+    from fedfleet.commands import show_named
 
-    kinds: dict[str, dict[str, str]] = {
-        "algorithms": {k: v.about for k, v in ALGORITHMS.items()},
-        "attacks": {k: v.about for k, v in ATTACKS.items()},
-        "datasets": dict(NAMES),
-        "tasks": {k: v.about for k, v in TASKS.items()},
-        "trackers": {k: v.about for k, v in TRACKERS.items()},
-        "transforms": {k: v.about for k, v in TRANSFORMS.items()},
-    }
+    kinds = show_named.listings()
     if what not in kinds:
         raise ConfigError(f"list {what!r}: choose one of {', '.join(kinds)}")
-    width = max(map(len, kinds[what]))
+    width = max(map(len, kinds[what]), default=0)
     for name, about in kinds[what].items():
         typer.echo(f"{name:{width}}  {about}".rstrip())
 

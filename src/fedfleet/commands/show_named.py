@@ -22,7 +22,7 @@ from rich.text import Text
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.attacks.registry import ATTACKS
 from fedfleet.config.checking import unknown
-from fedfleet.config.schema import NAMED
+from fedfleet.config.names import NAMED, package, packaged
 from fedfleet.datasets.registry import NAMES
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tasks.registry import TASKS
@@ -61,6 +61,39 @@ def kinds() -> dict[str, Kind]:
     for name, section, registry in (("transform", "transforms.up", TRANSFORMS), ("tracker", "track", TRACKERS)):
         options = {k: v.options for k, v in registry.items()}
         found[name] = Kind(section, "name", options, {k: v.about for k, v in registry.items()}, listed=True)
+    return found
+
+
+PLURALS = {
+    "algorithm": "algorithms",
+    "attack": "attacks",
+    "dataset": "datasets",
+    "partition": "partitions",
+    "selection": "selections",
+    "task": "tasks",
+    "tracker": "trackers",
+    "transform": "transforms",
+}
+"""What kinds are called by ``fedfleet list``, but for those that are called alike."""
+
+
+def listings() -> dict[str, dict[str, str]]:
+    """Return every name, and a line on it, of what ``fedfleet list`` lists; of installed packages, which they are."""
+    found: dict[str, dict[str, str]] = {}
+    for kind, of in kinds().items():
+        mine = {n: of.about.get(n, "") for n in of.options} if kind == "dataset" else dict(names(kind))
+        found[PLURALS.get(kind, kind)] = {**mine, **_packaged(of.section, mine)}
+    return {**found, "callbacks": _packaged("callbacks", {})}
+
+
+def _packaged(section: str, mine: Mapping[str, str]) -> dict[str, str]:
+    """Return the names that installed packages add to those of fedfleet, and of each which package."""
+    found = {}
+    for name, several in packaged(section).items():
+        told = " and ".join(f"{each.value} of {package(each)}" for each in several)
+        found[name] = told
+        if name in mine or len(several) > 1:
+            found[name] = f"refused, since it is not clear which: {'; '.join(filter(None, [mine.get(name), told]))}"
     return found
 
 
