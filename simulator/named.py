@@ -14,6 +14,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -67,7 +68,7 @@ def called(said: str, arguments_key: str, f: Callable[..., Any], given: Mapping[
     Those of a dataclass or a pydantic model are of its fields' types. Raises ConfigError for arguments that are not, that it does
     not take, or has to have.
     """
-    called_as = getattr(f, "__name__", type(f).__name__)
+    called_as = getattr(f.func if isinstance(f, partial) else f, "__name__", type(f).__name__)
     try:
         takes = inspect.signature(f).parameters
     except (TypeError, ValueError):  # of what is compiled

@@ -37,7 +37,7 @@ from fedfleet.datasets.examples import Dataset
 from fedfleet.experiments import learnt, own
 from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.gap import DomainLosses
-from fedfleet.experiments.measures import metric_names, try_evaluation
+from fedfleet.experiments.measures import check_libraries, metric_names, try_evaluation
 from fedfleet.experiments.plane import plane
 from fedfleet.experiments.provenance import differences, same
 from fedfleet.experiments.tracked import check_callbacks
@@ -70,8 +70,7 @@ from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.population import Population, gather
 from fedfleet.simulator.work import Batch
 
-BESIDE = {"availability", "selection", "devices", "callbacks"}
-"""Sections whose code has no part in clients' work."""
+BESIDE = {"availability", "selection", "devices", "callbacks"}  # sections whose code has no part in clients' work
 
 
 class Prepared:
@@ -171,6 +170,7 @@ class Prepared:
         self.algorithm = transforms.receiving(
             self.algorithm, steps(config, "down"), name, config.cohort.late, self._tried
         )
+        check_libraries(self.task, self.z, {**self.evaluation, **self.final})
         resolve.check_metrics(config, self.metric_names)
         self.config = resolve.resolved(config, self._inner(), self._block_size())
         self.federation = federation(self.config, self.population)
