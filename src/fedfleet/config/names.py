@@ -130,8 +130,8 @@ def package(entry: EntryPoint) -> str:
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "a package without a name"
 
 
-def entry(section: str, name: str) -> EntryPoint | None:
-    """Return the entry point of a name that a package gives; None for others. Raises ConfigError where it is not clear which."""
+def check_clear(section: str, name: str) -> None:
+    """Refuse a name that several have, packages or one of them and fedfleet. Raises ConfigError."""
     several = packaged(section).get(name, ())
     key = f"{section}={name!r}"
     if several and name in built_in(section):
@@ -140,8 +140,12 @@ def entry(section: str, name: str) -> EntryPoint | None:
             f"{several[0].value}"
         )
     if len(several) > 1:
-        raise ConfigError(f"{key}: {' and '.join(map(package, several))} both have that name: uninstall one of them")
-    return several[0] if several else None
+        raise ConfigError(f"{key}: {' and '.join(sorted(map(package, several)))} both have that name: uninstall one of them")
+
+
+def entry(section: str, name: str) -> EntryPoint | None:
+    """Return the entry point of a name that a package gives; None for others."""
+    return None if name in built_in(section) else next(iter(packaged(section).get(name, ())), None)
 
 
 def path_of(section: str, name: str) -> str:
@@ -154,9 +158,11 @@ def kind_of(section: str, kinds: Mapping[str, type[BaseModel]], name: Any) -> ty
     """Return the options of a name in a section, of whose built-in names ``kinds`` are; None where there is no such name."""
     if not isinstance(name, str):
         return None
+    if name in kinds:
+        return kinds[name]
     if section in BY_PATH and (is_path(name) or entry(section, name) is not None):
         return BY_PATH[section].options
-    return kinds.get(name)
+    return None
 
 
 def known(section: str, kinds: Mapping[str, type[BaseModel]]) -> Iterator[str]:
@@ -184,6 +190,7 @@ def listed(section: str, given: Any, example: str) -> list[tuple[str, str, Any]]
             if not there:
                 raise ConfigError(f"{key}.name={show(name)}: give module:name, such as {example}")
             raise ConfigError(unknown(f"{key}.name", name, there))
+        check_clear(section, name)
         options = {k: v for k, v in said.items() if k != "name"}
         found.append((key, name, validated(kind, options, f"{key}.")))
     return found

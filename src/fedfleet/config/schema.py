@@ -19,7 +19,7 @@ from fedfleet.algorithms.options import CohortOptions, Options
 from fedfleet.config.checking import unknown, validated
 from fedfleet.config.executor import Executor, FaultOptions
 from fedfleet.config.measuring import Checkpoint, Evaluation, Patience
-from fedfleet.config.names import NAMED, NESTED, Named, kind_of, known, listed
+from fedfleet.config.names import NAMED, NESTED, Named, check_clear, kind_of, known, listed
 from fedfleet.config.privacy import ExamplePrivacy, Privacy
 from fedfleet.config.reading import override, plain, read, show
 from fedfleet.config.secure_aggregation import SecureAggregation
@@ -335,6 +335,7 @@ def _check_named(raw: dict[str, Any], section: str, names: Named) -> None:
     kind = kind_of(section, kinds, name)
     if kind is None:
         raise ConfigError(unknown(f"{section}.{key}", name, known(section, kinds)))
+    check_clear(section, name)
     others = {f"{section}.{key}={n}": other for n, other in kinds.items() if n != name}
     validated(kind, {k: v for k, v in given.items() if k != key}, f"{section}.", others)
     node[last] = {key: name, **given}

@@ -145,7 +145,7 @@ def at_its_end(folder: Path, config: Config) -> dict[str, Any] | None:
         return None
     finished = summary.get("status") == "finished" and summary.get("rounds", 0) >= config.rounds
     now = complete(config)
-    same = all(_asked(before.get(key)) == _asked(now[key]) for key in ("rounds", *STOPS))
+    same = all(asked_for(before.get(key)) == asked_for(now[key]) for key in ("rounds", *STOPS))
     configured = [callback["name"] for callback in now["callbacks"]]
     by_key = (summary.get("stopped") or {}).get("by", KEYS[0]) in (
         *KEYS,
@@ -154,8 +154,8 @@ def at_its_end(folder: Path, config: Config) -> dict[str, Any] | None:
     return summary if finished or (summary.get("status") == "stopped" and same and by_key) else None
 
 
-def _asked(value: Any) -> Any:
-    """Return what was asked for of callbacks, without what a run says of their code; anything else as it is."""
+def asked_for(value: Any) -> Any:
+    """Return which callbacks were asked for, without what a run says of their code; anything else as it is."""
     return [(each["name"], each["arguments"]) for each in value] if isinstance(value, list) else value
 
 
