@@ -140,7 +140,9 @@ def check_clear(section: str, name: str) -> None:
             f"{several[0].value}"
         )
     if len(several) > 1:
-        raise ConfigError(f"{key}: {' and '.join(sorted(map(package, several)))} both have that name: uninstall one of them")
+        raise ConfigError(
+            f"{key}: {' and '.join(sorted(map(package, several)))} both have that name: uninstall one of them"
+        )
 
 
 def entry(section: str, name: str) -> EntryPoint | None:
