@@ -20,7 +20,7 @@ from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.devices import Load, Times
 from fedfleet.simulator.population import Population
 
-FEW = 16  # clients that are asked about
+FEW = 64  # clients that are asked about
 HOUR_S = 3600.0
 Told = Mapping[str, Tensor]
 

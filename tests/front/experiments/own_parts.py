@@ -1,5 +1,6 @@
 """Parts of a run as users write them, named as ``tests.front.experiments.own_parts:…`` or copied beside a configuration."""
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -128,11 +129,12 @@ class Numbers(Coin):
         return torch.ones(len(clients))
 
 
+RATES = itertools.cycle((0.1, 0.9))
+
+
 def unlike():
     """Another one each time."""
-    import random
-
-    return Coin(0.1 + random.random() / 2)
+    return Coin(next(RATES))
 
 
 class Backwards(Alike):
