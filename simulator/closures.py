@@ -22,6 +22,7 @@ from torch import Tensor
 LIBRARIES = sys.stdlib_module_names | {
     "cloudpickle",
     "fedfleet",
+    "lightning_utilities",
     "numpy",
     "pandas",
     "pyarrow",
@@ -32,6 +33,7 @@ LIBRARIES = sys.stdlib_module_names | {
     "scipy",
     "sklearn",
     "torch",
+    "torchmetrics",
     "torchvision",
     "transformers",
 }

@@ -8,14 +8,19 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import json
 import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import is_dataclass
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 
 from fedfleet.simulator.errors import ConfigError, one_line
 
@@ -60,9 +65,10 @@ def found(key: str, text: str, code_dir: str | None = None) -> Any:
 def called(said: str, arguments_key: str, f: Callable[..., Any], given: Mapping[str, Any], **offered: Any) -> Any:
     """Return ``f(**given)``, with those ``offered`` that its signature names and that are not given.
 
-    Raises ConfigError for arguments that it does not take, or has to have.
+    Those of a dataclass or a pydantic model are of its fields' types. Raises ConfigError for arguments that are not, that it does
+    not take, or has to have.
     """
-    called_as = getattr(f, "__name__", type(f).__name__)
+    called_as = getattr(f.func if isinstance(f, partial) else f, "__name__", type(f).__name__)
     try:
         takes = inspect.signature(f).parameters
     except (TypeError, ValueError):  # of what is compiled
@@ -75,10 +81,52 @@ def called(said: str, arguments_key: str, f: Callable[..., Any], given: Mapping[
             f"{arguments_key}.{strange[0]}={given[strange[0]]!r}: {called_as} takes no such argument: "
             f"{_nearest(strange[0], known) if known else 'leave it out'}"
         )
+    given = _typed(f, arguments_key, given)
     whole = {**{n: v for n, v in offered.items() if n in by_name}, **given}
     if lacking := [n for n, p in takes.items() if n not in whole and p.default is p.empty and n in by_name]:
         raise ConfigError(f"{said}: {called_as} needs {lacking[0]!r}: give {arguments_key}.{lacking[0]}")
-    return f(**whole)
+    try:
+        return f(**whole)
+    except ValidationError as e:  # of rules over several fields
+        raise ConfigError(f"{said}: {called_as}: {_explained(e)}") from None
+
+
+def _typed(f: Callable[..., Any], key: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments as the fields of a dataclass or of a pydantic model have them; those of anything else as they are.
+
+    Raises ConfigError for one that is not of its field's type or within its bounds; as in the rest of a configuration, text is no
+    number.
+    """
+    if not isinstance(f, type) or not (issubclass(f, BaseModel) or is_dataclass(f)):
+        return dict(given)
+    hints: dict[str, Any] = (
+        {n: Annotated[field.annotation, field] for n, field in f.model_fields.items()}
+        if issubclass(f, BaseModel)
+        else _hints(f)
+    )
+    found = dict(given)
+    for name, value in given.items():
+        try:
+            field = TypeAdapter(hints[name]) if name in hints else None
+        except PydanticUserError:  # a type that no text has
+            continue
+        try:
+            found[name] = value if field is None else field.validate_json(json.dumps(value), strict=True)
+        except ValidationError as e:
+            raise ConfigError(f"{key}.{name}={value!r}: {_explained(e)}") from None
+    return found
+
+
+def _hints(f: type) -> dict[str, Any]:
+    try:
+        return get_type_hints(f, include_extras=True)
+    except Exception:  # of names that are not there
+        return {}
+
+
+def _explained(e: ValidationError) -> str:
+    text = e.errors()[0]["msg"]
+    return one_line(text[0].lower() + text[1:]).removeprefix("value error, ")
 
 
 def home(x: Any) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
@@ -17,6 +17,7 @@ from fedfleet.tasks.alike import alike
 from fedfleet.tasks.body_and_head import BodyAndHead
 from fedfleet.tasks.losses import cross_entropy, scored
 from fedfleet.tasks.making import maker, own_model
+from fedfleet.tasks.metrics import MetricOptions, chosen, named_by_path
 from fedfleet.tasks.mixstyle import MixStyleOptions, with_mixstyle
 from fedfleet.tasks.models import POOLED, build, checked_leaves, is_linear, leaves
 from fedfleet.tasks.options import DataShape, ModelOptions
@@ -46,6 +47,9 @@ class ClassificationOptions(ModelOptions):
     norm: Norm = "batch"
     """What torchvision's nets normalise by: BatchNorm; GroupNorm; frozen: BatchNorm with the statistics that it has from ImageNet,
     in training too."""
+    metrics: list[str | MetricOptions] = Field(default=[])
+    """Measured beside accuracy and loss: f1, auc; torchmetrics:CLASS, sklearn:FUNCTION; module:name of ``(outputs, y) -> number``;
+    or mappings of such a name and ``arguments``."""
     mixstyle: MixStyleOptions | None = None
     """Mix styles of images within a batch (small nets with convolutions only)."""
     adapters: AdapterOptions | None = None
@@ -54,11 +58,11 @@ class ClassificationOptions(ModelOptions):
     @property
     def paths(self) -> dict[str, str]:
         """Return what is named by a path, by key."""
-        return own_model(self.model)
+        return {**own_model(self.model), **named_by_path(self.metrics)}
 
     @model_validator(mode="after")
     def _applies(self) -> ClassificationOptions:
-        own = bool(self.paths) or is_transformer(self.model)
+        own = bool(own_model(self.model)) or is_transformer(self.model)
         if own:
             for key, default in (("hidden", (64,)), ("init", "drawn")):
                 if (value := getattr(self, key)) != default:
@@ -66,7 +70,7 @@ class ClassificationOptions(ModelOptions):
                         f"{key}={value!r} is not for model={self.model}: give it in arguments, or leave it out"
                     )
         for key in ("arguments", "source"):
-            if getattr(self, key) is not None and not own:
+            if getattr(self, key) is not None and not (own or (key == "source" and self.paths)):
                 raise ValueError(
                     f"{key} is for a net of your own, module:name, or transformers:PATH, and model={self.model} is none: leave "
                     f"it out"
@@ -111,6 +115,7 @@ class Classification:
         o = options if isinstance(options, ClassificationOptions) else ClassificationOptions(**options.model_dump())
         self.make = maker(o.model, o.arguments, o.adapters, shape, "classify", partial(_built_in, o, shape))
         self.loss = LOSSES["cross_entropy"]
+        self.chosen = chosen(o.metrics, self.loss, "task.", taken=("accuracy", "loss"))
         self._net = self._build(0)
         self.parts = ("x", BUFFERS) if buffers(self._net) else ("x",)
         self.leaves = leaves(self._net) if self.make is None else checked_leaves(self._net, shape.example)
@@ -171,6 +176,7 @@ class Classification:
         return {"boundary_distance": float(bias.abs() / weight.norm())}
 
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
-        """Return accuracy and mean cross-entropy."""
-        right = outputs.argmax(1) == data["y"]
-        return {"accuracy": float(right.double().mean()), "loss": float(F.cross_entropy(outputs.double(), data["y"]))}
+        """Return accuracy, mean cross-entropy, and what else was asked for."""
+        right, y = outputs.argmax(1) == data["y"], data["y"]
+        found = {"accuracy": float(right.double().mean()), "loss": float(F.cross_entropy(outputs.double(), y))}
+        return found | {name: metric(self.loss, outputs, y) for name, metric in self.chosen.items()}

@@ -23,7 +23,7 @@ from fedfleet.tasks.targets import IGNORED, Loss, each_example, hits, like
 Metric = Callable[[Loss, Tensor, Tensor], float]
 
 
-def _flat(loss: Loss, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def flat(loss: Loss, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return outputs (m, C) and labels (m,) that count; of yes or no, outputs and labels (B, ...) alike."""
     if loss.axis is None:
         return like(outputs, y).double(), y
@@ -53,33 +53,34 @@ def _mae(loss: Loss, outputs: Tensor, y: Tensor) -> float:
     return float(_difference(outputs, y).abs().mean())
 
 
-def _rows(values: Tensor) -> Any:
+def rows(values: Tensor) -> Any:
+    """Return numbers as scikit-learn wants them, (m,) or (m, n)."""
     return (values if values.dim() == 1 else values.flatten(1)).numpy()
 
 
 def _r2(loss: Loss, outputs: Tensor, y: Tensor) -> float:
     from sklearn.metrics import r2_score
 
-    return _or_nan(lambda: r2_score(_rows(y.double()), _rows(like(outputs, y).double())))
+    return _or_nan(lambda: r2_score(rows(y.double()), rows(like(outputs, y).double())))
 
 
 def _f1(loss: Loss, outputs: Tensor, y: Tensor) -> float:
     from sklearn.metrics import f1_score
 
     score: Any = partial(f1_score, zero_division=0)  # pyright: ignore[reportArgumentType]
-    outputs, y = _flat(loss, outputs, y)
+    outputs, y = flat(loss, outputs, y)
     if loss.axis is not None:
         return _or_nan(lambda: score(y.numpy(), outputs.argmax(1).numpy(), average="macro"))
-    guess, true = _rows((outputs > 0).long()), _rows((y > 0.5).long())
+    guess, true = rows((outputs > 0).long()), rows((y > 0.5).long())
     return _or_nan(lambda: score(true, guess, average="binary" if true.ndim == 1 else "macro"))
 
 
 def _auc(loss: Loss, outputs: Tensor, y: Tensor) -> float:
     from sklearn.metrics import roc_auc_score
 
-    outputs, y = _flat(loss, outputs, y)
+    outputs, y = flat(loss, outputs, y)
     if loss.axis is None:
-        return _or_nan(lambda: roc_auc_score(_rows((y > 0.5).long()), _rows(outputs)))
+        return _or_nan(lambda: roc_auc_score(rows((y > 0.5).long()), rows(outputs)))
     likely, true = outputs.softmax(1).numpy(), y.numpy()
     if likely.shape[1] == 2:
         return _or_nan(lambda: roc_auc_score(true, likely[:, 1]))

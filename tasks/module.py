@@ -20,7 +20,8 @@ from fedfleet.simulator.named import found, is_path
 from fedfleet.tasks.adapters import Adapted, AdapterOptions
 from fedfleet.tasks.maker import Maker
 from fedfleet.tasks.making import Make, maker, own_model
-from fedfleet.tasks.measures import OF_LABELS, OF_NUMBERS, Metric, alone, mean_loss
+from fedfleet.tasks.measures import alone, mean_loss
+from fedfleet.tasks.metrics import MetricOptions, chosen, named_by_path
 from fedfleet.tasks.models import checked_leaves, leaves
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.stateful import buffers, called, hollow, learnt, prepared
@@ -45,9 +46,9 @@ class ModuleOptions(BaseModel):
     """Leave the net's weights as they are, and learn small matrices beside them (LoRA)."""
     loss: str = "cross_entropy"
     """cross_entropy, token_cross_entropy, bce_with_logits, mse, mae, huber; or module:name of ``(outputs, y) -> (B, ...)``."""
-    metrics: list[str] | None = Field(default=None)
-    """accuracy, f1, auc, mse, rmse, mae, r2; or module:name of ``(outputs, y) -> number``. If not given, what goes with the
-    loss."""
+    metrics: list[str | MetricOptions] | None = Field(default=None)
+    """accuracy, f1, auc, mse, rmse, mae, r2; torchmetrics:CLASS, sklearn:FUNCTION; or module:name of ``(outputs, y) -> number``; or
+    mappings of such a name and ``arguments``. If not given, what goes with the loss."""
     source: str | None = None
     """Digest of the code of model, loss and metrics; a run says here what it was."""
 
@@ -63,7 +64,7 @@ class ModuleOptions(BaseModel):
         named = {
             **own_model(self.model),
             "loss": self.loss,
-            **{f"metrics.{i}": m for i, m in enumerate(self.metrics or ())},
+            **named_by_path(self.metrics),
         }
         return {key: text for key, text in named.items() if is_path(text)}
 
@@ -71,19 +72,16 @@ class ModuleOptions(BaseModel):
 def of_options(options: ModuleOptions, shape: DataShape) -> ModuleTask:
     """Return the task of a configuration. Raises ConfigError."""
     loss: Any = found("task.loss", options.loss) if is_path(options.loss) else options.loss
-    metrics: list[Any] | None = None
-    if options.metrics is not None:
-        metrics = [found(f"task.metrics.{i}", m) if is_path(m) else m for i, m in enumerate(options.metrics)]
     make = maker(options.model, options.arguments, options.adapters, shape, "foretell")
     assert make is not None
-    return ModuleTask(make, loss, metrics, "task.")
+    return ModuleTask(make, loss, options.metrics, "task.")
 
 
 def from_module(
     net: nn.Module | Callable[..., nn.Module],
     *,
     loss: str | Each = "cross_entropy",
-    metrics: Sequence[str | Measure] | Mapping[str, Measure] | None = None,
+    metrics: Sequence[str | Measure | Mapping[str, Any]] | Mapping[str, str | Measure] | None = None,
     adapters: AdapterOptions | Mapping[str, Any] | None = None,
 ) -> ModuleTask:
     """Return the task of learning a net's parameters.
@@ -93,8 +91,9 @@ def from_module(
             it), so that runs of several seeds begin from several weights; or a net, from whose own weights all begin.
         loss: cross_entropy, token_cross_entropy, bce_with_logits, mse, mae or huber; or ``(outputs, y) -> (B, ...)``, a loss an
             example.
-        metrics: of accuracy, f1, auc, mse, rmse, mae, r2, or functions ``(outputs, y) -> number``, perhaps by name; the best model
-            is kept by the first. If nothing is said, those that go with the loss. The mean loss is always measured.
+        metrics: of accuracy, f1, auc, mse, rmse, mae, r2, torchmetrics:CLASS and sklearn:FUNCTION, mappings of such a ``name`` and
+            ``arguments``, or functions ``(outputs, y) -> number``, perhaps by name; the best model is kept by the first. If nothing
+            is said, those that go with the loss. The mean loss is always measured.
         adapters: options of low-rank adapters, which are learnt in the place of the net's weights.
 
     Raises ConfigError, in one line, for what is none of these.
@@ -136,7 +135,7 @@ class ModuleTask:
             {**leaves(self._net), "head": frozenset()} if shape is None else checked_leaves(self._net, shape)
         )
         hollow(self._net)
-        self._metrics = _metrics(self.loss.metrics if metrics is None else metrics, self.loss, key)
+        self.chosen = chosen(self.loss.metrics if metrics is None else metrics, self.loss, key)
         self.objectives = {"train": Objective(loss=self._train, sign={"x": 1})}
         self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
             "predict": lambda z, batch: self.outputs(z, batch.x),
@@ -164,13 +163,13 @@ class ModuleTask:
     def _each(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
         outputs = self.outputs(z, batch.x)
         kind = guessed(self.loss, outputs, batch.y)
-        found = {name: alone(name, kind, outputs, batch.y) for name in self._metrics}
+        found = {name: alone(name, kind, outputs, batch.y) for name in self.chosen}
         return {**{k: v for k, v in found.items() if v is not None}, "loss": self.loss.each(outputs, batch.y)}
 
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the metrics that were asked for, and the mean loss."""
         kind, found = guessed(self.loss, outputs, data["y"]), {}
-        for name, metric in self._metrics.items():
+        for name, metric in self.chosen.items():
             found[name] = metric(kind, outputs, data["y"])
         return {**found, "loss": mean_loss(self.loss, outputs, data["y"])}
 
@@ -186,29 +185,3 @@ def _loss(loss: Any, key: str) -> Loss:
             f"{key}loss={loss!r}: unknown; {hint}choose one of {', '.join(LOSSES)}, or a function (outputs, y) -> (B, ...)"
         )
     return LOSSES[loss]
-
-
-def _metrics(given: Iterable[Any], loss: Loss, key: str) -> dict[str, Metric]:
-    """Return the metrics by name. Raises ConfigError."""
-    found: dict[str, Metric] = {}
-    numbers = loss.axis is None and not loss.binary
-    known = {**OF_LABELS, **OF_NUMBERS} if loss.name not in LOSSES else OF_NUMBERS if numbers else OF_LABELS
-    for each in [given] if isinstance(given, str) else given:
-        name, f = each if isinstance(each, tuple) else (getattr(each, "__name__", str(each)), each)
-        if isinstance(f, str) and f not in known:
-            near = difflib.get_close_matches(f, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ConfigError(
-                f"{key}metrics={f!r}: none that goes with loss={loss.name}; {hint}choose among {', '.join(known)}, or a function "
-                f"(outputs, y) -> number"
-            )
-        if not isinstance(f, str) and not callable(f):
-            raise ConfigError(f"{key}metrics={f!r}: give a name or a function (outputs, y) -> number")
-        if name in found or name == "loss":
-            raise ConfigError(f"{key}metrics: {name!r} is there twice: leave one out (the loss is always measured)")
-        found[name] = known[f] if isinstance(f, str) else _own(f)
-    return found
-
-
-def _own(f: Any) -> Metric:
-    return lambda loss, outputs, y: f(outputs, y)

@@ -157,7 +157,8 @@ def write_files(page: Path) -> None:
 def _own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
-    sys.modules.pop("nets", None)
+    for name in ("nets", "fleets", "stops"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.usefixtures("_own_modules")

@@ -20,11 +20,11 @@ from fedfleet.simulator.work import Message
 
 TENTH = 10
 HIGH_IS_BAD = re.compile(
-    r"loss|err|entropy|mse|mae|nll|perplexity|regret|gap|violation|cost|distance|divergence|penalty|risk|wrong|fail|forgetting|attack_success"
+    r"loss|err|entropy|mse|mae|nll|perplexity|regret|gap|violation|cost|distance|divergence|deviance|penalty|risk|wrong|fail|forgetting|attack_success"
     r"|(^|[_/])(misclass|mismatch|miscalib|miss(_|$|ed|es)|fid(_|$)|kl(_|$)|ece(_|$)|brier)",
     re.IGNORECASE,
 )
-SPREAD, MERIT = re.compile(r"(^|[_/])(spread|std|gap)(_|$)"), re.compile(r"score(_|$)", re.IGNORECASE)
+SPREAD, END = re.compile(r"(^|[_/])(spread|std|gap)(_|$)"), re.compile(r"(loss|score)(?:_|$)", re.IGNORECASE)
 VALIDATION = "validation"
 AIMED_AT = {"attack": "test", "all_attack": "all"}
 """Splits of the examples that an attack is aimed at, with the labels that it wants, and of which they are."""
@@ -179,4 +179,6 @@ def less_is_better(metric: str) -> bool:
     """
     if SPREAD.search(metric):
         return True
-    return MERIT.search(metric) is None and HIGH_IS_BAD.search(metric) is not None
+    if ends := END.findall(metric):
+        return ends[-1].lower() == "loss"
+    return HIGH_IS_BAD.search(metric) is not None

@@ -43,10 +43,10 @@ class Place(NamedTuple):
     id: str = ""
 
 
-def packages() -> dict[str, str | None]:
-    """Return the version of each of the packages, None for one that is not there."""
+def packages(*more: str) -> dict[str, str | None]:
+    """Return the version of each of the packages, and of ``more``, None for one that is not there."""
     found: dict[str, str | None] = {}
-    for name in PACKAGES:
+    for name in (*PACKAGES, *more):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -211,12 +211,14 @@ def invert(
 
 @app.command(name="list")
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, datasets, tasks, partitions, attacks, trackers, …")] = "",
+    what: Annotated[
+        str, typer.Argument(help="algorithms, datasets, tasks, partitions, attacks, trackers, callbacks, …")
+    ] = "",
 ) -> None:
     """List what can be named in a configuration; `fedfleet show` has the options of each."""
     from fedfleet.commands import show_named
 
-    kinds = show_named.kinds()
+    kinds = [*show_named.kinds(), "callback"]
     if (found := show_named.called(what, kinds)) is None:
         raise ConfigError(f"list {what!r}: choose one of {', '.join(kinds)}")
     typer.echo(show_named.listed(found))

@@ -8,11 +8,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from fedfleet.config import rules, secured, timing
+from fedfleet.config.made import Place, places
 from fedfleet.config.schema import named, options
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.runner import where
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.fleet.hardware import Machines
+
+SHORT = 8  # digits of a digest
 
 
 def describe(x: Experiment) -> Iterator[tuple[str, str]]:
@@ -72,6 +75,8 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
         yield "secure aggregation", told
         up, down = f"{invite * secured.sent_each(x.config, x.algorithm) / 1e6:.3g}", "the models and what is said above"
     yield "traffic a round", f"about {up} MB up, {down} down, if all answer"
+    if mine := [f"{here.at}: {here.name}, {_told(here)}" for here in places(x.config)]:
+        yield "code of one's own", "\n".join(mine)
     if x.attack is not None:
         yield "attack", f"{named(x.config, 'attack')} by {len(x.attack.attackers):,} of {x.problem.clients:,} clients"
     if isinstance(x.federation.devices, Machines):
@@ -86,6 +91,11 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
             if more := secured.waits_s(x.config, x.algorithm, x.federation.devices, x.problem.clients):
                 seconds, parts = seconds + more, f"{parts}, exchanges of secure aggregation and masks {more:.3g} s"
             yield "round, median device", f"{seconds:.3g} s: {parts}"
+
+
+def _told(here: Place) -> str:
+    """Say which code it is."""
+    return here.options.version or f"source {str(here.options.source)[:SHORT]}"
 
 
 def chosen(given: BaseModel) -> Iterator[str]:

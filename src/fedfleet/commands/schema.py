@@ -15,7 +15,8 @@ from pydantic.json_schema import models_json_schema
 
 from fedfleet.commands import show_named
 from fedfleet.commands.paper import PaperTable
-from fedfleet.config.schema import BY_PATH, NAMED, NESTED, SCHEMA_VERSION, ByPath, Config
+from fedfleet.config.names import BY_PATH, NAMED, NESTED, ByPath, DataByPath, packaged
+from fedfleet.config.schema import SCHEMA_VERSION, Config
 from fedfleet.simulator.named import PATH
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -30,7 +31,7 @@ Schema = dict[str, Any]
 def config() -> Schema:
     """Return the schema of a configuration."""
     every = show_named.kinds()
-    models = [Config, ByPath, *dict.fromkeys(o for kind in every.values() for o in kind.options.values())]
+    models = [Config, ByPath, DataByPath, *dict.fromkeys(o for kind in every.values() for o in kind.options.values())]
     refs, top = models_json_schema([(model, "validation") for model in models], ref_template="#/$defs/{model}")
     defs: dict[str, Schema] = top["$defs"]
     of = {model: defs[_name(refs[model, "validation"])] for model in models}
@@ -40,7 +41,8 @@ def config() -> Schema:
             about = show_named.about(kind, each)
             default = None if kind.listed else NAMED[kind.section].default
             defs[f"{name}.{each}"] = _variant(of[options], kind.key, each, about, required=each != default)
-        defs[name] = _union(name, kind, of[ByPath] if kind.section in BY_PATH else None)
+        seam = BY_PATH.get(kind.section)
+        defs[name] = _union(name, kind, None if seam is None else of[seam.options])
     for section, names in NESTED.items():
         above, _, last = section.rpartition(".")
         allowed = every[sections[above]]._replace(options=names.options)
@@ -62,6 +64,11 @@ def config() -> Schema:
     one = {"$ref": "#/$defs/tracker"}
     root["properties"]["track"] = _told(root["properties"]["track"]) | {
         "anyOf": [*defs["tracker"]["anyOf"], {"type": "array", "items": one}, NULL]
+    }
+    callback = show_named.Kind("callbacks", "name", {}, {}, listed=True)
+    defs["callback"] = _union("callback", callback, of[ByPath])
+    root["properties"]["callbacks"] = _told(root["properties"]["callbacks"]) | {
+        "anyOf": [*defs["callback"]["anyOf"], {"type": "array", "items": {"$ref": "#/$defs/callback"}}, NULL]
     }
     root["properties"]["schema_version"]["const"] = SCHEMA_VERSION
     _with_overrides(root, defs)
@@ -96,7 +103,10 @@ def _union(name: str, kind: show_named.Kind, by_path: Schema | None = None) -> S
     short: list[Schema] = [{"const": n, "description": show_named.about(kind, n)} for n in kind.options]
     full: list[Schema] = [{"$ref": f"#/$defs/{name}.{n}"} for n in kind.options]
     if by_path is not None:
-        path = {"type": "string", "pattern": f"^{PATH.pattern}$", "description": "module:name, of your own"}
+        path: Schema = {"type": "string", "pattern": f"^{PATH.pattern}$", "description": "module:name, of your own"}
+        installed = [n for n in packaged(kind.section) if n not in kind.options]
+        if installed:
+            path = {"anyOf": [path, {"enum": installed, "description": "of an installed package"}]}
         own = {kind.key: path, **by_path["properties"]}
         short.append(path)
         full.append({"type": "object", "properties": own, "required": [kind.key], "additionalProperties": False})

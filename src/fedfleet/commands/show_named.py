@@ -22,7 +22,8 @@ from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.attacks.registry import ATTACKS
 from fedfleet.commands.terminal import table
 from fedfleet.config.checking import unknown
-from fedfleet.config.schema import NAMED, Config
+from fedfleet.config.names import NAMED, package, packaged
+from fedfleet.config.schema import Config
 from fedfleet.datasets.registry import NAMES
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tasks.registry import TASKS
@@ -85,6 +86,17 @@ def section_page(name: str) -> RenderableType:
     return Group(Text.assemble((name, "bold"), "  ", more), Text(""), table(OPTION, rows))
 
 
+def _packaged(section: str, mine: Mapping[str, str]) -> dict[str, str]:
+    """Return the names that installed packages add to those of fedfleet, and of each which package."""
+    found = {}
+    for name, several in packaged(section).items():
+        told = " and ".join(f"{each.value} of {package(each)}" for each in several)
+        found[name] = told
+        if name in mine or len(several) > 1:
+            found[name] = f"refused, since it is not clear which: {'; '.join(filter(None, [mine.get(name), told]))}"
+    return found
+
+
 def names(kind: str) -> Iterator[tuple[str, str]]:
     """Yield every name of a kind, and a line on it."""
     of = kinds()[kind]
@@ -93,10 +105,12 @@ def names(kind: str) -> Iterator[tuple[str, str]]:
 
 
 def listed(kind: str) -> str:
-    """Return a line a name of a kind."""
-    found = list(names(kind))
-    width = max(len(name) for name, _ in found)
-    return "\n".join(f"{name:{width}}  {line}".rstrip() for name, line in found)
+    """Return a line a name of a kind, those of installed packages too, which they are; callbacks have no others."""
+    of = kinds().get(kind)
+    mine = {} if of is None else dict(names(kind))
+    found = mine | _packaged("callbacks" if of is None else of.section, mine)
+    width = max(map(len, found), default=0)
+    return "\n".join(f"{name:{width}}  {line}".rstrip() for name, line in found.items())
 
 
 def about(of: Kind, name: str) -> str:

@@ -25,7 +25,7 @@ from fedfleet.experiments import campaign
 from fedfleet.experiments.campaign import Trial
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
-from fedfleet.experiments.resume import WHERE, differences, leaves, without
+from fedfleet.experiments.resume import WHERE, asked_for, differences, leaves, without
 from fedfleet.experiments.runfolder import check_free, claim, summary_of
 from fedfleet.experiments.side_by_side import Job, at_a_time, run_jobs
 from fedfleet.report.study_page import write_study_report
@@ -163,10 +163,15 @@ def _finished(run: Path, wanted: Mapping[str, Any]) -> bool:
         return False
     if _cut(summary, found) and found.get("max_seconds") != wanted.get("max_seconds"):
         return False  # it had another time to run than it has now
-    old, new = (without(c, WHERE) for c in (found, wanted))
+    several = found.get("callbacks") or []
+    by_one = (summary.get("stopped") or {}).get("by") in [callback["name"] for callback in several]
+    if by_one and asked_for(several) != asked_for(wanted["callbacks"]):
+        return False
+    aside = (*WHERE, "callbacks")  # whatever they were, what was computed is the same
+    old, new = (without(c, aside) for c in (found, wanted))
     if dict(leaves(new)).keys() - dict(leaves(old)):  # it may be of an earlier version, which had not all of the keys
         with suppress(ConfigError):
-            old = without(C.recorded(run / "config.yaml"), WHERE)
+            old = without(C.recorded(run / "config.yaml"), aside)
     for key, was, now in differences(old, new):
         raise ConfigError(
             f"{key}={show(now)}: the finished trial {run} has {show(was)}: choose another --out, or remove that folder"

@@ -69,7 +69,7 @@ def _path(error: Any, node: Any) -> list[str]:
     for part in error["loc"]:
         inside = (isinstance(node, dict) and part in node) or (isinstance(node, list) and part in range(len(node)))
         if not inside and error["type"] != "missing":
-            break
+            continue
         found.append(str(part))
         node = node[part] if inside else None
     return found
@@ -78,6 +78,13 @@ def _path(error: Any, node: Any) -> list[str]:
 def _fields(model: type[BaseModel], path: list[str]) -> list[str]:
     """Return the keys of the model that stands at ``path`` below ``model``."""
     for name in path:
-        annotation = model.model_fields[name].annotation
-        model = next(t for t in (annotation, *get_args(annotation)) if isinstance(t, type) and issubclass(t, BaseModel))
+        if name in model.model_fields:  # else a place in a list
+            model = _section(model.model_fields[name].annotation) or model
     return list(model.model_fields)
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """Return the model that an annotation has somewhere in it."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_section, get_args(annotation))), None)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from fedfleet.config import accounting
+from fedfleet.config.availability import AVAILABILITY
+from fedfleet.config.devices import DEVICES
 from fedfleet.config.guarantee import check_looks
 from fedfleet.config.privacy import ExamplePrivacy
 from fedfleet.config.schema import Config, named, options
@@ -284,9 +286,10 @@ def _check(
         raise ConfigError(
             "example_privacy: which examples have no labels decides what is in a batch: leave domains.target or it out"
         )
-    if (kind := named(config, "availability")) == "label_correlated":
+    if (kind := named(config, "availability")) == "label_correlated" or kind not in AVAILABILITY:
+        verb = "tells" if kind in AVAILABILITY else "may tell"
         raise ConfigError(
-            f"availability.kind={kind!r}: who is online tells labels, which example_privacy is to hide: choose another"
+            f"availability.kind={kind!r}: who is online {verb} labels, which example_privacy is to hide: choose another"
         )
     if algorithm.asynchronous and given.epsilon is not None:
         raise ConfigError(
@@ -310,7 +313,9 @@ def _void(config: Config, algorithm: Algorithm) -> str | None:
     if several and (kind := named(config, "availability")) != "always":
         return f"availability.kind={kind!r} may leave nobody for the second of {len(algorithm.phases)} phases"
     if several and (
-        config.cohort.deadline_s is not None or getattr(options(config, "devices"), "failures_per_hour", 0.0)
+        config.cohort.deadline_s is not None
+        or named(config, "devices") not in DEVICES
+        or getattr(options(config, "devices"), "failures_per_hour", 0.0)
     ):
         return "devices may fail or be late, all of them, in the second of several phases"
     return None

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config import availability, devices
 from fedfleet.config import schema as C
+from fedfleet.config.made import made, place
 from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
-from fedfleet.config.selection import SCANNED, SELECTIONS
+from fedfleet.config.selection import SCANNED, SELECTIONS, asked
+from fedfleet.config.transforms import Step, check_order
+from fedfleet.config.trials import check_online, check_selection, check_times, check_transform
+from fedfleet.simulator.algorithm import Problem
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.availability import Availability
@@ -16,24 +22,45 @@ from fedfleet.simulator.fleet.policies import Deadline, First, ResponsePolicy, S
 from fedfleet.simulator.fleet.responses import Federation
 from fedfleet.simulator.fleet.selection import Selection
 from fedfleet.simulator.population import Population
+from fedfleet.transforms.registry import TRANSFORMS
 
 
 def federation(config: Config, population: Population) -> Federation:
     """Return how clients and their devices behave, and whom the server waits for. Raises ConfigError."""
     root = rng.key(config.seed)
-    online = availability.AVAILABILITY[C.named(config, "availability")].build(
-        C.options(config, "availability"), availability.Context(rng.fold(root, "availability"), population)
-    )
+    keys = {section: rng.fold(root, section) for section in ("availability", "devices")}
+    told = {section: {"key": key, "seed": config.seed, "population": population} for section, key in keys.items()}
+    online, device = (C.options(config, section) for section in keys)
+    if (here := place(config, "availability")) is not None:
+        online = made(config, here, partial(check_online, population=population), **told["availability"])
+    else:
+        kind = availability.AVAILABILITY[C.named(config, "availability")]
+        online = kind.build(online, availability.Context(keys["availability"], population))
     check_answers(config, online)
-    device = devices.DEVICES[C.named(config, "devices")]
-    given = C.options(config, "devices")
+    if (here := place(config, "devices")) is not None:
+        device = found = made(config, here, partial(check_times, population=population), **told["devices"])
+    else:
+        found = devices.DEVICES[C.named(config, "devices")].build(device, devices.Context(keys["devices"], population))
     return Federation(
         availability=online,
-        devices=device.build(given, devices.Context(rng.fold(root, "devices"), population)),
+        devices=found,
         policy=policy(config.cohort),
-        hazard=given.failures_per_hour / 3600,
+        hazard=getattr(device, "failures_per_hour", 0.0) / 3600,
         partial_work=config.cohort.partial_work,
     )
+
+
+def steps(config: Config, way: str) -> list[Step]:
+    """Return the transforms on a way, ``up`` or ``down``. Raises ConfigError."""
+    section, found = f"transforms.{way}", []
+    for i, said in enumerate(getattr(config.transforms, way)):
+        if (here := place(config, section, i)) is not None:
+            does = made(config, here, check_transform)
+        else:
+            does = TRANSFORMS[said["name"]].options(**{k: v for k, v in said.items() if k != "name"})
+        found.append(Step(f"{section}[{i}]", said["name"], does))
+    check_order(way, found)
+    return found
 
 
 def check_answers(config: Config, online: Availability) -> None:
@@ -51,9 +78,10 @@ def check_answers(config: Config, online: Availability) -> None:
     for name, answers in wanted.items():
         if answers > reachable:
             least = f", at least {answers} answers" if getattr(c, name) == "siwer" else ""
+            path = getattr(C.options(config, "availability"), "path", None)
             raise ConfigError(
                 f"cohort.{name}={show(getattr(c, name))}{least}: only {reachable} clients have intervals in availability.path="
-                f"{C.options(config, 'availability').path!r}, and no other is ever online: lower it, or use availability.map=seeded"
+                f"{path!r}, and no other is ever online: lower it, or use availability.map=seeded"
             )
 
 
@@ -69,8 +97,11 @@ def policy(cohort: CohortOptions) -> ResponsePolicy:
     return found if cohort.deadline_s is None else Deadline(cohort.deadline_s, found)
 
 
-def selection(config: Config) -> Selection:
+def selection(config: Config, problem: Problem) -> Selection:
     """Return whom the server invites. Raises ConfigError where the population is too large for it."""
+    if (here := place(config, "selection")) is not None:
+        size = min(asked(config.cohort), problem.clients)
+        return made(config, here, partial(check_selection, problem=problem, size=size), seed=config.seed)
     name = C.named(config, "selection")
     kind, clients = SELECTIONS[name], config.population.clients or 0
     if kind.scans and clients > SCANNED:

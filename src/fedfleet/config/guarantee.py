@@ -10,11 +10,13 @@ from typing import Any, Literal
 import torch
 
 from fedfleet.config import accounting
+from fedfleet.config.availability import AVAILABILITY
+from fedfleet.config.devices import DEVICES
 from fedfleet.config.privacy import Privacy
 from fedfleet.config.reading import show
 from fedfleet.config.resolve import parse_until
 from fedfleet.config.schema import Config, named, options
-from fedfleet.config.selection import asked
+from fedfleet.config.selection import SELECTIONS, asked
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.arithmetic.reduction import Mean
 from fedfleet.simulator.driver.privacy import Adaptive, Ledger, Mechanism, Private, hiding, inverted, mixing, private
@@ -291,9 +293,10 @@ def _check(config: Config, given: Privacy, algorithm: Algorithm, task: Task, cli
 
 def check_looks(config: Config, section: str) -> None:
     """Refuse what would tell what clients have, whatever is hidden of it. Raises ConfigError."""
-    if (kind := named(config, "selection")) in ("power_of_choice", "oort"):
+    if (kind := named(config, "selection")) in ("power_of_choice", "oort") or kind not in SELECTIONS:
+        verb = "tells" if kind in SELECTIONS else "may tell"
         raise ConfigError(
-            f"selection.kind={kind!r}: whom it asks tells what clients have, which {section} is to hide: choose poisson or uniform"
+            f"selection.kind={kind!r}: whom it asks {verb} what clients have, which {section} is to hide: choose poisson or uniform"
         )
     if config.stop_if_diverged is not None:
         raise ConfigError(
@@ -349,6 +352,8 @@ def _unamplified(config: Config, given: Privacy) -> str | None:
             f"availability.kind={kind!r} goes by the clock, hence who is online by how long those took who were asked before: "
             f"choose another"
         )
+    if kind not in AVAILABILITY or (kind := named(config, "devices")) not in DEVICES:
+        return f"of {kind!r}, your own, nobody knows whether it goes by the data that are to be hidden: choose a built-in one"
     if getattr(options(config, "devices"), "failures_per_hour", 0.0):
         return "devices.failures_per_hour makes clients with more to do fail more often: leave it out"
     return None

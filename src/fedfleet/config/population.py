@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from fedfleet.config import schema as C
+from fedfleet.config.made import place
+from fedfleet.config.own_data import Data, of_place, sampled
 from fedfleet.config.schema import Config
 from fedfleet.config.selection import asked
 from fedfleet.datasets import registry, sources
@@ -29,19 +31,24 @@ GROUPED_UP_TO = 10_000_000
 """Clients above which they cannot be grouped into domains, nor domains be learnt on."""
 NEAR = 0.01  # how far from the true share of labels a task may think it, as a part of it
 
-Data = Dataset | FederatedDataset
-
 
 def data_key(config: Config) -> str:
     """Return what decides the data: configurations with equal keys can share what `load_data` gives."""
     p = config.population
-    own = [p.clients, p.partition_seed] if p.dataset["name"] in registry.FEDERATED else []
+    mine = "own" not in p.dataset and place(config, "population.dataset") is not None
+    own = [p.clients, p.partition_seed] if mine or p.dataset["name"] in registry.FEDERATED else []
+    own += [config.code_dir] if mine else []
     return json.dumps([p.dataset, p.data_dir, *own], sort_keys=True)
 
 
 def load_data(config: Config) -> Data:
     """Load the configured data set. Raises DataError, and ConfigError where it comes in clients and a partition is given."""
     p, name = config.population, C.named(config, "population.dataset")
+    if (here := place(config, "population.dataset")) is not None:
+        data = of_place(config, here, data_dir(p.data_dir))
+        if isinstance(data, FederatedDataset):
+            check_undealt(config, name)
+        return data
     if name in SOURCES:
         data = sources.load(name, C.options(config, "population.dataset"))
         if isinstance(data, FederatedDataset):
@@ -83,6 +90,8 @@ def _digest(data: Data) -> str:
         tensors |= {f"{name} {column}": tensor for column, tensor in found.items() if tensor is not None}
     if isinstance(data, FederatedDataset) and isinstance(whole := data.population, InMemoryPopulation):
         tensors |= {**whole.data, "indices": whole.indices, "offsets": whole.offsets, " domain": whole.domain}
+    elif isinstance(data, FederatedDataset):  # of any number of clients
+        tensors |= sampled(data.population)
     return digest(f"{data.test.classes} {data.domains}", tensors)
 
 

@@ -11,35 +11,24 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from fedfleet.algorithms.options import CohortOptions, Options
-from fedfleet.algorithms.registry import ALGORITHMS
-from fedfleet.algorithms.wrapping import WrapperOptions
-from fedfleet.attacks.registry import ATTACKS
-from fedfleet.config.availability import AVAILABILITY
 from fedfleet.config.checking import unknown, validated
-from fedfleet.config.devices import DEVICES
 from fedfleet.config.executor import Executor, FaultOptions
 from fedfleet.config.measuring import Checkpoint, Evaluation, Patience
+from fedfleet.config.names import NAMED, NESTED, Named, check_clear, kind_of, known, listed
 from fedfleet.config.privacy import ExamplePrivacy, Privacy
 from fedfleet.config.reading import override, plain, read, show
 from fedfleet.config.secure_aggregation import SecureAggregation
-from fedfleet.config.selection import SELECTIONS
 from fedfleet.config.track import tracked
 from fedfleet.config.transforms import Transforms, filled_in
 from fedfleet.config.tuning import Tuning
-from fedfleet.datasets.domain_config import DOMAINS
-from fedfleet.datasets.partition_config import PARTITIONS
-from fedfleet.datasets.registry import FEDERATED
-from fedfleet.datasets.registry import OPTIONS as PUBLISHED
-from fedfleet.datasets.sources import SOURCES
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.named import has as lies
 from fedfleet.simulator.named import is_path
-from fedfleet.tasks.registry import TASKS
 
 SCHEMA_VERSION = 1
 Seed = Annotated[int, Field(ge=0)]
@@ -133,6 +122,9 @@ class Config(Options):
     track: list[dict[str, Any]] = Field(default=[])
     """Where the run is entered besides its folder: names of trackers, or mappings of a name and its options; ``fedfleet list
     trackers`` shows the names. It changes nothing of what comes out."""
+    callbacks: list[dict[str, Any]] = Field(default=[])
+    """Who is told how the run goes, and may stop it: module:name of a ``fedfleet.Callback``, or mappings of that and ``arguments``.
+    They change nothing of what a round computes."""
     compare: Annotated[dict[str, dict[str, Any]], Field(min_length=1)] | None = None
     """Label -> overrides: run each of these, on every seed, and report them together."""
     vary: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] | None = None
@@ -141,41 +133,6 @@ class Config(Options):
     """Search for the best values of some keys, with ``fedfleet tune``."""
 
 
-class ByPath(Options):
-    """What is named as ``module:name``, a function or class of your own."""
-
-    arguments: dict[str, Any] | None = None
-    """What it is called with."""
-    source: str | None = None
-    """Digest of its code; a run says here what it was."""
-
-
-class Named(NamedTuple):
-    """A section that names a thing: the key of the name, the options of every name, the name if none is given."""
-
-    key: str
-    options: Mapping[str, type[BaseModel]]
-    default: str
-
-
-NAMED = {
-    "task": Named("name", {k: v.options for k, v in TASKS.items()}, "classification"),
-    "algorithm": Named("name", {k: v.options for k, v in ALGORITHMS.items()}, "fedavg"),
-    "population.dataset": Named(
-        "name", {**PUBLISHED, **{k: v.options for k, v in {**FEDERATED, **SOURCES}.items()}}, "digits"
-    ),
-    "population.partition": Named("kind", PARTITIONS, "iid"),
-    "domains": Named("kind", DOMAINS, "given"),
-    "availability": Named("kind", {k: v.options for k, v in AVAILABILITY.items()}, "always"),
-    "selection": Named("kind", {k: v.options for k, v in SELECTIONS.items()}, "uniform"),
-    "devices": Named("kind", {k: v.options for k, v in DEVICES.items()}, "alike"),
-    "attack": Named("kind", {k: v.options for k, v in ATTACKS.items()}, "none"),
-}
-_PLAIN = {k: v.options for k, v in ALGORITHMS.items() if not issubclass(v.options, WrapperOptions)}
-NESTED = {"algorithm.of": Named("name", _PLAIN, "fedavg")}
-"""Sections within those, of names that have such an option."""
-BY_PATH = ("task", "algorithm")
-"""Sections whose thing may be named as ``module:name``: a function that makes one."""
 LEAVES = ("compare", "vary", "tune.search")
 """Mappings that are no sections: their keys are labels, and of the others dotted keys."""
 OWN = {"task": ("task",), "algorithm": ("algorithm",), "population.dataset": ("data", "population")}
@@ -226,14 +183,9 @@ def options(config: Config, section: str) -> Any:
     given = as_said(config, section)
     if "own" in given:
         return Options()
-    kind = _kind(section, kinds, given[key])
+    kind = kind_of(section, kinds, given[key])
     assert kind is not None
     return validated(kind, {k: v for k, v in given.items() if k != key}, f"{section}.")
-
-
-def _kind(section: str, kinds: Mapping[str, type[BaseModel]], name: Any) -> type[BaseModel] | None:
-    """Return the options of a name in a section; None where there is no such name."""
-    return ByPath if section in BY_PATH and is_path(name) else kinds.get(name) if isinstance(name, str) else None
 
 
 def complete(config: Config) -> dict[str, Any]:
@@ -251,10 +203,13 @@ def complete(config: Config) -> dict[str, Any]:
 
 def with_own(config: Config, section: str, description: Mapping[str, Any]) -> Config:
     """Return a configuration that says of a section that its thing was made in Python, and what it is."""
-    given = {"own": dict(description)}
-    if section == "population.dataset":
-        return config.model_copy(update={"population": config.population.model_copy(update={"dataset": given})})
-    return config.model_copy(update={section: given})
+    return replaced(config, section, {"own": dict(description)})
+
+
+def replaced(config: Any, key: str, value: Any) -> Any:
+    """Return a checked configuration, or a section of one, with another value at a dotted key."""
+    first, _, rest = key.partition(".")
+    return config.model_copy(update={first: replaced(getattr(config, first), rest, value) if rest else value})
 
 
 def without_own(raw: Mapping[str, Any], parts: Iterable[str]) -> dict[str, Any]:
@@ -303,6 +258,7 @@ def _build(layers: list[Mapping[str, Any]]) -> Config:
         _check_named(raw, section, names)
     filled_in(raw)
     tracked(raw)
+    _told(raw)
     config = validated(Config, raw, "")
     if config.schema_version != SCHEMA_VERSION:
         raise ConfigError(f"schema_version={config.schema_version}: this fedfleet reads version {SCHEMA_VERSION}")
@@ -337,7 +293,7 @@ def _assign(raw: dict[str, Any], key: str, value: Any) -> None:
         node[name] = node = dict(below)
     if path in sections and last == sections[path].key:
         names = (node.get(last, sections[path].default), value)
-        kinds = (_kind(path, sections[path].options, n) for n in names)
+        kinds = (kind_of(path, sections[path].options, n) for n in names)
         old, new = (None if kind is None else set(kind.model_fields) for kind in kinds)
         for option in () if old is None or new is None else old - new:
             node.pop(option, None)
@@ -376,12 +332,21 @@ def _check_named(raw: dict[str, Any], section: str, names: Named) -> None:
             f"{parts}, or go on with its run by fedfleet.resume(RUN, {parts})"
         )
     name = given.get(key, default)
-    kind = _kind(section, kinds, name)
+    kind = kind_of(section, kinds, name)
     if kind is None:
-        raise ConfigError(unknown(f"{section}.{key}", name, kinds))
+        raise ConfigError(unknown(f"{section}.{key}", name, known(section, kinds)))
+    check_clear(section, name)
     others = {f"{section}.{key}={n}": other for n, other in kinds.items() if n != name}
     validated(kind, {k: v for k, v in given.items() if k != key}, f"{section}.", others)
     node[last] = {key: name, **given}
+
+
+def _told(raw: dict[str, Any]) -> None:
+    """Check the callbacks of a configuration, one or several, and fill in their defaults. Raises ConfigError."""
+    given = raw.pop("callbacks", None)
+    if given is not None:
+        several = listed("callbacks", given if isinstance(given, list) else [given], "stops:Rising")
+        raw["callbacks"] = [{"name": name, **options.model_dump(mode="json")} for _, name, options in several]
 
 
 def as_said(config: Config, section: str) -> Mapping[str, Any]:

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from fedfleet.algorithms.options import CohortOptions
+from fedfleet.config.federation import steps
 from fedfleet.config.guarantee import Guarantee
 from fedfleet.config.promises import Promise
 from fedfleet.config.reading import show
 from fedfleet.config.schema import Config, named, options
 from fedfleet.config.secure_aggregation import SecureAggregation
-from fedfleet.config.selection import asked
+from fedfleet.config.selection import SELECTIONS, asked
 from fedfleet.config.timing import SAMPLE
-from fedfleet.config.transforms import built
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import ByDomainMean, Mean, Store, Total
@@ -131,9 +131,10 @@ def _check_config(config: Config, given: SecureAggregation) -> None:
                 f"faults.{key}={value!r}: the server sees a sum, and not whose message is at fault: choose fail, or leave "
                 f"{SECTION} out"
             )
-    if (kind := named(config, "selection")) in LOOKS:
+    if (kind := named(config, "selection")) in LOOKS or kind not in SELECTIONS:
+        verb = "looks" if kind in SELECTIONS else "may look"
         raise ConfigError(
-            f"selection.kind={kind!r}: it looks at each client's loss, and the server is to see sums alone: choose uniform, or "
+            f"selection.kind={kind!r}: it {verb} at each client's loss, and the server is to see sums alone: choose uniform, or "
             f"leave {SECTION} out"
         )
     if config.evaluation.cosines:
@@ -150,10 +151,10 @@ def _check_config(config: Config, given: SecureAggregation) -> None:
             f"transforms.down={show([t['name'] for t in config.transforms.down])}: what clients add up is taken to be how they "
             f"moved from the server's own model: leave it or {SECTION} out"
         )
-    for i, (t, transform) in enumerate(zip(config.transforms.up, built(config.transforms.up), strict=True)):
-        if not getattr(transform, "linear", False):
+    for step in steps(config, "up"):
+        if not getattr(step.does, "linear", False):
             raise ConfigError(
-                f"transforms.up[{i}].name={t['name']!r}: masked messages are integers in one range that add up, and what it makes "
+                f"{step.key}.name={step.name!r}: masked messages are integers in one range that add up, and what it makes "
                 f"of them would not be smaller or add up: leave it out, or set {SECTION}.bits; clip may stay"
             )
     if (most := given.most_clients) is not None and most < (few := config.cohort.invite):

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
 from fedfleet.algorithms.options import Options
-from fedfleet.config.checking import unknown, validated
+from fedfleet.config.names import ByPath, listed
 from fedfleet.config.reading import show
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.block.uplink import sizes
 from fedfleet.simulator.driver.downlink import downward
 from fedfleet.simulator.driver.transformed import Seen, transformed
 from fedfleet.simulator.errors import ConfigError
-from fedfleet.transforms.registry import TRANSFORMS
+from fedfleet.transforms.vectors import Options as Plain
 
 WAYS = ("up", "down")
 
@@ -29,6 +29,21 @@ class Transforms(Options):
     """Of what the server sends: with ``delta`` first of how it differs from what clients have."""
 
 
+class Step(NamedTuple):
+    """A transform of a configuration: what messages call it, its name, and itself."""
+
+    key: str
+    name: str
+    does: Any
+
+    def says(self, what: str) -> Any:
+        """Return what it says of itself, as those of ``transforms.vectors.Options`` do, or what they say if nothing is said."""
+        return getattr(self.does, what, getattr(_PLAIN, what))
+
+
+_PLAIN = Plain()
+
+
 def filled_in(raw: dict[str, Any]) -> None:
     """Check the transforms of a configuration, and fill in their defaults. Raises ConfigError."""
     given = raw.get("transforms")
@@ -39,35 +54,36 @@ def filled_in(raw: dict[str, Any]) -> None:
 
 def _checked(way: str, given: list[Any]) -> list[dict[str, Any]]:
     """Return transforms of one way with their defaults. Raises ConfigError."""
-    found: list[dict[str, Any]] = []
-    for i, item in enumerate(given):
-        key = f"transforms.{way}[{i}]"
-        said = {"name": item} if isinstance(item, str) else item
-        if not isinstance(said, dict) or "name" not in said:
-            raise ConfigError(f"{key}={show(item)}: give a name, such as top_k, or a mapping of that and its options")
-        name = said["name"]
-        if not isinstance(name, str) or name not in TRANSFORMS:
-            raise ConfigError(unknown(f"{key}.name", name, TRANSFORMS))
-        options = validated(TRANSFORMS[name].options, {k: v for k, v in said.items() if k != "name"}, f"{key}.")
-        if found and TRANSFORMS[before := found[-1]["name"]].options.last:
-            raise ConfigError(f"{key}.name={name!r}: {before} leaves no floats behind it: let it be the last")
-        moving = [t["name"] for t in found if TRANSFORMS[t["name"]].options.moves]
-        if moving and options.feedback:
-            raise ConfigError(
-                f"{key}.feedback=true: {moving[0]} leaves other coordinates each time, of which nothing can be remembered: give it "
-                f"to the first transform, whose memory is of all that comes after it"
-            )
-        _check_way(way, key, name, options, [t["name"] for t in found])
-        found.append({"name": name, **options.model_dump(mode="json")})
-    if [t["name"] for t in found] == ["delta"]:
+    found = listed(f"transforms.{way}", given, "top_k")
+    if not any(isinstance(options, ByPath) for *_, options in found):  # which say what they are once they are made
+        check_order(way, [Step(*step) for step in found])
+    if [name for _, name, _ in found] == ["delta"]:
         raise ConfigError(
             "transforms.down=['delta']: a difference is as large as the model: let what makes it smaller follow"
         )
-    return found
+    return [{"name": name, **options.model_dump(mode="json")} for _, name, options in found]
 
 
-def _check_way(way: str, key: str, name: str, options: Any, before: list[str]) -> None:
+def check_order(way: str, steps: Sequence[Step]) -> None:
+    """Refuse transforms that cannot follow each other. Raises ConfigError."""
+    for i, step in enumerate(steps):
+        before = steps[:i]
+        if before and before[-1].says("last"):
+            raise ConfigError(
+                f"{step.key}.name={step.name!r}: {before[-1].name} leaves no floats behind it: let it be the last"
+            )
+        moving = [other.name for other in before if other.says("moves")]
+        if moving and step.does.feedback:
+            raise ConfigError(
+                f"{step.key}.feedback=true: {moving[0]} leaves other coordinates each time, of which nothing can be remembered: "
+                f"give it to the first transform, whose memory is of all that comes after it"
+            )
+        _check_way(way, step, [other.name for other in before])
+
+
+def _check_way(way: str, step: Step, before: list[str]) -> None:
     """Refuse what has no meaning on one of the ways. Raises ConfigError."""
+    key, name = step.key, step.name
     if way == "up":
         if name == "delta":
             raise ConfigError(f"{key}.name='delta': on the way up a model is sent as a difference anyhow: leave it out")
@@ -78,14 +94,14 @@ def _check_way(way: str, key: str, name: str, options: Any, before: list[str]) -
         raise ConfigError(
             f"{key}.name='delta': what is left of a model by {before[0]} has no difference: let delta be the first"
         )
-    if options.feedback:
+    if step.does.feedback:
         raise ConfigError(f"{key}.feedback=true: on the way down delta remembers what is lost: put that first instead")
-    if options.partial and "delta" not in before:
+    if step.says("partial") and "delta" not in before:
         raise ConfigError(f"{key}.name={name!r}: what it leaves of a model is none: put delta before it")
 
 
 def sending(
-    algorithm: Algorithm, up: Sequence[dict[str, Any]], name: str, late: str, tried: Callable[[Algorithm], Seen]
+    algorithm: Algorithm, up: Sequence[Step], name: str, late: str, tried: Callable[[Algorithm], Seen]
 ) -> Algorithm:
     """Return an algorithm with what is configured on its clients' messages' way, if anything. Raises ConfigError."""
     if not up and not remembers(algorithm):
@@ -93,16 +109,16 @@ def sending(
     _check_asked(up, algorithm, name, late)
     seen = tried(algorithm)
     _check_seen(up, algorithm, name, seen)
-    return transformed(algorithm, built(up), seen)
+    return transformed(algorithm, tuple(step.does for step in up), seen)
 
 
 def receiving(
-    algorithm: Algorithm, down: Sequence[dict[str, Any]], name: str, late: str, tried: Callable[[Algorithm], Seen]
+    algorithm: Algorithm, down: Sequence[Step], name: str, late: str, tried: Callable[[Algorithm], Seen]
 ) -> Algorithm:
     """Return an algorithm with what is configured on its server's messages' way, if anything. Raises ConfigError."""
     if not down:
         return algorithm
-    memory = down[0]["name"] == "delta"
+    memory = down[0].name == "delta"
     if memory and algorithm.asynchronous:
         raise ConfigError(
             f"transforms.down[0].name='delta': {name} is asynchronous, and sends clients models of its own pace: leave it out"
@@ -115,18 +131,13 @@ def receiving(
     given = tried(algorithm).given
     if not any(given.values()):
         raise ConfigError(
-            f"transforms.down={show([t['name'] for t in down])}: clients of {name} are sent no floats but buffers, so there is "
+            f"transforms.down={show([step.name for step in down])}: clients of {name} are sent no floats but buffers, so there is "
             f"nothing to transform: leave it out"
         )
     for of in given.values() if memory else ():
         for slot, d in of.items():
             _check_shrinks("down", down, slot, d)
-    return downward(algorithm, built(down[1:] if memory else down), memory=memory)
-
-
-def built(up: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
-    """Return the transforms of a checked configuration."""
-    return tuple(TRANSFORMS[t["name"]].options(**{k: v for k, v in t.items() if k != "name"}) for t in up)
+    return downward(algorithm, tuple(step.does for step in down[memory:]), memory=memory)
 
 
 def remembers(algorithm: Algorithm) -> bool:
@@ -134,13 +145,13 @@ def remembers(algorithm: Algorithm) -> bool:
     return any(t.feedback for p in algorithm.phases for t in p.uplink)
 
 
-def _feedback(up: Sequence[dict[str, Any]], algorithm: Algorithm) -> str | None:
+def _feedback(up: Sequence[Step], algorithm: Algorithm) -> str | None:
     """Return what asks for feedback, as an error begins; None where nothing does."""
-    asked = [f"transforms.up[{i}].feedback=true" for i, t in enumerate(up) if t.get("feedback")]
+    asked = [f"{step.key}.feedback=true" for step in up if step.does.feedback]
     return (["an uplink with feedback"] if remembers(algorithm) else asked or [None])[0]
 
 
-def _check_asked(up: Sequence[dict[str, Any]], algorithm: Algorithm, name: str, late: str) -> None:
+def _check_asked(up: Sequence[Step], algorithm: Algorithm, name: str, late: str) -> None:
     """Refuse feedback where clients' states cannot be what it needs. Raises ConfigError."""
     key = _feedback(up, algorithm)
     if key is None:
@@ -159,20 +170,20 @@ def _check_asked(up: Sequence[dict[str, Any]], algorithm: Algorithm, name: str, 
         raise ConfigError(f"{key}: clients of {name} keep a state in some phases and not in others: leave it out")
 
 
-def _check_seen(up: Sequence[dict[str, Any]], algorithm: Algorithm, name: str, seen: Seen) -> None:
+def _check_seen(up: Sequence[Step], algorithm: Algorithm, name: str, seen: Seen) -> None:
     """Refuse transforms that cannot do what they are asked to with what clients were seen to send. Raises ConfigError."""
     found = {phase: sizes(send) for phase, send in seen.sent.items()}
     unseen = [p.name for p in algorithm.phases if p.name not in found]
     if up and not unseen and not any(found.values()):
         raise ConfigError(
-            f"transforms.up={show([t['name'] for t in up])}: clients of {name} send no floats but buffers, so there is nothing "
+            f"transforms.up={show([step.name for step in up])}: clients of {name} send no floats but buffers, so there is nothing "
             f"to transform: leave it out"
         )
     largest = max((max(of.values()) for of in found.values() if of), default=0)
-    for i, t in enumerate(up):
-        if not unseen and (t.get("k") or 0) > largest:
+    for step in up:
+        if not unseen and (getattr(step.does, "k", None) or 0) > largest:
             raise ConfigError(
-                f"transforms.up[{i}].k={t['k']}: clients of {name} send {largest} floats at most in a slot: lower it, or give a "
+                f"{step.key}.k={step.does.k}: clients of {name} send {largest} floats at most in a slot: lower it, or give a "
                 f"share"
             )
     for of in found.values():
@@ -191,17 +202,17 @@ def _check_seen(up: Sequence[dict[str, Any]], algorithm: Algorithm, name: str, s
         )
 
 
-def _check_shrinks(way: str, given: Sequence[dict[str, Any]], slot: str, d: int) -> None:
+def _check_shrinks(way: str, given: Sequence[Step], slot: str, d: int) -> None:
     """Refuse what adds more error than arrives where what is lost is sent later: for then what is owed grows without end."""
     error, turned, owing = 0.0, False, False
-    for i, (t, transform) in enumerate(zip(given, built(given), strict=True)):
+    for step in given:
         if owing:
-            error = (1 + error) * (1 + transform.error(d, turned=turned)) - 1
+            error = (1 + error) * (1 + step.says("error")(d, turned=turned)) - 1
         if error >= 1:
             raise ConfigError(
-                f"transforms.{way}[{i}].name={t['name']!r}: of the {d} numbers that it is given of slot {slot!r} its error may be "
+                f"{step.key}.name={step.name!r}: of the {d} numbers that it is given of slot {slot!r} its error may be "
                 f"{error:.2g} times what they are, and with {'delta' if way == 'down' else 'feedback'} before it what is owed "
                 f"would grow: raise its levels, or leave one of them out"
             )
-        owing = owing or t["name"] == "delta" or transform.feedback
-        d, turned = transform.left(d), turned or transform.turns
+        owing = owing or step.name == "delta" or step.does.feedback
+        d, turned = step.says("left")(d), turned or step.says("turns")

@@ -18,7 +18,7 @@ from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import CHECKPOINTS, RunFolder, claim, locked
 from fedfleet.experiments.runner import Runner
 from fedfleet.experiments.status import Status
-from fedfleet.experiments.tracked import trackers
+from fedfleet.experiments.tracked import configured, trackers
 from fedfleet.experiments.workers import Workers
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tracking.callback import Callback, Callbacks, checked
@@ -40,7 +40,7 @@ class Experiment(Prepared):
         status, and a checkpoint to go on from. ``workers`` are kept for the next run. After ``pause`` rounds the run stops,
         evaluated, to be gone on with or not; unlike with fewer ``rounds``, nothing in it is planned for an earlier end.
         """
-        told = Callbacks(checked(callbacks))
+        told = self._told(callbacks)
         check_free(out)
         self.try_out()
         return self._run(claim(out), None, told, workers, pause)
@@ -56,10 +56,17 @@ class Experiment(Prepared):
 
         Raises ConfigError where there is no checkpoint to go on from, or where it is of another run.
         """
-        told = Callbacks(checked(callbacks))
+        told = self._told(callbacks)
         self.try_out()
         with closing(locked(folder)) as lock:
             return self._run(folder, self._last(folder, told.say), told, workers, pause, lock)
+
+    def _told(self, callbacks: Callback | Sequence[Callback]) -> Callbacks:
+        """Return who is told: those that are given, and those that the configuration names, made anew. Raises ConfigError."""
+        told = Callbacks(checked(callbacks))
+        for name, each in configured(self.config):
+            told.add([each], name)
+        return told
 
     def _last(self, folder: Path, say: Callable[[str], None]) -> Checkpoint:
         """Return the checkpoint to go on from. Raises ConfigError."""

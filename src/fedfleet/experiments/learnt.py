@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config import resolve
 from fedfleet.config import schema as C
+from fedfleet.config.made import made, package_of, place, places, recorded
+from fedfleet.config.names import BY_PATH
 from fedfleet.config.population import Data
 from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
@@ -56,9 +58,9 @@ def configured(config: Config, data: Data) -> Task:
 def of_shape(config: Config, shape: DataShape) -> Task:
     """Return the configured task for examples of a shape and so many classes. Raises ConfigError."""
     chosen = C.options(config, "task")
-    if isinstance(chosen, C.ByPath):
+    if (here := place(config, "task")) is not None:
         told: dict[str, Any] = {"shape": shape.example, **({"classes": shape.classes} if shape.classes else {})}
-        return made(config, "task", own.check_task, **told)
+        return made(config, here, own.check_task, **told)
     build = TASKS[C.named(config, "task")].build
     paths: Mapping[str, str] = getattr(chosen, "paths", {})
     for key, text in paths.items():  # found here first, since the task knows nothing of code_dir
@@ -86,60 +88,48 @@ def of_shape(config: Config, shape: DataShape) -> Task:
 
 def algorithm(config: Config, task: Task) -> Algorithm:
     """Return the configured algorithm for a task. Raises ConfigError."""
-    chosen = C.options(config, "algorithm")
-    if isinstance(chosen, C.ByPath):
-        return made(config, "algorithm", own.check_algorithm, task=task, cohort=config.cohort)
-    return ALGORITHMS[C.named(config, "algorithm")].build(chosen, task, config.cohort)
+    if (here := place(config, "algorithm")) is not None:
+        return made(config, here, own.check_algorithm, task=task, cohort=config.cohort)
+    return ALGORITHMS[C.named(config, "algorithm")].build(C.options(config, "algorithm"), task, config.cohort)
 
 
-def made(config: Config, section: str, check: Callable[[Any], None], **offered: Any) -> Any:
-    """Return what the ``module:name`` of a section makes of its arguments, told what else it names. Raises ConfigError."""
-    name, chosen = C.named(config, section), C.options(config, section)
-    said = f"{section}.name={name!r}"
-    make = named.found(f"{section}.name", name, config.code_dir)
-    try:
-        found = named.called(said, f"{section}.arguments", make, chosen.arguments or {}, **offered)
-    except ConfigError:
-        raise
-    except Exception as e:
-        raise ConfigError(
-            f"{said}: it raised {type(e).__name__} ({one_line(e)}): mend it, or give it other arguments"
-        ) from e
-    try:
-        check(found)
-    except ConfigError as e:
-        raise ConfigError(f"{said}: what it returns will not do: {e}") from None
-    return found
-
-
-def paths_of(config: Config, section: str) -> dict[str, str]:
-    """Return what a section names by path, by its key in the section."""
-    chosen = C.options(config, section)
-    return {"name": C.named(config, section)} if isinstance(chosen, C.ByPath) else dict(getattr(chosen, "paths", {}))
-
-
-def with_source(config: Config, section: str) -> Config:
-    """Return the configuration with a digest of the code that a section names by path, and the folder it lies in.
+def with_sources(config: Config, sections: Iterable[str] = tuple(BY_PATH)) -> Config:
+    """Return the configuration with a digest of all code that sections of it name by a path, and the folder it lies in.
 
     Raises ConfigError where a digest is given and is another.
     """
-    chosen, paths = C.options(config, section), paths_of(config, section)
+    config = _with_task(config)
+    for here in places(config, sections):
+        make = here.found(config.code_dir)
+        config = recorded(config, here, source=identity((make,)).digest, version=package_of(here, make))
+        config = _at_home(config, [make])
+    return config
+
+
+def _with_task(config: Config) -> Config:
+    """Return the configuration with a digest of the code that the options of its task name by a path."""
+    chosen: Any = C.options(config, "task")
+    paths: Mapping[str, str] = getattr(chosen, "paths", {})
     model: str | None = getattr(chosen, "model", None)
-    configured = {"model": model} if section == "task" and model is not None and is_transformer(model) else {}
+    configured = {"model": model} if model is not None and is_transformer(model) else {}
     if not paths and not configured:
         return config
-    things = [named.found(f"{section}.{key}", text, config.code_dir) for key, text in paths.items()]
+    things = [named.found(f"task.{key}", text, config.code_dir) for key, text in paths.items()]
     about = [transformer.source(text) for text in configured.values()]
     source = identity((*things, *about)).digest
     if chosen.source not in (None, source):
         raise ConfigError(
-            f"{section}.source={show(chosen.source)}: the code of {', '.join({**configured, **paths}.values())} is other by now "
+            f"task.source={show(chosen.source)}: the code of {', '.join({**configured, **paths}.values())} is other by now "
             f"({source}): bring back what it was, or leave this out in a new run"
         )
-    homes = [home for home in map(named.home, things) if home is not None]
-    folder = next(iter(homes), None) if config.code_dir is None else str(Path(config.code_dir).expanduser().absolute())
-    said = {**C.as_said(config, section), "source": source}
-    return config.model_copy(update={section: said, "code_dir": folder})
+    return _at_home(C.replaced(config, "task", {**C.as_said(config, "task"), "source": source}), things)
+
+
+def _at_home(config: Config, things: Iterable[Any]) -> Config:
+    """Return the configuration with the folder that its modules lie in."""
+    homes = (home for home in map(named.home, things) if home is not None)
+    folder = next(homes, None) if config.code_dir is None else str(Path(config.code_dir).expanduser().absolute())
+    return config.model_copy(update={"code_dir": folder})
 
 
 def with_base(config: Config, task: Task) -> Config:

@@ -13,7 +13,9 @@ from safetensors import SafetensorError
 
 from fedfleet.config import attack, resolve, root, secured, timing, transforms
 from fedfleet.config import schema as C
-from fedfleet.config.federation import federation, selection
+from fedfleet.config.federation import federation, selection, steps
+from fedfleet.config.made import places
+from fedfleet.config.own_data import check_data, sampled
 from fedfleet.config.population import (
     Data,
     check_clients,
@@ -35,9 +37,10 @@ from fedfleet.datasets.examples import Dataset
 from fedfleet.experiments import learnt, own
 from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.gap import DomainLosses
-from fedfleet.experiments.measures import metric_names, try_evaluation
+from fedfleet.experiments.measures import check_libraries, metric_names, try_evaluation
 from fedfleet.experiments.plane import plane
 from fedfleet.experiments.provenance import differences, same
+from fedfleet.experiments.tracked import check_callbacks
 from fedfleet.experiments.vectors import Vectors
 from fedfleet.experiments.weights import load_model
 from fedfleet.simulator.algorithm import Algorithm, Personal, Task
@@ -66,6 +69,8 @@ from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.population import Population, gather
 from fedfleet.simulator.work import Batch
+
+BESIDE = {"availability", "selection", "devices", "callbacks"}  # sections whose code has no part in clients' work
 
 
 class Prepared:
@@ -103,16 +108,17 @@ class Prepared:
             self._train = data.train if isinstance(data, Dataset) else None
         self.task = task or learnt.configured(config, data)
         self.algorithm = algorithm or learnt.algorithm(config, self.task)
-        self.written = {*self.own, *(s for s in C.BY_PATH if isinstance(C.options(config, s), C.ByPath))}  # by the user
-        for section in C.BY_PATH:
-            config = learnt.with_source(config, section)
+        self.written = {*self.own, *(here.section for here in places(config))}  # by the user
+        config = learnt.with_sources(config)
+        check_callbacks(config)
         config = learnt.with_base(config, self.task)
         resolve.check_pairing(config, self.algorithm, self.task)
         attack.check_early(config, self.algorithm)
         root.check(config, self.algorithm)
         dealt = make_population(config, data, lambda kind, clients: self._vectors(config)(kind, clients))
-        if "data" in self.own:
-            own.check_data(config, given, data, dealt)
+        if {"data", "population.dataset"} & self.written:
+            part = next((p for p in ("population", "data") if getattr(given, p) is not None), "population.dataset")
+            check_data(config, part, data, dealt)
         resolve.check_roles(config, self.algorithm, self.task)
         self.population = with_roles(config, data, dealt, unlabelled=resolve.unlabelled(self.algorithm, self.task))
         check_source_share(self.task, self.population)
@@ -155,20 +161,21 @@ class Prepared:
         self.config, name = config, C.named(config, "algorithm")
         root.check_work(self.algorithm, self._tried)
         self.algorithm, self.promises = promised(config, self.algorithm, self.task, self.problem, self._tried)
-        self.algorithm = transforms.sending(self.algorithm, config.transforms.up, name, config.cohort.late, self._tried)
+        self.algorithm = transforms.sending(self.algorithm, steps(config, "up"), name, config.cohort.late, self._tried)
         self.algorithm = secured.summed(config, self.algorithm, summary.max_examples, self._tried, self.promises)
         if self.attack is not None:
             self.algorithm = self.attack.on(self.algorithm)
         if config.evaluation.cosines:
             self.algorithm = watched(self.algorithm, summary.domains)
         self.algorithm = transforms.receiving(
-            self.algorithm, config.transforms.down, name, config.cohort.late, self._tried
+            self.algorithm, steps(config, "down"), name, config.cohort.late, self._tried
         )
+        check_libraries(self.task, self.z, {**self.evaluation, **self.final})
         resolve.check_metrics(config, self.metric_names)
         self.config = resolve.resolved(config, self.answers, len(self.algorithm.phases), self.z, lambda: self.notes)
         self.small = config.executor.kind == "auto" and self.config.executor.kind == "local"
         self.federation = federation(self.config, self.population)
-        self.selection = selection(self.config)
+        self.selection = selection(self.config, self.problem)
         self.costs = timing.costs(self.config, self.algorithm, self.z, lambda: self.notes)
         timing.check_deadline(self.config, self.federation, self.algorithm, self.population, self.costs)
         self._made_of = given.describe()  # once more: what was computed here may be kept there
@@ -282,7 +289,7 @@ class Prepared:
                     f"another Experiment"
                 )
         with torch.random.fork_rng(devices=[]):
-            if self.written:  # what comes with fedfleet is known to be pure, and a large net takes its time
+            if self.written - BESIDE:  # what comes with fedfleet is known to be pure, and a large net takes its time
                 _ = self.notes
             if not getattr(self.task, "whole", False):
                 functions = ["per_example"] * self.config.evaluation.per_client + ["predict"]
@@ -380,5 +387,5 @@ class Prepared:
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the population's numbers, of what a few clients hold and of the data that models are tested on."""
-        few = {f"local {name}": column for name, column in own.sampled(self.population).items()}
+        few = {f"local {name}": column for name, column in sampled(self.population).items()}
         return digest(f"{self.problem.clients} {self.population.summary()}", {**self.evaluation["test"], **few})

@@ -37,7 +37,7 @@ WHERE = (
     ),
 )
 """Keys, or sections, that decide nothing of what comes out, but where it is computed and for how long."""
-STOPS = ("until", "max_seconds", "stop_if_diverged", "patience")
+STOPS = ("until", "max_seconds", "stop_if_diverged", "patience", "callbacks")
 """Keys that end a run before its last round."""
 MAY_CHANGE = (*WHERE, "rounds", *STOPS, "label", "population.data_dir", "code_dir")
 """Those that may be another when a run goes on: none of them decides what a round computes."""
@@ -145,9 +145,18 @@ def at_its_end(folder: Path, config: Config) -> dict[str, Any] | None:
         return None
     finished = summary.get("status") == "finished" and summary.get("rounds", 0) >= config.rounds
     now = complete(config)
-    same = all(before.get(key) == now[key] for key in ("rounds", *STOPS))
-    by_key = (summary.get("stopped") or {}).get("by", KEYS[0]) in KEYS  # what a callback has stopped goes on
+    same = all(asked_for(before.get(key)) == asked_for(now[key]) for key in ("rounds", *STOPS))
+    configured = [callback["name"] for callback in now["callbacks"]]
+    by_key = (summary.get("stopped") or {}).get("by", KEYS[0]) in (
+        *KEYS,
+        *configured,
+    )  # another callback's stop is none
     return summary if finished or (summary.get("status") == "stopped" and same and by_key) else None
+
+
+def asked_for(value: Any) -> Any:
+    """Return which callbacks were asked for, without what a run says of their code; anything else as it is."""
+    return [(each["name"], each["arguments"]) for each in value] if isinstance(value, list) else value
 
 
 def _ended(summary: Mapping[str, Any], config: Config) -> str:
@@ -155,6 +164,10 @@ def _ended(summary: Mapping[str, Any], config: Config) -> str:
         return f"finished, {summary['rounds']} rounds: give rounds=N to go on"
     by = summary["stopped"]["by"] if summary.get("stopped") else None
     given = {key: value for key in STOPS if (value := getattr(config, key)) is not None and by in (None, key)}
+    if by in (several := [callback["name"] for callback in config.callbacks]):
+        return (
+            f"stopped after {summary['rounds']} rounds by callbacks={several}: leave it out, as callbacks=[], to go on"
+        )
     if not given:
         spent = [f"{k}.epsilon" for k in ("privacy", "example_privacy") if getattr(getattr(config, k), "epsilon", None)]
         return f"stopped after {summary['rounds']} rounds: another could spend more than {' or '.join(spent)}"

@@ -1,4 +1,4 @@
-"""The trackers of a run, none of which can end it."""
+"""Who is told of a run by its configuration: callbacks, and trackers, none of which can end it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedfleet.config.made import made, places
+from fedfleet.config.schema import Config
 from fedfleet.experiments.runfolder import RunFolder
-from fedfleet.simulator.errors import one_line
+from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.tracking.base import Tracker
-from fedfleet.tracking.callback import Begun, Callback
+from fedfleet.tracking.callback import Begun, Callback, checked
 from fedfleet.tracking.registry import built
 
 AGAIN_S = 60.0  # until a tracker that failed is tried again; twice as long after each time
+
+
+def check_callbacks(config: Config) -> None:
+    """Refuse what is named as a callback and is none, as far as its class tells before it is called. Raises ConfigError."""
+    for here in places(config, ("callbacks",)):
+        make: Any = here.found(config.code_dir)
+        if isinstance(make, type) and not issubclass(make, Callback):
+            raise ConfigError(f"{here.at}.name={here.name!r}: it is no callback: make the class of fedfleet.Callback")
+
+
+def configured(config: Config) -> Iterator[tuple[str, Callback]]:
+    """Yield the callbacks that a configuration names, made anew, each by its name there. Raises ConfigError."""
+    for here in places(config, ("callbacks",)):
+        yield here.name, made(config, here, _check_callback)
+
+
+def _check_callback(x: Any) -> None:
+    checked([x])
 
 
 def trackers(track: Sequence[Mapping[str, Any]], folder: RunFolder, say: Callable[[str], None]) -> Iterator[Callback]:

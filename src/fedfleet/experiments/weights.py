@@ -88,7 +88,7 @@ def task_of(folder: Path, summary: Mapping[str, Any]) -> Task:
         raise ConfigError(
             f"{folder}: its summary does not say of what shape examples were: give the run one more round"
         )
-    config = learnt.with_source(C.load(C.without_own(raw, ("task", "algorithm", "data", "population"))), "task")
+    config = learnt.with_sources(C.load(C.without_own(raw, ("task", "algorithm", "data", "population"))), ("task",))
     shape = DataShape(tuple(examples["shape"]), examples["classes"])
     task = learnt.of_shape(config, shape)
     learnt.with_base(config, task)  # of another base the weights are not

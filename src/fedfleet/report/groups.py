@@ -21,6 +21,7 @@ APART = (
     "vary",
     "code_dir",
     "track",
+    "callbacks",
 )
 """Sections of a configuration in which the runs of a line may differ."""
 DIGEST, UNKNOWN = ".own.digest", ".own.not_recorded"

@@ -75,16 +75,17 @@ class Callbacks:
     """Several, told in their order."""
 
     def __init__(self, several: Iterable[Callback]):
-        self._several = tuple(several)
+        self._several: list[tuple[str, Callback]] = []
+        self.add(several)
 
-    def add(self, several: Iterable[Callback]) -> None:
-        """Tell these, too, after the others."""
-        self._several += tuple(several)
+    def add(self, several: Iterable[Callback], name: str | None = None) -> None:
+        """Tell these, too, after the others; they go by their class's name if none is given."""
+        self._several += [(name or type(each).__name__, each) for each in several]
 
     @property
     def going_on(self) -> Iterator[tuple[str, Callback]]:
         """Yield each with its name."""
-        return ((type(each).__name__, each) for each in self._several)
+        return iter(self._several)
 
     def say(self, text: str) -> None:
         """Tell all a line."""

@@ -116,7 +116,7 @@ def test_every_default_is_written() -> None:
     assert raw["algorithm"]["alpha"] == 0.95
     assert raw["algorithm"]["lr_schedule"]["kind"] == "constant"
     net = {"model": "mlp", "hidden": [64], "init": "drawn", "weights": None, "norm": "batch", "mixstyle": None}
-    net |= {"arguments": None, "adapters": None, "source": None}
+    net |= {"arguments": None, "adapters": None, "metrics": [], "source": None}
     assert raw["task"] == {"name": "classification", **net}
 
 

@@ -433,7 +433,7 @@ def test_a_whole_task_and_a_whole_algorithm_are_named_as_nets_are(tmp_path):
             {"task": {"name": f"{HERE}regression", "arguments": {"width": 4}}},
             "there is a label 9, and the net has 4 outputs",
         ),
-        ({"availability": f"{HERE}plain"}, "availability.kind='tests.tasks.own_nets:plain': unknown"),
+        ({"domains": f"{HERE}plain"}, "domains.kind='tests.tasks.own_nets:plain': unknown"),
     ],
 )
 def test_parts_by_path_that_will_not_do(overrides, says):
