@@ -61,7 +61,7 @@ class LowRank(Options):
     def _product(self, leaf: Tensor, key: Key) -> Tensor:
         whole = leaf.reshape(leaf.shape[0], -1)
         q = rng.normals(key, (whole.shape[1], self.rank)).to(leaf.dtype)
-        for _ in range(self.iterations):
-            p = torch.linalg.qr(whole @ q).Q
-            q = whole.T @ p
-        return (p @ q.T).reshape(leaf.shape)
+        p = torch.linalg.qr(whole @ q).Q
+        for _ in range(self.iterations - 1):
+            p = torch.linalg.qr(whole @ (whole.T @ p)).Q
+        return (p @ (p.T @ whole)).reshape(leaf.shape)

@@ -260,6 +260,14 @@ REFUSED = [
         {"privacy.noise_multiplier": None, "privacy.epsilon": 3, "selection": "uniform"},
         ["privacy.epsilon=3", "selection.kind='uniform'", "set selection.kind=poisson or round_robin"],
     ),
+    (
+        {"privacy.noise_multiplier": None, "privacy.epsilon": 3, "cohort.respond": 4},
+        ["privacy.epsilon=3: cohort.respond=4 makes who is heard", "leave it out, or give privacy.noise_multiplier"],
+    ),
+    (
+        {"privacy.noise_multiplier": None, "privacy.epsilon": 3, "privacy.accounting": "participation"},
+        ["selection.kind='poisson' asks one client", "set selection.kind=round_robin, or privacy.accounting=poisson"],
+    ),
     ({**AMPLIFIED, "selection": "uniform"}, ["privacy.accounting='poisson'", "set selection.kind=poisson"]),
     ({**AMPLIFIED, "cohort.deadline_s": 5.0}, ["cohort.deadline_s=5.0", "how much a client has to do"]),
     ({**AMPLIFIED, "cohort.respond": 4}, ["cohort.respond=4"]),
