@@ -141,6 +141,11 @@ def test_a_product_of_thin_matrices_is_a_projection_within_the_bound_of_its_best
     assert ranks.tolist() == [4] * 50
     more = drawn(made({"name": "low_rank", "rank": 4, "iterations": 3}), x).flatten(1)
     assert (x.flatten() - more).square().sum(1).mean() < tail(4) * 1.1 < lost.mean()
+    m, q = x.reshape(8, 12), rng.normals(rng.fold(rng.key(5), "z", "x"), (12, 4)).double()
+    for iterations, seen in ((1, m @ q), (2, m @ m.T @ m @ q)):
+        (t,) = made({"name": "low_rank", "rank": 4, "iterations": iterations})
+        found = t.code({"z": {"x": x}}, rng.key(5), {}).back({})["z"]["x"]
+        assert torch.allclose(found.reshape(8, 12), seen @ torch.linalg.pinv(seen) @ m, atol=1e-9)
     exact = drawn(made({"name": "low_rank", "rank": 2}), spectrum(4.0, 2.0))
     assert torch.allclose(exact[:9], spectrum(4.0, 2.0), atol=1e-12)
 
