@@ -115,7 +115,7 @@ def anchored(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at
 
 def coda_plus(options: CodaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build CODA+."""
-    train = Phase(name="train", work=local_training(options.plan(), anchored), reduce={"z": Mean()})
+    train = Phase(name="train", work=local_training(options.plan(), anchored), reduce={"z": Mean()}, model="z")
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
         return State(z, z["x"], z["x"], None)

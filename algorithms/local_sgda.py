@@ -36,7 +36,7 @@ def averaged(
 
     ``config`` goes to the clients with the learning rates; ``own`` builds their state, if they keep one.
     """
-    train = Phase(name="train", work=work, reduce={"z": Mean()}, own=own)
+    train = Phase(name="train", work=work, reduce={"z": Mean()}, own=own, model="z")
 
     def init(z: Tree, key: Key, problem: Problem) -> Tree:
         return z

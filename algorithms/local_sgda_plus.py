@@ -63,7 +63,7 @@ def local_sgda_plus(options: SgdaPlusOptions, task: Task, cohort: CohortOptions)
     """Build local SGDA+."""
     period = options.snapshot_refresh
     work = local_training(options.plan(), gradient if period == "every_step" else at_snapshot)
-    train = Phase(name="train", work=work, reduce={"z": Mean()})
+    train = Phase(name="train", work=work, reduce={"z": Mean()}, model="z")
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
         return State(z, z["x"])

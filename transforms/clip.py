@@ -11,7 +11,7 @@ The server clips what it has decoded once more, so that no transform in between 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -30,7 +30,9 @@ class Clip(Options):
     """Everything that a client sends shortened to a norm, if it is longer."""
 
     norm: float = Field(gt=0)
-    """Largest Euclidean norm of all that a client sends in an exchange, S."""
+    """Largest Euclidean norm of all that a client sends in an exchange, S, or of each slot of it."""
+    by: Literal["message", "slot"] = "message"
+    """Whether all that is sent has one norm, or each slot, such as SCAFFOLD's changes of the model and of the control."""
 
     @property
     def feedback(self) -> bool:
@@ -44,7 +46,12 @@ class Clip(Options):
 
     def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
         """Return the message shortened, which the server shortens once more."""
-        return _clipped(send, self.norm)
+        if self.by == "message":
+            return _clipped(send, self.norm)
+        return Code(self._each(send), self._each)
+
+    def _each(self, send: Slots) -> Slots:
+        return {slot: shortened({slot: leaves}, self.norm)[slot] for slot, leaves in send.items()}
 
 
 class Hidden(Clip):

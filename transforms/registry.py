@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from fedfleet.transforms.clip import Clip
 from fedfleet.transforms.delta import Delta
 from fedfleet.transforms.half import Brain, Half
+from fedfleet.transforms.low_rank import LowRank
 from fedfleet.transforms.quantised import Qsgd, Sign, Ternary, Uniform
 from fedfleet.transforms.rotation import Rotation
 from fedfleet.transforms.sparse import RandomK, TopK
@@ -28,6 +29,7 @@ TRANSFORMS: dict[str, Entry] = {
     "sign": Entry(Sign, "signs times the mean absolute value (Karimireddy et al. 2019)"),
     "uniform": Entry(Uniform, "drawn points between the least and the largest (Suresh et al. 2017)"),
     "rotation": Entry(Rotation, "turned at random, for uniform to follow (ibid.)"),
+    "low_rank": Entry(LowRank, "PowerSGD: matrices as products of two thin ones (Vogels et al. 2019)"),
     "fp16": Entry(Half, "IEEE half precision"),
     "bf16": Entry(Brain, "bfloat16"),
     "delta": Entry(Delta, "on the way down: the difference from what clients have (Gruntkowska et al. 2023)"),

@@ -41,7 +41,8 @@ class PhaseRecord:
     ``counts`` has a key a fate, "invited", "merged_stale" (late updates of earlier rounds used in this phase), "client_steps", and
     floats and bytes each way; ``bytes_down_each`` is one client's, on average. ``events`` are what happened that should not have,
     one a line of ``events.jsonl``; with one that says ``bit_exact: false`` the run is not reproducible to the bit.
-    ``secured`` is how the exchange went where the server saw a sum alone.
+    ``secured`` is how the exchange went where the server saw a sum alone. ``in_vain`` are answers that came and were too few, so
+    that nobody has computed them, and ``each`` the floats and bytes of one answer, where some were computed.
     """
 
     phase: str
@@ -54,6 +55,8 @@ class PhaseRecord:
     events: list[dict[str, Any]] = field(default_factory=list)
     bytes_down_each: float = 0.0
     secured: Secured | None = None
+    in_vain: int = 0
+    each: tuple[int, int] | None = None
 
     def invited(self, shared: Message, inbox: Tree = None, online: int | None = None) -> None:
         """Count the fates and what was sent to those online: the shared message and their rows of the inbox."""
@@ -84,10 +87,12 @@ class PhaseRecord:
         self.responses.fate[rows] = int(fate)
         self.counts |= self._fates()
 
-    def received(self, results: Sequence[BlockResult]) -> None:
-        """Count what came back, and average the training loss."""
-        for name in ("floats_up", "bytes_up"):
-            self.counts[name] += sum(getattr(r, name) for r in results)
+    def received(self, results: Sequence[BlockResult], answers: int) -> None:
+        """Count what came back from so many clients, and average the training loss."""
+        floats, of_bytes = (sum(getattr(r, name) for r in results) for name in ("floats_up", "bytes_up"))
+        self._sent(floats, of_bytes)
+        if answers:
+            self.each = floats // answers, of_bytes // answers
         self.counts["client_steps"] += sum(r.steps for r in results)
         measured = sum(r.measured for r in results)
         self.train_loss = sum(loss for r in results for loss in r.loss) / measured if measured else None
@@ -95,6 +100,16 @@ class PhaseRecord:
             if r.splits:
                 self.events.append({"event": "out_of_memory", "splits": r.splits, "bit_exact": False})
             self.events += [d.event() for d in r.dropped]
+
+    def came_in_vain(self, each: tuple[int, int]) -> None:
+        """Count answers that nobody has computed, of which each would have sent so many floats and bytes."""
+        floats, of_bytes = each
+        counted = self.secured is not None and self.secured.void  # masked messages are then among the bytes already
+        self._sent(self.in_vain * floats, 0 if counted else self.in_vain * of_bytes)
+
+    def _sent(self, floats: int, of_bytes: int) -> None:
+        self.counts["floats_up"] += floats
+        self.counts["bytes_up"] += of_bytes
 
 
 def message_size(shared: Message, inbox: Tree, size: int) -> tuple[int | Tensor, int | Tensor]:

@@ -185,7 +185,11 @@ class EngineRound:
         heard, late = responses.heard, (responses.fate == Fate.LATE).nonzero().flatten()
         keeps = c.stale_discount is not None and phase.own is None  # a client's state has moved on by then
         record.invited(shared, inbox)
-        self._enough(record, len(heard))
+        try:
+            self._enough(record, len(heard))
+        except TooFewResponses:
+            record.in_vain = len(heard)
+            raise
         invited = len(cohort.clients)
         groups = [self._group(phase, asked.take(heard), invited)]
         for old in self._memory.late.arrived(phase.name, self.index, self.clock_s):
@@ -364,7 +368,9 @@ class EngineRound:
             found = [merged(phase, *pair, self._start) for pair in zip(sets, started, strict=True)]
         except ClientError as e:
             raise type(e)(f"round {self.index}: {e.told()}") from e.__cause__
-        record.received([r for answers in found for r in answers.results])
+        record.received(
+            [r for answers in found for r in answers.results], sum(int(k.sum()) for a in found for k in a.kept)
+        )
         return found
 
     def _reduced(self, phase: Phase, groups: list[Group], answers: Answers) -> Reduced:

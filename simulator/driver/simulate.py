@@ -109,21 +109,34 @@ def play(
             at.memory.discard()
             failure, sampling_s = str(e), sampling_s + turn.sampling_s
         else:
+            phases = _with_what_came_in_vain([*phases, *turn.records])
             return RoundRecord(
                 index=at.index,
                 seconds=time.perf_counter() - started,
                 sampling_s=sampling_s + turn.sampling_s,
                 started_s=at.clock_s,
                 virtual_s=turn.clock_s,
-                phases=phases + turn.records,
+                phases=phases,
                 metrics=numbers(metrics, f"round {at.index}: the algorithm's metrics"),
                 state=state,
                 asked_for=frozenset(turn.asked_for),
             )
         phases += turn.records
         clock_s = turn.clock_s + conditions.retry_s
-    raise Void(
+    raise Void(  # what was sent in vain is not known then
         f"{failure}, in {conditions.attempts} cohorts in a row (needed: {conditions.min_responses}): raise cohort.invite, "
         f"the rate of availability or cohort.deadline_s, or, where all are offline together, cohort.retry_s",
         phases,
     )
+
+
+def _with_what_came_in_vain(phases: list[PhaseRecord]) -> list[PhaseRecord]:
+    """Return the exchanges of a round in whose void attempts as much was sent an answer as in those that were not void.
+
+    What is sent follows from shapes alone, so that answers that are too few to be used need not be computed.
+    """
+    each = {p.phase: p.each for p in phases if p.each}
+    for p in phases:
+        if p.in_vain and p.phase in each:
+            p.came_in_vain(each[p.phase])
+    return phases

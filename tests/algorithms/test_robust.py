@@ -22,6 +22,7 @@ from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.policies import Siwer
 
 WHERE = digits("classification", "dirichlet", alpha=1.0, min_size=8)
+AUC = digits("auc", "dirichlet", alpha=1.0, min_size=8)
 BN = digits("classification", "dirichlet", net={"model": "cnn_bn"}, alpha=1.0, min_size=8)
 OF = {"name": "fedavg", "steps": 3, "batch_size": 7}
 KEY = rng.key(7)
@@ -230,14 +231,19 @@ def test_the_mean_is_the_algorithm_itself():
     assert torch.equal(flat(play(mean, WHERE, 2)[-1]), flat(play(inner, WHERE, 2)[-1]))
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fedper", "ditto", "fedopt", "fediir"])
-def test_it_is_put_on_algorithms_that_average(name):
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [(name, WHERE) for name in ("scaffold", "fedper", "ditto", "fedopt", "fediir")]
+    + [(name, AUC) for name in ("local_sgda", "local_sgda_plus", "coda_plus", "extra_step")],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_it_is_put_on_algorithms_that_average(name, where):
     algorithm = build(
-        "robust", WHERE.task, CohortOptions(invite=5), of={**OF, "name": name}, rule="norm_bound", bound=1e9
+        "robust", where.task, CohortOptions(invite=5), of={**OF, "name": name}, rule="norm_bound", bound=1e9
     )
-    plain = build(name, WHERE.task, CohortOptions(invite=5), steps=3, batch_size=7)
+    plain = build(name, where.task, CohortOptions(invite=5), steps=3, batch_size=7)
     torch.testing.assert_close(
-        flat(play(algorithm, WHERE, 2)[-1]), flat(play(plain, WHERE, 2)[-1]), rtol=1e-4, atol=1e-5
+        flat(play(algorithm, where, 2)[-1]), flat(play(plain, where, 2)[-1]), rtol=1e-4, atol=1e-5
     )
 
 

@@ -79,11 +79,13 @@ def test_the_account_adds_up(name, availability, policy, hazard, partial, discou
             assert [c[f.name.lower()] for f in Fate] == [int((fates == f).sum()) for f in Fate]
             assert bool((p.responses.seconds >= 0).all())
             assert bool((p.responses.seconds[fates == Fate.HEARD] <= p.responses.duration_s + 1e-9).all())
-            used = c["heard"] + c["merged_stale"]
-            if c["floats_up"]:  # a void attempt is not answered by enough, and its answers are not used
-                sent.setdefault(p.phase, c["floats_up"] / used)
-                assert c["floats_up"] == used * sent[p.phase]
-                assert c["client_steps"] >= used
+            answers = c["heard"] + c["merged_stale"]  # also of a void attempt, which too few have answered
+            if answers:
+                sent.setdefault(p.phase, (c["floats_up"] / answers, c["bytes_up"] / answers))
+                assert sent[p.phase][0] > 0
+                assert (c["floats_up"], c["bytes_up"]) == tuple(answers * size for size in sent[p.phase])
+            if c["client_steps"]:  # of a void attempt nobody computes
+                assert c["client_steps"] >= answers
         assert record.virtual_s >= clock
         clock = record.virtual_s
 

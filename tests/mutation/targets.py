@@ -102,6 +102,7 @@ _HELD: dict[str, list[str]] = {
     "tasks/two_heads_nets.py": [f"{T}two_heads.py", f"{T}pretrained.py"],
     "transforms/clip.py": ["tests/transforms/test_clip.py"],
     "transforms/half.py": SENT[:1],
+    "transforms/low_rank.py": SENT[:1],
     "transforms/quantised.py": SENT[:1],
     "transforms/rotation.py": SENT[:1],
     "transforms/sparse.py": SENT[:1],

@@ -64,12 +64,20 @@ UPS = {
     "turned": ["rotation", {"name": "uniform", "levels": 1 << 20}],
     "in a row": [OWED, {"name": "qsgd", "levels": 1 << 20}],
     "bf16": ["bf16"],
+    "thin": [{"name": "low_rank", "rank": 1, "feedback": True}],
 }
 
 
 @pytest.mark.parametrize(
     ("name", "up"),
-    [("fedavg", "top_k"), ("scaffold", "sign"), ("cdma_ada", "turned"), ("omg", "in a row"), ("scaffold", "bf16")],
+    [
+        ("fedavg", "top_k"),
+        ("scaffold", "sign"),
+        ("cdma_ada", "turned"),
+        ("omg", "in a row"),
+        ("scaffold", "bf16"),
+        ("fedavg", "thin"),
+    ],
 )
 def test_factored_is_the_same_but_for_what_rounding_decides(name, up):
     """Which of two numbers is larger, or on which side of a level: of hardly any."""
@@ -79,10 +87,17 @@ def test_factored_is_the_same_but_for_what_rounding_decides(name, up):
     assert torch.isclose(one, factored, rtol=1e-3, atol=1e-4).double().mean() > 0.98
 
 
-def test_captured_to_the_bit():
+@pytest.mark.parametrize(
+    "up",
+    [
+        [{"name": "top_k", "share": 0.2, "feedback": True}, {"name": "qsgd", "levels": 3}],
+        [{"name": "low_rank", "rank": 1, "feedback": True}],
+    ],
+)
+def test_captured_to_the_bit(up):
     world = digits("classification", clients=40)
     algorithm = build("fedavg", world.task, CohortOptions(invite=8), steps=1, batch_size=4)
-    there = sending(algorithm, world, {"name": "top_k", "share": 0.2, "feedback": True}, {"name": "qsgd", "levels": 3})
+    there = sending(algorithm, world, *up)
     captures = Captures(after=2)
     given = {"inner": "batched", "block_size": 8}
     found = [flat(play(there, world, 6, captures=c, **given)[-1]) for c in (Captures(None), captures)]

@@ -37,6 +37,9 @@ def test_all_that_a_client_sends_is_shortened_together():
     slots = {"p": {"x": torch.tensor([3.0])}, "q": {"x": torch.tensor([4.0])}}
     each = through(made({"name": "clip", "norm": 1.0}), slots, {}, None, rng.key(0)).send
     assert (float(each["p"]["x"]), float(each["q"]["x"])) == (pytest.approx(0.6), pytest.approx(0.8))
+    apart = made({"name": "clip", "norm": 3.5, "by": "slot"})
+    each = through(apart, slots, {}, None, rng.key(0)).send
+    assert (float(each["p"]["x"]), float(each["q"]["x"])) == (3.0, pytest.approx(3.5))
 
 
 def test_nothing_is_left_as_it_is_and_what_is_not_finite_is_not_hidden():
@@ -50,7 +53,8 @@ def test_nothing_is_left_as_it_is_and_what_is_not_finite_is_not_hidden():
 @given(st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=30), st.sampled_from([0.1, 1.0, 50.0]))
 def test_no_transform_after_it_makes_a_message_longer(x, norm):
     for after in ({"name": "random_k", "share": 0.2}, {"name": "qsgd", "levels": 1}, "ternary", "sign"):
-        for clip in (*made({"name": "clip", "norm": norm}), Hidden(norm=norm), Hidden(norm=9e9, tells=True)):
+        apart = {"name": "clip", "norm": norm, "by": "slot"}
+        for clip in (*made({"name": "clip", "norm": norm}, apart), Hidden(norm=norm), Hidden(norm=9e9, tells=True)):
             up, told = (clip, *made(after)), {NORM: norm}
             found = through(up, {"z": {"x": torch.tensor(x).double()}}, told, None, rng.key(1)).send["z"]["x"]
             assert float(found.norm()) <= norm * (1 + 1e-12)

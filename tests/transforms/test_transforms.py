@@ -121,6 +121,35 @@ def test_half_precision_is_off_by_half_a_unit_at_most(numbers):
         assert bool(((x - y).abs() <= unit * x.abs()).all())
 
 
+def spectrum(*values: float) -> Tensor:
+    """A convolution's weight (8, 3, 4) with these singular values as a matrix (8, 12)."""
+    gen = torch.Generator().manual_seed(4)
+    u, v = (torch.linalg.qr(torch.randn(n, len(values), generator=gen).double()).Q for n in (8, 12))
+    return (u * torch.tensor(values).double() @ v.T).reshape(8, 3, 4)
+
+
+def test_a_product_of_thin_matrices_is_a_projection_within_the_bound_of_its_best():
+    values = (9.0, 5.0, 3.0, 1.0, 0.5, 0.2)
+    x, tail = spectrum(*values), lambda k: sum(s * s for s in values[k:])
+    y = drawn(made({"name": "low_rank", "rank": 4, "iterations": 1}), x).flatten(1)
+    lost = (x.flatten() - y).square().sum(1)
+    assert torch.allclose(lost, x.square().sum() - y.square().sum(1))
+    assert bool((lost >= tail(4) * (1 - 1e-9)).all())
+    # Halko, Martinsson & Tropp 2011, Theorem 10.5
+    assert lost.mean() <= min((1 + k / (4 - k - 1)) * tail(k) for k in range(3))
+    ranks = torch.linalg.matrix_rank(y[:50].reshape(-1, 8, 12), rtol=1e-9)
+    assert ranks.tolist() == [4] * 50
+    more = drawn(made({"name": "low_rank", "rank": 4, "iterations": 3}), x).flatten(1)
+    assert (x.flatten() - more).square().sum(1).mean() < tail(4) * 1.1 < lost.mean()
+    m, q = x.reshape(8, 12), rng.normals(rng.fold(rng.key(5), "z", "x"), (12, 4)).double()
+    for iterations, seen in ((1, m @ q), (2, m @ m.T @ m @ q)):
+        (t,) = made({"name": "low_rank", "rank": 4, "iterations": iterations})
+        found = t.code({"z": {"x": x}}, rng.key(5), {}).back({})["z"]["x"]
+        assert torch.allclose(found.reshape(8, 12), seen @ torch.linalg.pinv(seen) @ m, atol=1e-9)
+    exact = drawn(made({"name": "low_rank", "rank": 2}), spectrum(4.0, 2.0))
+    assert torch.allclose(exact[:9], spectrum(4.0, 2.0), atol=1e-12)
+
+
 def test_random_k_without_scaling_contracts_by_its_share():
     y = drawn(made({"name": "random_k", "k": 8, "feedback": True}), SPIKY)
     assert of(y, SPIKY) == pytest.approx(1 - 8 / D, rel=0.05)
@@ -142,6 +171,8 @@ COUNTS = {  # numbers, bits
     "sign": (["sign"], 221, 220 + 32),
     "rotated": (["rotation", {"name": "uniform", "levels": 2}], 258, 256 + 2 * 32 + 64),
     "rotation": (["rotation"], 256, 256 * 32 + 64),
+    "low_rank": ([{"name": "low_rank", "rank": 2}], 80, 80 * 32),  # 2 (20 + 10), and the vector as it is
+    "low_rank, no smaller": ([{"name": "low_rank", "rank": 7}], 220, 220 * 32),
     "fp16": (["fp16"], 220, 220 * 16),
     "bf16": (["bf16"], 220, 220 * 16),
     "one after another": ([{"name": "top_k", "k": 5}, {"name": "qsgd", "levels": 3}], 6, 5 * 8 + 5 * 3 + 32),
@@ -168,9 +199,10 @@ def test_a_share_is_rounded_up_and_rounding_errors_are_not():
 @pytest.mark.parametrize("name", sorted({*TRANSFORMS} - {"delta"}))
 def test_nothing_stays_nothing_and_what_is_no_number_stays_none(name):
     t = made({"name": name, **({"k": 2} if name.endswith("_k") else {"norm": 1.0} if name == "clip" else {})})
-    assert torch.equal(passed(t, torch.zeros(6), rng.key(0)).send["z"]["x"], torch.zeros(6))
+    shape = (6, 6) if name == "low_rank" else (6,)
+    assert torch.equal(passed(t, torch.zeros(shape), rng.key(0)).send["z"]["x"], torch.zeros(shape))
     for bad in (torch.nan, torch.inf):
-        x = torch.ones(6)
+        x = torch.ones(shape)
         x[5] = bad
         assert not passed(t, x, rng.key(0)).send["z"]["x"].isfinite().all()
 

@@ -222,10 +222,14 @@ def _spending(config: Config, made: Guarantee) -> Callable[[float], float]:
     if made.accounting == "poisson":
         return lambda z: accounting.of_sampling(z, made.rate, made.rounds, made.delta)
     if (worst := made.worst) is None:
+        kind = named(config, "selection")
+        why = f"how often selection.kind={kind!r} asks one client is not known before: set selection.kind="
+        why += "round_robin" if kind == "poisson" else "poisson or round_robin"
+        if kind == "poisson":  # which does not count here
+            assert config.privacy is not None
+            why = _unamplified(config, config.privacy) or f"{why}, or privacy.accounting=poisson"
         raise ConfigError(
-            f"privacy.epsilon={made.budget:g}: how often selection.kind={named(config, 'selection')!r} asks one client is not "
-            f"known before: set selection.kind=poisson or round_robin, or give privacy.noise_multiplier too, with which the run "
-            f"ends in time"
+            f"privacy.epsilon={made.budget:g}: {why}, or give privacy.noise_multiplier too, with which the run ends in time"
         )
     return lambda z: accounting.of_participation(z, worst[-1], made.delta)
 

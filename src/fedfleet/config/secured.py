@@ -180,6 +180,11 @@ def _check_private(config: Config, given: SecureAggregation, promises: Sequence[
             f"privacy.noise='clients': noise that is cut to a range and rounded is not the Gaussian noise that is reckoned with, "
             f"and discrete noise is not there: set privacy.noise=server, or leave {SECTION} out"
         )
+    if config.privacy.adaptive is not None:
+        raise ConfigError(
+            f"privacy.adaptive: each client tells whether it was within the norm, and the server is to see sums alone: leave it or "
+            f"{SECTION} out"
+        )
     if given.rounding != "toward_zero":
         raise ConfigError(
             f"{SECTION}.rounding={given.rounding!r}: rounded numbers may be longer than privacy.clip_norm, and nobody can clip "

@@ -11,6 +11,7 @@ import pytest
 import torch
 from dp_accounting.rdp import RdpAccountant
 from prv_accountant.dpsgd import DPSGDAccountant
+from safetensors.torch import load_file
 
 import fedfleet
 from fedfleet.commands.plan import describe
@@ -259,6 +260,14 @@ REFUSED = [
         {"privacy.noise_multiplier": None, "privacy.epsilon": 3, "selection": "uniform"},
         ["privacy.epsilon=3", "selection.kind='uniform'", "set selection.kind=poisson or round_robin"],
     ),
+    (
+        {"privacy.noise_multiplier": None, "privacy.epsilon": 3, "cohort.respond": 4},
+        ["privacy.epsilon=3: cohort.respond=4 makes who is heard", "leave it out, or give privacy.noise_multiplier"],
+    ),
+    (
+        {"privacy.noise_multiplier": None, "privacy.epsilon": 3, "privacy.accounting": "participation"},
+        ["selection.kind='poisson' asks one client", "set selection.kind=round_robin, or privacy.accounting=poisson"],
+    ),
     ({**AMPLIFIED, "selection": "uniform"}, ["privacy.accounting='poisson'", "set selection.kind=poisson"]),
     ({**AMPLIFIED, "cohort.deadline_s": 5.0}, ["cohort.deadline_s=5.0", "how much a client has to do"]),
     ({**AMPLIFIED, "cohort.respond": 4}, ["cohort.respond=4"]),
@@ -282,6 +291,21 @@ def test_what_cannot_be_promised_is_refused_in_a_line(given, words):
     assert "\n" not in str(e.value)
     for word in words:
         assert word in str(e.value)
+
+
+def test_players_of_a_minimax_task_are_hidden_together(tmp_path):
+    given = {
+        "task__name": "auc",
+        "algorithm": {"name": "local_sgda", "steps": 2},
+        "rounds": 1,
+        "selection": "round_robin",
+    }
+    each = (run(tmp_path / str(z), **given, privacy__noise_multiplier=z) for z in (1e-9, 1.0))
+    still, noisy = (load_file(r.folder / "model.safetensors") for r in each)
+    noise = {name: (noisy[name] - still[name]).flatten() for name in still}
+    assert {name.split(".")[0] for name in noise} == {"x", "y"}
+    assert float(torch.cat(list(noise.values())).std()) == pytest.approx(0.5 / 10, rel=0.2)
+    assert all(float(leaf.abs().min()) > 0 for leaf in noise.values())
 
 
 @pytest.mark.parametrize("name", ["ditto", "fedper"])

@@ -226,13 +226,13 @@ REFUSED = [
         {"secure_aggregation.execute": True, "cohort.invite": 65, "population.clients": 80},
         ["secure_aggregation.execute=true", "up to 64"],
     ),
+    ({**PRIVATE, "privacy.adaptive": {"count_noise": 3.0}}, ["privacy.adaptive: each client tells", "leave it or"]),
     ({**PRIVATE, "privacy.noise": "clients", "cohort.min_responses": 4}, ["privacy.noise='clients'", "discrete noise"]),
     (
         {**PRIVATE, "secure_aggregation.rounding": "nearest"},
         ["rounding='nearest'", "set secure_aggregation.rounding=toward"],
     ),
     ({**PRIVATE, "selection": "poisson"}, ["privacy.accounting='poisson'", "set privacy.accounting=participation"]),
-    ({**PRIVATE, "privacy.adaptive": {"count_noise": 2.0}}, ["within_clip_norm one by one"]),
 ]
 
 

@@ -50,6 +50,7 @@ UNREAD = [
     ([{"name": "top_k", "k": 3, "levels": 2}], ["transforms.up[0].levels=2", "unknown key", "feedback"]),
     (["sign", {"name": "qsgd", "levels": 0}], ["transforms.up[1].levels=0", "greater than or equal to 1"]),
     (["sign", "qsgd"], ["transforms.up[1].name='qsgd'", "sign leaves no floats behind it"]),
+    (["low_rank", "bf16"], ["transforms.up[1].name='bf16'", "low_rank leaves no floats behind it"]),
     (
         [{"name": "random_k", "k": 3, "feedback": True, "unbiased": True}],
         ["transforms.up[0]", "d/k", "the error would grow"],
@@ -91,6 +92,7 @@ REFUSED = [
     ({"transforms.up": [OWED, {"name": "uniform", "levels": 6}]}, ["transforms.up[1].name='uniform'", "1.3 times"]),
     ({"transforms.up": ["delta"]}, ["transforms.up[0].name='delta'", "as a difference anyhow", "leave it out"]),
     ({"transforms.down": ["sign"]}, ["transforms.down[0].name='sign'", "put delta before it"]),
+    ({"transforms.down": ["low_rank"]}, ["transforms.down[0].name='low_rank'", "put delta before it"]),
     ({"transforms.down": [{"name": "top_k", "k": 3}]}, ["transforms.down[0].name='top_k'", "put delta before it"]),
     (
         {"transforms.down": [{"name": "random_k", "k": 3}]},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -212,7 +213,14 @@ def test_a_void_exchange_is_tried_again_with_another_cohort_and_counted(monkeypa
     assert [p.counts["client_steps"] for p in found.phases] == [0] * len(void) + [4]
     for p in void:
         assert p.counts["bytes_up"] == p.secured.bytes_up
+        assert p.counts["floats_up"] == p.counts["heard"] == int(p.secured.masked.sum())
         assert p.counts["bytes_down"] == p.secured.bytes_down + p.counts["invited"] * p.bytes_down_each
     assert last.counts["bytes_up"] == last.secured.bytes_up + 4 * how.message_bytes
     assert last.counts["floats_up"] == 4
     assert model(found) == pytest.approx(sum(MEANS) / 4, abs=1e-3)
+    few = replace(how, threshold=0.5)
+    (found,) = rounds(averaging("uniform"), few, rounds=1, attempts=40, min_responses=4)
+    void = [p for p in found.phases[:-1] if not p.secured.void]
+    assert void
+    for p in void:  # enough to unmask, and too few for the round
+        assert p.counts["bytes_up"] == p.secured.bytes_up + p.counts["heard"] * how.message_bytes
