@@ -83,7 +83,8 @@ def _digest(data: Data) -> str:
         tensors |= {f"{name} {column}": tensor for column, tensor in found.items() if tensor is not None}
     if isinstance(data, FederatedDataset) and isinstance(whole := data.population, InMemoryPopulation):
         tensors |= {**whole.data, "indices": whole.indices, "offsets": whole.offsets, " domain": whole.domain}
-    return digest(f"{data.test.classes} {data.domains}", tensors)
+    words = f" {data.test.words}" if data.test.words else ""
+    return digest(f"{data.test.classes} {data.domains}{words}", tensors)
 
 
 def check_undealt(config: Config, name: str) -> None:

@@ -151,6 +151,7 @@ class Prepared:
         self.examples = {
             "shape": list(data.test.x.shape[1:]),
             "classes": data.test.classes,
+            **({"words": data.test.words} if data.test.words else {}),
         }  # for whoever reads the model
         self.config, name = config, C.named(config, "algorithm")
         root.check_work(self.algorithm, self._tried)
