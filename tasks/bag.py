@@ -19,8 +19,9 @@ class Bag(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return the logits."""
-        there = mask[..., None].to(self.out.weight.dtype)
-        return self.out((self.embedding(tokens) * there).sum(1) / there.sum(1).clamp(min=1))
+        seen = self.embedding(tokens)
+        there = mask[..., None].to(seen.dtype)
+        return self.out((seen * there).sum(1) / there.sum(1).clamp(min=1))
 
 
 def bag(words: int, classes: int, hidden: tuple[int, ...], seed: int, init: Literal["drawn", "zero"]) -> nn.Module:

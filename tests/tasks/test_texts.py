@@ -70,6 +70,7 @@ SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "in
 TRANSFORMERS = {
     "gpt2": {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "eos_token_id": 1, "bos_token_id": 1},
     "roberta": {**SMALL, "max_position_embeddings": 32},
+    "deberta-v2": SMALL,
 }
 
 
@@ -104,7 +105,7 @@ def test_padding_changes_nothing(tmp_path: Path, kind: str):
     def found(width: int) -> Any:
         def one(z: Any, x: Tensor, y: Tensor, key: Tensor) -> Any:
             batch = Batch({"x": x, "y": y}, weight)
-            each = made.functions["per_example"](z, batch)
+            each = [made.functions[name](z, batch) for name in ("per_example", "features") if name in made.functions]
             return ops.grad("train", z, batch, key), made.functions["predict"](z, batch), each
 
         x, y = tokens(width).view(CLIENTS, 4, width), LABELS.view(CLIENTS, 4)
