@@ -79,7 +79,8 @@ class LanguageModel:
 
     Examples are windows (B, L + 1) of word numbers, each read from an empty state. Of texts of several lengths, -1 after their end,
     a batch's loss is the mean over the words that are there, so that each counts alike. Functions: "predict", (B, 3): the sum of
-    cross-entropies, words foreseen, words; "per_example", loss and accuracy (B,), means over an example's own words.
+    cross-entropies, words foreseen, words; "per_example", loss and accuracy (B,), means over an example's own words, and of texts
+    "weight", their number.
     """
 
     def __init__(self, options: LanguageOptions, shape: DataShape):
@@ -158,8 +159,10 @@ class LanguageModel:
 
     def _per_example(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
         entropy, right = self.losses(z, batch.x)
-        words = _counts(batch.x).clamp(min=1)
-        return {"loss": entropy.sum(1) / words, "accuracy": right.to(entropy.dtype).sum(1) / words}
+        words = _counts(batch.x).to(entropy.dtype)
+        found = {"loss": entropy.sum(1), "accuracy": right.to(entropy.dtype).sum(1)}
+        means = {name: total / words.clamp(min=1) for name, total in found.items()}
+        return {**means, "weight": words} if self._several else means
 
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
         """Return perplexity, mean cross-entropy a word, and the share of words foreseen."""

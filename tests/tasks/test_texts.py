@@ -184,6 +184,19 @@ def test_a_run_is_the_same_with_more_padding(tmp_path: Path, which: str):
         assert runs[1].rounds[column].tolist() == pytest.approx(runs[0].rounds[column].tolist(), rel=1e-5)
     counts = ["client_steps", "floats_up", "bytes_down", "heard"]
     assert runs[0].rounds[counts].equals(runs[1].rounds[counts])
+    if foretell:  # of each client, every word counts alike
+        made = LanguageModel(
+            LanguageOptions(**{k: v for k, v in chosen.items() if k != "name"}), DataShape((9,), WORDS, WORDS)
+        )
+        z = T.unflatten(made.init(0), [one[name] for name, _ in T.named_leaves(made.init(0))])
+        table = runs[0].table("clients")
+        for client in range(data.population.size):
+            rows = data.population.local_data(torch.tensor([client])).rows[0]
+            x = data.population.data["x"][rows]
+            entropy = made.losses(z, x)[0].sum() / (x[:, 1:] >= 0).sum()
+            assert table["loss"][(table["round"] == 1) & (table["client"] == client)].item() == pytest.approx(
+                float(entropy), rel=1e-5
+            )
     mine, others = (run.table("clients").select_dtypes("number").to_numpy() for run in runs)
     assert others == pytest.approx(mine, rel=1e-5)
 
