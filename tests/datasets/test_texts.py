@@ -51,6 +51,10 @@ def test_a_text_without_any_word_is_unknown_and_one_too_long_is_cut_off():
     assert isinstance(data, Dataset)
     assert data.train.x.tolist() == [[0, -1, -1], [1, 2, 3]]
     assert data.test.x[0, 0] == 0
+    numbers = from_texts([[3, 2, 1], [1]], [0, 1], test=([[0, 4]], [1]), length=2)
+    assert isinstance(numbers, Dataset)
+    assert numbers.train.x.tolist() == [[3, 2], [1, -1]]
+    assert (numbers.test.words, numbers.test.classes) == (5, 2)
 
 
 def test_without_labels_a_long_text_is_read_in_windows_that_lose_no_pair():

@@ -67,8 +67,9 @@ class Fixed(Read):
 
 
 SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 8}
-TRANSFORMERS = {
+TRANSFORMERS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "eos_token_id": 1, "bos_token_id": 1},
+    "gpt2, no more words": {"n_layer": 1, "n_head": 2, "n_embd": 8, "eos_token_id": 1, "vocab_size": WORDS},
     "roberta": {**SMALL, "max_position_embeddings": 32},
     "deberta-v2": SMALL,
 }
@@ -77,7 +78,7 @@ TRANSFORMERS = {
 def task(kind: str, folder: Path) -> Any:
     shape = DataShape((7,), 2, WORDS)
     if kind in TRANSFORMERS:
-        (folder / "net.json").write_text(json.dumps({"model_type": kind, **TRANSFORMERS[kind]}))
+        (folder / "net.json").write_text(json.dumps({"model_type": kind.partition(",")[0], **TRANSFORMERS[kind]}))
         return Classification(ClassificationOptions(model=f"transformers:{folder / 'net.json'}"), shape)
     path = f"{__name__}:Read"
     return {
@@ -116,6 +117,20 @@ def test_padding_changes_nothing(tmp_path: Path, kind: str):
     assert any(leaf.abs().max() > 0.01 for leaf in T.leaves(tight[0][0]))
     for a, b in zip(T.leaves(tight), T.leaves(wide), strict=True):
         torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6)
+
+
+def test_transformers_have_a_token_for_padding_and_one_for_every_word(tmp_path: Path):
+    pytest.importorskip("transformers")
+    for kind, words, filling in (
+        ("gpt2", WORDS + 1, WORDS),
+        ("gpt2, no more words", WORDS, 1),
+        ("roberta", WORDS + 1, WORDS),
+    ):
+        net = task(kind, tmp_path).net()
+        assert (net.net.config.vocab_size, net.net.config.pad_token_id, net.filling) == (words, filling, filling)
+    options = ClassificationOptions(model=f"transformers:{tmp_path / 'net.json'}", arguments={"vocab_size": WORDS - 1})
+    with pytest.raises(fedfleet.ConfigError, match="its vocab_size=8 is below the 9 words of the data: raise it"):
+        Classification(options, DataShape((7,), 2, WORDS))
 
 
 def test_every_word_counts_alike_and_nothing_else():
