@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedfleet.data import DataError, from_dataframe, from_hf, from_texts
-from fedfleet.datasets import given
+from fedfleet.datasets import given, keep
 from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
 from fedfleet.datasets.sources import SOURCES
 from tests.datasets.test_sources import leaf
@@ -27,7 +27,7 @@ def test_a_vocabulary_is_of_the_training_texts_most_frequent_first():
     assert data.test.x.tolist() == [[0, 0, 0, 0, -1]]
     whole = from_texts(["B b a! c", "b A", "c c c d"], [0, 1, 0], test=HELD)
     assert whole.test.x.tolist() == [[4, 4, 4, 0, -1]]
-    assert whole.test.words == 5
+    assert whole.test.words == whole.test.sample(1).words == 5
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,8 @@ def test_tweets_as_tokens(tmp_path: Path):
     assert data.test.x.tolist() == [[1, 0, 2]]
     assert data.test.words == 5
     assert read(tokenizer="words", words=3).words == 3
+    with pytest.raises(DataError, match="texts of several lengths are not kept on disk: read them as they are"):
+        keep.write(parts, tmp_path / "kept")
     with pytest.raises(DataError, match="length: is 3, and there is no tokenizer"):
         read(length=3)
     numbers = leaf(tmp_path / "n", {"u": ([[1.0]], [0])}, {"u": ([[1.0]], [0])})
