@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
+from fedfleet.config import population
 from fedfleet.data import DataError, from_dataframe, from_hf, from_texts
 from fedfleet.datasets import given, keep
 from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
@@ -100,7 +101,9 @@ def test_tweets_as_tokens(tmp_path: Path):
     assert parts.train.x.tolist() == [[2, 2, 1], [4, -1, -1], [2, 1, 3]]  # day and good are as frequent
     assert data.test.x.tolist() == [[1, 0, 2]]
     assert data.test.words == 5
-    assert read(tokenizer="words", words=3).words == 3
+    assert (read(tokenizer="words", words=3).words, read(tokenizer="bytes").words) == (3, 256)
+    more = given.made("leaf", parts._replace(words=6))
+    assert population._digest(more) != population._digest(data)
     with pytest.raises(DataError, match="texts of several lengths are not kept on disk: read them as they are"):
         keep.write(parts, tmp_path / "kept")
     with pytest.raises(DataError, match="length: is 3, and there is no tokenizer"):
