@@ -25,6 +25,7 @@ from fedfleet.tasks import from_module
 from fedfleet.tasks.classification import Classification, ClassificationOptions
 from fedfleet.tasks.language import LanguageModel, LanguageOptions
 from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.stateful import inputs
 
 WORDS, CLIENTS = 9, 2
 LENGTHS = [5, 2, 7, 3, 3, 6, 1, 4]
@@ -199,6 +200,7 @@ def test_a_run_is_the_same_with_more_padding(tmp_path: Path, which: str):
         assert runs[1].rounds[column].tolist() == pytest.approx(runs[0].rounds[column].tolist(), rel=1e-5)
     counts = ["client_steps", "floats_up", "bytes_down", "heard"]
     assert runs[0].rounds[counts].equals(runs[1].rounds[counts])
+    assert set(runs[0].table("clients")) == {"round", "client", "accuracy", "loss"}
     if foretell:  # of each client, every word counts alike
         made = LanguageModel(
             LanguageOptions(**{k: v for k, v in chosen.items() if k != "name"}), DataShape((9,), WORDS, WORDS)
@@ -214,6 +216,13 @@ def test_a_run_is_the_same_with_more_padding(tmp_path: Path, which: str):
             )
     mine, others = (run.table("clients").select_dtypes("number").to_numpy() for run in runs)
     assert others == pytest.approx(mine, rel=1e-5)
+
+
+def test_a_mask_is_for_nets_that_cannot_do_without():
+    x = torch.tensor([[3, 0, PADDING]])
+    tokens, mask = inputs(Read(), x)
+    assert (tokens.tolist(), mask.tolist()) == ([[3, 0, 0]], [[True, True, False]])
+    assert inputs(nn.TransformerEncoder(nn.TransformerEncoderLayer(2, 1), 1), x) == (x,)  # whose mask may be left out
 
 
 CONFIG = {"rounds": 1, "algorithm": {"batch_size": 2}, "cohort": {"invite": 2}, "executor": {"kind": "local"}}
