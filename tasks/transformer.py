@@ -45,12 +45,13 @@ INSIDE = "net."
 
 
 class Logits(nn.Module):
-    """A transformer that takes tokens (B, T) to logits, (B, classes) or (B, T, words); ``task`` is what PEFT calls it.
+    """A transformer that takes tokens (B, T), or images (B, channels, height, width), to logits, (B, classes) or (B, T, words).
 
-    Of texts of several lengths ``filling`` is the token that is given in the place of -1, after their end.
+    ``task`` is what PEFT calls it, None where it has no name for it: of images. Of texts of several lengths ``filling`` is the
+    token that is given in the place of -1, after their end.
     """
 
-    def __init__(self, net: nn.Module, task: str, filling: int | None = None):
+    def __init__(self, net: nn.Module, task: str | None, filling: int | None = None):
         super().__init__()
         self.net, self.task, self.filling = net, task, filling
         # Where attention looks both ways, transformers looks whether a mask (B, T) hides anything, which no vmap can; one of four
@@ -60,6 +61,8 @@ class Logits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits; of texts nothing looks at what is after their end, where x is -1. Else every token counts."""
+        if self.task is None:
+            return self.net(pixel_values=x).logits
         if self.filling is None:
             return self.net(input_ids=x.long()).logits
         there = x >= 0
@@ -118,15 +121,15 @@ class _Made:
         import transformers  # here, for it takes seconds to import
 
         config = self._config(transformers)
-        auto = (
-            transformers.AutoModelForSequenceClassification
-            if self._use == "classify"
-            else transformers.AutoModelForCausalLM
-        )
-        if type(config) not in auto._model_mapping:
+        kinds = [transformers.AutoModelForCausalLM]
+        if self._use == "classify":
+            kinds = [transformers.AutoModelForSequenceClassification, transformers.AutoModelForImageClassification]
+        auto = next((kind for kind in kinds if type(config) in kind._model_mapping), None)
+        if auto is None:
             raise ConfigError(
                 f"{self._said}: transformers has no {config.model_type} that can {self._use}: take another model_type"
             )
+        of_images = auto is transformers.AutoModelForImageClassification
         made: Any = {"attn_implementation": "eager"}
         if self._folder is None or torch.get_default_device().type == "meta":
             net = auto.from_config(config, **made).float()
@@ -141,9 +144,9 @@ class _Made:
         if self._words:
             net.config.pad_token_id = _filling(net.config, self._words)
             return Logits(net, TASKS[self._use], net.config.pad_token_id)
-        if self._use == "classify" and net.config.pad_token_id is None:
+        if self._use == "classify" and not of_images and net.config.pad_token_id is None:
             net.config.pad_token_id = -1  # no token, so that the last one is looked at
-        return Logits(net, TASKS[self._use])
+        return Logits(net, None if of_images else TASKS[self._use])
 
     def _config(self, transformers: Any) -> Any:
         given = dict(self._given)
@@ -169,7 +172,7 @@ class _Made:
             if ("drop" in name) and isinstance(value, int | float) and not isinstance(value, bool):
                 setattr(config, name, 0.0)
         words = self._words or (self._classes if self._use == "foretell" else 0)
-        if config.vocab_size < words:
+        if words and config.vocab_size < words:
             raise ConfigError(
                 f"{self._said}: its vocab_size={config.vocab_size} is below the {words} words of the data: raise it"
             )

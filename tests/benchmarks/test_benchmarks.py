@@ -412,7 +412,9 @@ def test_a_failing_peer_leaves_the_others_alone(monkeypatch, capsys):
     peers.report({"tiny": runs}, list(contestants), 1e6, {"tiny": TINY})
     shown = capsys.readouterr().out
     assert "4 (3 to 5)" in shown
-    assert peers.arithmetic(TINY) == 2 * 2 * 6 * 10 * 10 * 3  # a product forward, one for the weight, of 3 times 10 rows
+    assert (
+        peers.arithmetic(TINY) == 2 * 2 * 6 * 10 * 10 * 3
+    )  # a product forward, one for the weight, of 3 times 10 rows
     assert "0.288 (0.216 to 0.36)" in shown
     assert "failed: tiny, broken: ImportError: no module" in shown
 

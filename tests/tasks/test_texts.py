@@ -222,7 +222,9 @@ def test_a_mask_is_for_nets_that_cannot_do_without():
     x = torch.tensor([[3, 0, PADDING]])
     tokens, mask = inputs(Read(), x)
     assert (tokens.tolist(), mask.tolist()) == ([[3, 0, 0]], [[True, True, False]])
-    optional = nn.TransformerEncoder(nn.TransformerEncoderLayer(2, 1, batch_first=True), 1)  # whose mask may be left out
+    optional = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(2, 1, batch_first=True), 1
+    )  # whose mask may be left out
     assert inputs(optional, x) == (x,)
 
 

@@ -156,6 +156,14 @@ def _results(tables: Tables) -> dict[str, Any]:
     return {"head": head, "rows": rows, "caption": text}
 
 
+def finals(tables: Tables) -> tuple[list[str], list[list[str]]]:
+    """Return what a terminal shows of the table of results, its final metrics: head and rows."""
+    found = _results(tables)
+    first = len(tables.varied) + 2  # label, what varies, n
+    keep = [i for i, name in enumerate(found["head"]) if i < first or name.startswith(("final ", "reached "))]
+    return [found["head"][i] for i in keep], [[row[i] for i in keep] for row in found["rows"]]
+
+
 def _costs(tables: Tables) -> dict[str, Any] | None:
     """Paired over seeds: each value of the first key less the first of its values."""
     key, *others = tables.varied
