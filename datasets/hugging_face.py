@@ -199,7 +199,8 @@ def _rows(where: str, data: Any, options: HuggingFaceOptions, first: int, *, cli
         fail(where, f"no column {missing[0]!r}", f"choose among {', '.join(data.column_names)}")
     if not features:
         fail(where, "no columns are left for features", "name some")
-    _check_kinds(plain, features, where)
+    if options.text is None:
+        _check_kinds(plain, features, where)
     count = len(about)
 
     def at(column: Any) -> str:
@@ -231,7 +232,7 @@ def _check_kinds(plain: Any, features: list[str], where: str) -> None:
             f"give features=[{whole[0]!r}]",
         )
     if texts:
-        mend = "make it lists of integers of one length, by dataset.map and a tokeniser, or name features= without it"
+        mend = f"name it as text={texts[0]!r}, make it lists of integers by a tokeniser, or name features= without it"
         fail(f"{where}: column {texts[0]!r}", "is text, no numbers", mend)
 
 
