@@ -13,6 +13,7 @@ from torch import Tensor
 from fedfleet.datasets import given
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.given import Codes, Rows, fail
+from fedfleet.datasets.texts import Reading, check_reading, from_texts
 
 if TYPE_CHECKING:
     import pandas as pd  # elsewhere only where it is used: workers need none of it
@@ -71,9 +72,13 @@ def from_dataframe(
     df: pd.DataFrame,
     *,
     client: str | None = None,
-    label: str = "y",
+    label: str | None = "y",
     target: str | Sequence[str] | None = None,
     features: Sequence[str] | None = None,
+    text: str | None = None,
+    tokenizer: str | None = None,
+    length: int | None = None,
+    words: int | None = None,
     domain: str | None = None,
     test: float | str | pd.DataFrame = 0.1,
     classes: int | None = None,
@@ -84,10 +89,12 @@ def from_dataframe(
     Args:
         df: columns of numbers, or one column whose entries are arrays of one shape.
         client: the column that says which client holds a row, integers or text; None: ``population.partition`` deals them.
-        label: the column of integer labels from 0.
+        label: the column of integer labels from 0; of texts None, for ``task=language_model``.
         target: instead, for ``task.name=module``: the column, or columns, of numbers to be foreseen.
         features: the columns that make an example; all others, if not given. Integers alone stay integers; with a number that is
             none all become float32.
+        text: instead of features, the column of texts, or of lists of token numbers, of several lengths.
+        tokenizer, length, words: of texts, as in `from_texts`.
         domain: the column that says the domain, integers or text; a client is of one.
         test: the test examples: a share, as in `from_arrays`; a column of True and False; or a data frame of their own, in which
             `client` may be missing.
@@ -100,8 +107,14 @@ def from_dataframe(
     import pandas as pd
 
     check_frame(df, "df")
+    how = Reading(tokenizer, length, words)
+    check_reading(how, text, label if target is None else "y", features, classes)
+    if text is not None:
+        if target is not None:
+            fail("target", f"is {target!r}, beside text={text!r}", "leave one of them out")
+        return _of_texts(df, text, label, client, domain, test, how, classes, name)
     classes = check_classes(classes, target)
-    aimed = [label] if target is None else [target] if isinstance(target, str) else list(target)
+    aimed = [label or ""] if target is None else [target] if isinstance(target, str) else list(target)
     if not aimed:
         fail("target", "is an empty list", "name a column")
     wanted: dict[str, str | None] = {
@@ -110,19 +123,57 @@ def from_dataframe(
     own = {"client": client, **wanted, "domain": domain, "test": test if isinstance(test, str) else None}
     check_own(df, "df", own)
     chosen = _features(df, features, [c for c in own.values() if c is not None])
-    rows = _of_frame(df, "df", chosen, target or label, client, domain, classes)
+    wants = target or label or ""
+    rows = _of_frame(df, "df", chosen, wants, client, domain, classes)
     if isinstance(test, pd.DataFrame):
         check_frame(test, "test")
         there = domain if domain in test.columns else None
         check_own(test, "test", wanted)
         if missing := [c for c in chosen if c not in test.columns]:
             fail("test", f"no column {missing[0]!r}", "give both data frames the same features")
-        held: Any = _of_frame(test, "test", chosen, target or label, None, there, classes)
+        held: Any = _of_frame(test, "test", chosen, wants, None, there, classes)
     elif isinstance(test, str):
         held = given.flags(df[test], f"column {test!r}", len(df))
     else:
         held = test
     return given.made(name, given.split(rows, held, classes))
+
+
+def _of_texts(
+    df: pd.DataFrame,
+    text: str,
+    label: str | None,
+    client: str | None,
+    domain: str | None,
+    test: float | str | pd.DataFrame,
+    how: Reading,
+    classes: int | None,
+    name: str,
+) -> Dataset | FederatedDataset:
+    import pandas as pd
+
+    own = {"text": text, "label": label}
+    check_own(df, "df", {**own, "client": client, "domain": domain, "test": test if isinstance(test, str) else None})
+
+    def column(of: pd.DataFrame, name: str | None) -> Any:
+        return None if name is None else of[name]
+
+    held: Any = df[test] if isinstance(test, str) else test
+    if isinstance(test, pd.DataFrame):
+        check_frame(test, "test")
+        check_own(test, "test", own)
+        named = [text, label, domain if domain in test.columns else None]
+        held = tuple(test[c].tolist() if c == text else test[c] for c in named if c is not None)
+    return from_texts(
+        df[text].tolist(),
+        column(df, label),
+        client=column(df, client),
+        domain=column(df, domain),
+        test=held,
+        **how._asdict(),
+        classes=classes,
+        name=name,
+    )
 
 
 def check_classes(classes: int | None, target: Any) -> int | None:

@@ -13,6 +13,9 @@ from torch import Tensor
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.population import Population
 
+PADDING = -1
+"""What stands after the end of a text in the place of a token, so that texts of several lengths are one tensor."""
+
 
 def fixed_draw(total: int, size: int) -> Tensor:
     """Return `size` of range(`total`), or all where there are no more, rising: the same at every call, at a cost of O(`size`)."""
@@ -27,7 +30,8 @@ class Examples:
 
     `x` is (n, ...), uint8 pixels 0..255 (images: n, channels, height, width), float32, or int64 words and other integers; `y` is
     int64 (n,), labels 0..`classes`-1, or where `classes` is 0 targets (n, ...), float32 numbers or int64 labels of their parts;
-    `domain` is int64 (n,), the domain every example comes from, or None where there is only one.
+    `domain` is int64 (n,), the domain every example comes from, or None where there is only one. Of texts of several lengths
+    `words` is how many tokens there are, and `x` (n, L) has those of each text first, and `PADDING` after its end; else it is 0.
     Raises ValueError where dtypes or lengths disagree.
     """
 
@@ -35,6 +39,7 @@ class Examples:
     y: Tensor
     classes: int
     domain: Tensor | None = None
+    words: int = 0
 
     def __post_init__(self) -> None:
         if self.x.dtype not in (torch.uint8, torch.float32, torch.int64):
@@ -47,6 +52,18 @@ class Examples:
             if column is not None and (column.dtype != torch.int64 or column.shape != self.x.shape[:1]):
                 shape = tuple(column.shape)
                 raise ValueError(f"{name} is {column.dtype} {shape}: give torch.int64 of shape ({len(self.x)},), as x")
+
+        if self.words:
+            self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        if self.x.dtype != torch.int64 or self.x.dim() != 2 or bool((self.x >= self.words).any()):
+            raise ValueError(f"x is {self.x.dtype} {tuple(self.x.shape)}: give tokens (n, L) below words={self.words}")
+        there = self.x >= 0
+        if not there[:, 0].all() or bool((there[:, 1:] > there[:, :-1]).any()):
+            raise ValueError(
+                f"x has a row that does not begin with its tokens: give them first, and {PADDING} after them"
+            )
 
     def __len__(self) -> int:
         return len(self.x)
@@ -64,7 +81,8 @@ class Examples:
 
     def rows(self, rows: Tensor) -> "Examples":
         """Return some of the examples, by number or by mask."""
-        return Examples(self.x[rows], self.y[rows], self.classes, None if self.domain is None else self.domain[rows])
+        domain = None if self.domain is None else self.domain[rows]
+        return Examples(self.x[rows], self.y[rows], self.classes, domain, self.words)
 
 
 class Column(NamedTuple):

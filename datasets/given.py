@@ -37,7 +37,7 @@ class Codes(NamedTuple):
     names: tuple[Any, ...]
 
     def of(self, rows: Tensor) -> Codes:
-        """Return the codes of some rows (mask), without names that none of them has; the names stay in their order."""
+        """Return the codes of some rows (mask, or numbers), without names that none of them has; the names stay in their order."""
         there, number = self.number[rows].unique(return_inverse=True)
         return Codes(number, tuple(self.names[i] for i in there))
 
@@ -57,17 +57,18 @@ class Rows:
     domain: Codes | None = None
 
     def of(self, rows: Tensor) -> Rows:
-        """Return some of the rows (mask)."""
+        """Return some of the rows (mask, or numbers)."""
         client, domain = (None if c is None else c.of(rows) for c in (self.client, self.domain))
         return replace(self, x=self.x[rows], y=self.y[rows], client=client, domain=domain)
 
 
 class Parts(NamedTuple):
-    """Training rows, test rows, and how many classes both have."""
+    """Training rows, test rows, how many classes both have, and of texts how many tokens there are."""
 
     train: Rows
     test: Rows
     classes: int
+    words: int = 0
 
 
 def _no_share(test: Any) -> Any:
@@ -233,7 +234,7 @@ def split(rows: Rows, test: float | Tensor | Rows, classes: int | None = None) -
 
 def made(name: str, parts: Parts) -> Dataset | FederatedDataset:
     """Return the data: in clients, where these are known, else to be dealt by a partition. Raises DataError."""
-    train, test = (_examples(part, parts.classes) for part in parts[:2])
+    train, test = (_examples(part, parts.classes, parts.words) for part in parts[:2])
     of, domain = parts.train.client, parts.train.domain
     domains = () if domain is None else tuple(map(str, domain.names))
     if of is None:
@@ -302,8 +303,8 @@ def _numbered_alike(train: Rows, test: Rows) -> Rows:
     return replace(test, domain=Codes(number, train.domain.names))
 
 
-def _examples(rows: Rows, classes: int) -> Examples:
-    return Examples(rows.x, rows.y, classes, None if rows.domain is None else rows.domain.number)
+def _examples(rows: Rows, classes: int, words: int) -> Examples:
+    return Examples(rows.x, rows.y, classes, None if rows.domain is None else rows.domain.number, words)
 
 
 def _array(values: Any, where: str) -> NDArray[Any]:

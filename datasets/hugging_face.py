@@ -19,6 +19,7 @@ from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.given import Held, Parts, Rows, fail
 from fedfleet.datasets.image_folder import MODES, read_images
+from fedfleet.datasets.texts import Reading, check_reading, tokenised
 from fedfleet.simulator.errors import one_line
 
 
@@ -33,10 +34,18 @@ class HuggingFaceOptions(BaseModel):
     """Configuration of a data set on the hub, or of a folder of files, that has several."""
     client: str | None = None
     """Column that says which client holds a row; ``population.partition`` deals them if not given."""
-    label: str = "label"
-    """Column of integer labels from 0."""
+    label: str | None = "label"
+    """Column of integer labels from 0; of texts null, for ``task=language_model``."""
     features: list[str] | None = Field(default=None, min_length=1)
     """Columns that make an example, or one of images or of lists; all others if not given."""
+    text: str | None = None
+    """Instead of features, the column of texts, or of lists of token numbers, of several lengths."""
+    tokenizer: str | None = None
+    """Of texts: bytes, characters, words (if not given), or transformers:PATH, a local folder."""
+    length: int | None = Field(default=None, ge=1)
+    """Of texts: tokens at which one is cut off; without labels, tokens read at once. That of the longest if not given."""
+    words: int | None = Field(default=None, ge=2)
+    """Of texts: tokens at most of a vocabulary of words or characters, 10,000 if not given."""
     domain: str | None = None
     """Column that says the domain."""
     train: str = "train"
@@ -59,8 +68,12 @@ def from_hf(
     dataset: Any,
     *,
     client: str | None = None,
-    label: str = "label",
+    label: str | None = "label",
     features: Sequence[str] | None = None,
+    text: str | None = None,
+    tokenizer: str | None = None,
+    length: int | None = None,
+    words: int | None = None,
     domain: str | None = None,
     test: Any = None,
     side: int | None = None,
@@ -72,7 +85,8 @@ def from_hf(
 
     Args:
         dataset: a ``datasets.Dataset``, or a ``DatasetDict`` with the splits "train" and, maybe, "test".
-        client, label, features, domain, classes, name: as in `from_dataframe`; a single feature may be images or lists.
+        client, label, features, text, tokenizer, length, words, domain, classes, name: as in `from_dataframe`; a single feature
+            may be images or lists.
         test: another ``Dataset``, or a share as in `from_arrays`; the split "test", else 0.1, if not given.
         side, channels: of images, as in `from_image_folder`.
 
@@ -95,7 +109,14 @@ def from_hf(
     if isinstance(features, str):
         fail("features", f"is {features!r}", "give a list of columns")
     asked = HuggingFaceOptions.model_construct(
-        client=client, label=label, features=features, domain=domain, side=side, channels=channels, classes=classes
+        client=client,
+        label=label,
+        features=features,
+        domain=domain,
+        side=side,
+        channels=channels,
+        classes=classes,
+        **{"text": text, "tokenizer": tokenizer, "length": length, "words": words},
     )
     return given.made(name, _parts(train, share, asked))
 
@@ -136,19 +157,31 @@ def _loaded(options: HuggingFaceOptions) -> Any:
 def _parts(train: Any, test: Any, options: HuggingFaceOptions) -> Parts:
     if options.channels not in MODES:
         fail("channels", f"is {options.channels}", "give 3, or 1 for grey")
-    rows = _rows("train", train, options, clients=True)
+    how = Reading(options.tokenizer, options.length, options.words)
+    check_reading(how, options.text, options.label, options.features, options.classes)
+    rows = _rows("train", train, options, 0, clients=True)
     if isinstance(test, int | float):
         held = test
     else:
-        held = _rows("test", test, options, clients=False)
-        names = [getattr(one.features[options.label], "names", None) for one in (train, test)]
-        if None not in names and names[0] != names[1]:
+        held = _rows("test", test, options, len(train), clients=False)
+        names = (
+            []
+            if options.label is None
+            else [getattr(one.features[options.label], "names", None) for one in (train, test)]
+        )
+        if names and None not in names and names[0] != names[1]:
             mend = "give both the same names in the same order, as by cast_column"
             fail(f"test: column {options.label!r}", "its labels are called otherwise than those of train", mend)
-    return given.split(rows, held, options.classes)
+    parts = given.split(rows, held, options.classes)
+    if options.text is None:
+        return parts
+    sides = (train,) if isinstance(test, int | float) else (train, test)
+    texts = [text for side in sides for text in side.with_format(None)[options.text]]
+    return tokenised(parts, texts, how, foretell=options.label is None)
 
 
-def _rows(where: str, data: Any, options: HuggingFaceOptions, *, clients: bool) -> Rows:
+def _rows(where: str, data: Any, options: HuggingFaceOptions, first: int, *, clients: bool) -> Rows:
+    """Return checked rows; of texts x are their numbers (n, 1) from ``first``."""
     plain = data.with_format(None)
     client = options.client if clients else None
     domain = options.domain if clients or options.domain in data.column_names else None
@@ -156,14 +189,18 @@ def _rows(where: str, data: Any, options: HuggingFaceOptions, *, clients: bool) 
     named = [column for column in own.values() if column is not None]
     left_out = [*named, options.client]
     features = [c for c in data.column_names if c not in left_out] if options.features is None else [*options.features]
-    about = plain.select_columns([c for c in dict.fromkeys(named) if c in data.column_names]).to_pandas()
+    said = [c for c in dict.fromkeys(named) if c in data.column_names]
+    about = plain.select_columns(said or data.column_names[:1]).to_pandas()
     arrays.check_frame(about, where)
     arrays.check_own(about, where, own, data.column_names)
+    if options.text is not None and options.text not in data.column_names:
+        fail(where, f"no column {options.text!r}", f"choose text among {', '.join(data.column_names)}")
     if missing := [c for c in features if c not in data.column_names]:
         fail(where, f"no column {missing[0]!r}", f"choose among {', '.join(data.column_names)}")
     if not features:
         fail(where, "no columns are left for features", "name some")
-    _check_kinds(plain, features, where)
+    if options.text is None:
+        _check_kinds(plain, features, where)
     count = len(about)
 
     def at(column: Any) -> str:
@@ -171,8 +208,12 @@ def _rows(where: str, data: Any, options: HuggingFaceOptions, *, clients: bool) 
 
     return Rows(
         where,
-        _examples(plain, features, options, at),
-        given.labels(about[options.label], at(options.label), options.classes, count),
+        _examples(plain, features, options, at)
+        if options.text is None
+        else torch.arange(first, first + count)[:, None],
+        torch.zeros(count, dtype=torch.int64)
+        if options.label is None
+        else given.labels(about[options.label], at(options.label), options.classes, count),
         None if client is None else given.codes(about[client], at(client), "client", count),
         None if domain is None else given.codes(about[domain], at(domain), "domain", count, rising=True),
     )
@@ -191,7 +232,7 @@ def _check_kinds(plain: Any, features: list[str], where: str) -> None:
             f"give features=[{whole[0]!r}]",
         )
     if texts:
-        mend = "make it lists of integers of one length, by dataset.map and a tokeniser, or name features= without it"
+        mend = f"name it as text={texts[0]!r}, make it lists of integers by a tokeniser, or name features= without it"
         fail(f"{where}: column {texts[0]!r}", "is text, no numbers", mend)
 
 

@@ -11,13 +11,13 @@ A user is a client, with its examples in `train`; all of `test` is tested on. Wh
 | numbers | an integer | float32, or int64 where all are integers; 784 of them, FEMNIST's, are an image (1, 28, 28) |
 | text, as Shakespeare's | the next character | int64 `CHARACTERS`, the next one last, for task=language_model; y says nothing |
 | tweets, as Sent140's: lists, text at 4 | 0 or 1 | float32: how often each of the most frequent words of training is there |
+| the same, with `tokenizer` | 0 or 1 | int64: its tokens, -1 after the end of each |
 | files' names, as CelebA's | an integer | uint8 images out of the folder `images`, resized to `side` |
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,12 +31,13 @@ from torch import Tensor
 from fedfleet.datasets import given
 from fedfleet.datasets.given import Parts, Rows, fail
 from fedfleet.datasets.image_folder import read_images
+from fedfleet.datasets.texts import Reading, tokenised
+from fedfleet.datasets.tokens import WORD
 from fedfleet.simulator.errors import one_line
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of LEAF's Shakespeare; any other is read as a blank."""
 TEXT_AT = 4  # in a tweet of Sent140: its id, date, query, user, text
-WORD = re.compile(r"[\w']+|[.,!?;]")
 
 
 class LeafOptions(BaseModel):
@@ -49,7 +50,11 @@ class LeafOptions(BaseModel):
     classes: int | None = Field(default=None, ge=1)
     """Labels are below it; one more than the largest, if not given."""
     words: int = Field(default=500, ge=1)
-    """Of tweets: the most frequent words, whose numbers are an example."""
+    """Of tweets: the most frequent words, whose numbers are an example; with ``tokenizer`` tokens at most of its vocabulary."""
+    tokenizer: str | None = None
+    """Of tweets: bytes, characters, words or transformers:PATH; an example is then the tokens of a tweet in their order."""
+    length: int | None = Field(default=None, ge=1)
+    """With ``tokenizer``: tokens at which a tweet is cut off; that of the longest if not given."""
     images: str | None = None
     """Of names of files: the folder that they are in."""
     side: int = Field(default=84, ge=1)
@@ -61,6 +66,12 @@ class LeafOptions(BaseModel):
 def read(options: LeafOptions) -> Parts:
     """Return the examples of a folder. Raises DataError."""
     root = Path(options.path).expanduser()
+    if options.tokenizer is None and options.length is not None:
+        fail(
+            "length",
+            f"is {options.length}, and there is no tokenizer",
+            "set population.dataset.tokenizer, or leave it out",
+        )
     sides = [list(_users(root / part)) for part in ("train", "test")]
     users, xs, ys = ([[entry[i] for entry in side] for side in sides] for i in range(3))
     for part, side in zip(("train", "test"), sides, strict=True):
@@ -73,7 +84,11 @@ def read(options: LeafOptions) -> Parts:
         client = given.codes(of, where, "user", len(of)) if part == "train" else None
         rows.append(Rows(where, x, given.labels(y, f"{where}: y", options.classes, len(x)), client))
     classes = len(CHARACTERS) if isinstance(xs[0][0], str) and not _is_file(xs[0][0]) else options.classes
-    return given.split(rows[0], rows[1], classes)
+    parts = given.split(rows[0], rows[1], classes)
+    if options.tokenizer is None:
+        return parts
+    asked = Reading(options.tokenizer, options.length, options.words if "words" in options.model_fields_set else None)
+    return tokenised(parts, _tweets(f"{root}", [*xs[0], *xs[1]]), asked, foretell=False)
 
 
 def _users(folder: Path) -> Iterator[tuple[str, Any, Any]]:
@@ -96,13 +111,19 @@ def _users(folder: Path) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _encoded(root: Path, xs: list[list[Any]], ys: list[list[Any]], options: LeafOptions) -> list[tuple[Tensor, Any]]:
-    """Return x and y of the training and of the test examples."""
+    """Return x and y of the training and of the test examples; with a tokenizer x are numbers (n, 1) of tweets."""
     first = xs[0][0]
+    tweets = isinstance(first, list) and len(first) > TEXT_AT and isinstance(first[TEXT_AT], str)
+    if options.tokenizer is not None and not tweets:
+        fail("tokenizer", f"is {options.tokenizer!r}, and the examples of {root} are no tweets", "leave it out")
+    if options.tokenizer is not None:
+        numbers = torch.arange(len(xs[0]) + len(xs[1]))[:, None].tensor_split([len(xs[0])])
+        return list(zip(numbers, ys, strict=True))
     if isinstance(first, str) and _is_file(first):
         return list(zip(_images(root, xs, options), ys, strict=True))
     if isinstance(first, str):
         return [_characters(f"{root}", x, y) for x, y in zip(xs, ys, strict=True)]
-    if isinstance(first, list) and len(first) > TEXT_AT and isinstance(first[TEXT_AT], str):
+    if tweets:
         return list(zip(_counts(f"{root}", xs, options.words), ys, strict=True))
     found = [given.inputs(x, f"{root / part}: x") for part, x in zip(("train", "test"), xs, strict=True)]
     if len({x.dtype for x in found}) > 1:
@@ -127,10 +148,7 @@ def _characters(where: str, x: list[str], y: list[str]) -> tuple[Tensor, Any]:
 
 def _counts(where: str, xs: list[list[Any]], words: int) -> list[Tensor]:
     """Return how often each word is in a tweet (n, words); the words are the most frequent of the training tweets."""
-    try:
-        split = [[WORD.findall(tweet[TEXT_AT].lower()) for tweet in x] for x in xs]
-    except (TypeError, AttributeError, IndexError):
-        fail(where, "not every example is a tweet, a list with its text at 4", "make them again")
+    split = [[WORD.findall(text.lower()) for text in _tweets(where, x)] for x in xs]
     often = Counter(word for tweet in split[0] for word in tweet)
     number = {word: i for i, word in enumerate(sorted(often, key=lambda word: (-often[word], word))[:words])}
     found = []
@@ -142,6 +160,14 @@ def _counts(where: str, xs: list[list[Any]], words: int) -> list[Tensor]:
                     row[number[word]] += 1
         found.append(x)
     return found
+
+
+def _tweets(where: str, x: list[Any]) -> list[str]:
+    """Return the texts of tweets. Raises DataError."""
+    found = [tweet[TEXT_AT] if isinstance(tweet, list) and len(tweet) > TEXT_AT else None for tweet in x]
+    if not all(isinstance(text, str) for text in found):
+        fail(where, "not every example is a tweet, a list with its text at 4", "make them again")
+    return [text for text in found if text is not None]
 
 
 def _images(root: Path, xs: list[list[Any]], options: LeafOptions) -> list[Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
 from fedfleet.tasks.adapters import AdapterOptions
 from fedfleet.tasks.alike import alike
+from fedfleet.tasks.bag import bag
 from fedfleet.tasks.body_and_head import BodyAndHead
 from fedfleet.tasks.losses import cross_entropy, scored
 from fedfleet.tasks.making import maker, own_model
@@ -33,12 +34,12 @@ class ClassificationOptions(ModelOptions):
     """Which net, a small one or one of torchvision's for photographs, and what is done to its features in training."""
 
     model: str = "mlp"
-    """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, lenet_sigmoid, convnet; torchvision's mobilenet_v2, resnet18, resnet50,
-    resnet101; module:name of a function or class of your own that makes a net; or transformers:PATH of a configuration, or a folder
-    with weights, of Hugging Face's."""
+    """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, lenet_sigmoid, convnet; bag, for texts, the mean of the vectors of its
+    words, of width ``hidden``; torchvision's mobilenet_v2, resnet18, resnet50, resnet101; module:name of a function or class of
+    your own that makes a net; or transformers:PATH of a configuration, or a folder with weights, of Hugging Face's."""
     arguments: dict[str, Any] | None = None
-    """What one's own is called with; ``seed``, ``shape`` (of an example) and ``classes`` it is told besides, if it names
-    them. Of a transformer, what is other than its configuration says."""
+    """What one's own is called with; ``seed``, ``shape`` (of an example), ``classes`` and of texts ``words`` it is told besides,
+    if it names them. Of a transformer, what is other than its configuration says."""
     source: str | None = None
     """Digest of the code of one's own, or of a transformer's configuration; a run says here what it was."""
     weights: Weights | None = None
@@ -94,6 +95,11 @@ class ClassificationOptions(ModelOptions):
 def _built_in(options: ModelOptions, shape: DataShape, seed: int) -> nn.Module:
     """Return a net of our own or of torchvision's."""
     o = options if isinstance(options, ClassificationOptions) else ClassificationOptions(**options.model_dump())
+    if (o.model == "bag") != bool(shape.words):
+        what, instead = ("no text", "bag, module:name or transformers:PATH") if shape.words else ("text alone", "mlp")
+        raise ValueError(f"model {o.model!r} takes {what}: choose {instead}")
+    if o.model == "bag":
+        return bag(shape.words, shape.classes, o.hidden, seed, o.init)
     if o.model in NETS:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -169,7 +175,7 @@ class Classification:
 
     def model_metrics(self, z: Tree) -> dict[str, float]:
         """Return of a line in the plane its distance from the origin, |b| / |w| of the difference of its two logits."""
-        if self._shape != ((2,), 2) or not is_linear(self._net):
+        if self._shape[:2] != ((2,), 2) or not is_linear(self._net):
             return {}
         head = {name.rpartition(".")[2]: z["x"][name].double() for name in self.leaves["head"]}
         weight, bias = (head[name].diff(dim=0) for name in ("weight", "bias"))

@@ -77,8 +77,10 @@ class _Foreseen:
 class LanguageModel:
     """Cross-entropy of the next word, a mean over words; perplexity is its exponential.
 
-    Examples are windows (B, L + 1) of word numbers, each read from an empty state. Functions: "predict", (B, 3): the sum of
-    cross-entropies, words foreseen, words; "per_example", loss and accuracy (B,).
+    Examples are windows (B, L + 1) of word numbers, each read from an empty state. Of texts of several lengths, -1 after their end,
+    a batch's loss is the mean over the words that are there, so that each counts alike. Functions: "predict", (B, 3): the sum of
+    cross-entropies, words foreseen, words; "per_example", loss and accuracy (B,), means over an example's own words, and of texts
+    "weight", their number.
     """
 
     def __init__(self, options: LanguageOptions, shape: DataShape):
@@ -86,11 +88,11 @@ class LanguageModel:
             raise ValueError(
                 f"task.name='language_model': examples of shape {shape.example} are no windows of words: choose a text data set"
             )
-        self._options, self._words = options, shape.classes
+        self._options, self._words, self._several = options, shape.words or shape.classes, shape.words > 0
         self.parts: tuple[str, ...] = ("x",)
         self.make: Make | None = None
         if options.model is not None:
-            read = DataShape((shape.example[0] - 1,), shape.classes)
+            read = DataShape((shape.example[0] - 1,), self._words, shape.words)
             self.make = maker(options.model, options.arguments, options.adapters, read, "foretell")
             assert self.make is not None
             self._net = prepared(self.make(0))
@@ -125,7 +127,10 @@ class LanguageModel:
         return self.make(0)
 
     def losses(self, z: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return of windows (B, L + 1) the cross-entropy of each next word, (B, L), and whether it is the likeliest, (B, L)."""
+        """Return of windows (B, L + 1) the cross-entropy of each next word, (B, L), and whether it is the likeliest, (B, L).
+
+        Both are 0 where no word follows.
+        """
         return _entropies(self._logits(z, x[:, :-1], None, None)[0], x[:, 1:])
 
     def _logits(self, z: Tree, x: Tensor, weight: Tensor | None, key: Key | None) -> tuple[Tensor, Tree]:
@@ -133,24 +138,31 @@ class LanguageModel:
         net = z["x"]
         if self.make is not None:
             return called(self._net, net, z.get(BUFFERS, {}), x, weight=weight, key=key)
-        seen = F.embedding(x, net["embedding"])
+        seen = F.embedding(x.clamp(min=0) if self._several else x, net["embedding"])
         for i in range(self._options.layers):
             seen = _lstm(seen, net[f"input_{i}"], net[f"hidden_{i}"], net[f"bias_{i}"])
         return F.linear(seen, net["output"], net["output_bias"]), {}
 
     def _loss(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
         logits, new = self._logits(z, batch.x[:, :-1], batch.weight, key)
-        return batch.mean(_entropies(logits, batch.x[:, 1:])[0].mean(1)), {BUFFERS: new} if new else {}
+        entropy = _entropies(logits, batch.x[:, 1:])[0]
+        if not self._several:
+            return batch.mean(entropy.mean(1)), {BUFFERS: new} if new else {}
+        words = batch.weight * _counts(batch.x).to(entropy.dtype)
+        total = torch.where(batch.weight > 0, entropy.sum(1), 0.0).sum()
+        return total / words.sum().clamp(min=1.0), {BUFFERS: new} if new else {}
 
     def _predict(self, z: Tree, batch: Batch) -> Tensor:
         entropy, right = self.losses(z, batch.x)
-        return torch.stack(
-            [entropy.sum(1), right.sum(1).to(entropy.dtype), torch.full_like(entropy[:, 0], entropy.shape[1])], 1
-        )
+        sums = entropy.sum(1), right.sum(1), _counts(batch.x)
+        return torch.stack([each.to(entropy.dtype) for each in sums], 1)
 
     def _per_example(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
         entropy, right = self.losses(z, batch.x)
-        return {"loss": entropy.mean(1), "accuracy": right.to(entropy.dtype).mean(1)}
+        words = _counts(batch.x).to(entropy.dtype)
+        found = {"loss": entropy.sum(1), "accuracy": right.to(entropy.dtype).sum(1)}
+        means = {name: total / words.clamp(min=1) for name, total in found.items()}
+        return {**means, "weight": words} if self._several else means
 
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
         """Return perplexity, mean cross-entropy a word, and the share of words foreseen."""
@@ -160,13 +172,18 @@ class LanguageModel:
 
 
 def _entropies(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cross-entropy (B, L) of words (B, L), and whether each is the likeliest."""
+    """Return the cross-entropy (B, L) of words (B, L), and whether each is the likeliest; of -1, which is none, 0 both."""
     if logits.shape[:-1] != wanted.shape:
         raise ValueError(
             f"logits {tuple(logits.shape)} for words {tuple(wanted.shape)}: return (examples, words, vocabulary)"
         )
-    entropy = -F.log_softmax(logits, -1).gather(-1, wanted[..., None])[..., 0]
-    return entropy, logits.argmax(-1) == wanted
+    entropy = -F.log_softmax(logits, -1).gather(-1, wanted.clamp(min=0)[..., None])[..., 0]
+    return torch.where(wanted >= 0, entropy, 0.0), logits.argmax(-1) == wanted
+
+
+def _counts(x: Tensor) -> Tensor:
+    """Return how many words are foreseen in windows (B, L + 1)."""
+    return (x[:, 1:] >= 0).sum(1)
 
 
 def _lstm(x: Tensor, w: Tensor, u: Tensor, b: Tensor) -> Tensor:

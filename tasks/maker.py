@@ -69,7 +69,6 @@ class Maker:
 def of_path(text: str, arguments: Mapping[str, Any] | None, shape: DataShape, key: str = "task") -> Maker:
     """Return the maker that a ``module:name`` is. Raises ConfigError."""
     offered: dict[str, Any] = {"shape": tuple(shape.example)}
-    if shape.classes:
-        offered["classes"] = shape.classes
+    offered |= {name: number for name, number in shape._asdict().items() if name in ("classes", "words") and number}
     make = found(f"{key}.model", text)
     return Maker(make, f"{key}.model={text!r}", f"{key}.arguments", dict(arguments or {}), offered)

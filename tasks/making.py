@@ -35,7 +35,7 @@ def maker(
     Raises ConfigError.
     """
     if is_transformer(model):
-        plain: Maker | None = of_configuration(model, arguments, use, shape.classes)
+        plain: Maker | None = of_configuration(model, arguments, use, shape)
     elif is_path(model):
         plain = of_path(model, arguments, shape)
     elif adapters is not None and built_in is not None:

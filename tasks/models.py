@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedfleet.tasks.pooling import MaxPool2
 from fedfleet.tasks.pretrained import FixedNorm
-from fedfleet.tasks.stateful import BatchNorm
+from fedfleet.tasks.stateful import BatchNorm, inputs
 
 
 class Net(nn.Sequential):
@@ -194,10 +194,10 @@ def checked_leaves(net: nn.Module, shape: tuple[int, ...]) -> dict[str, frozense
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             try:
-                out = net(torch.linspace(-1, 1, 2 * math.prod(shape)).view(2, *shape))
+                out = net(*inputs(net, torch.linspace(-1, 1, 2 * math.prod(shape)).view(2, *shape)))
             except (RuntimeError, IndexError, TypeError, ValueError):  # it takes words
                 seen.clear()
-                out = net(torch.zeros(2, *shape, dtype=torch.int64))
+                out = net(*inputs(net, torch.zeros(2, *shape, dtype=torch.int64)))
         last = len(seen) == 1 and seen[0][0].dim() == 2 and seen[0][1] is out
     except Exception:  # what is wrong with it, those that run it say
         last = False

@@ -11,10 +11,11 @@ Width = Annotated[int, Field(ge=1)]
 
 
 class DataShape(NamedTuple):
-    """What a task must know of its data: the shape of one example and the number of classes."""
+    """What a task must know of its data: the shape of one example, the number of classes, and of texts that of tokens, else 0."""
 
     example: tuple[int, ...]
     classes: int
+    words: int = 0
 
 
 class ModelOptions(BaseModel):

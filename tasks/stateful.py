@@ -7,6 +7,8 @@ parameters that are not to be learnt (``requires_grad`` false), are constants of
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -175,7 +177,7 @@ def called(
     Args:
         net: the net.
         parameters, counted: its parameters and buffers by name.
-        x: inputs (B, ...), or whatever the net takes.
+        x: inputs (B, ...), or whatever the net takes; of one that takes a mask as well, tokens (B, L) and -1 after their end.
         weight: (B,), 0 on padded rows; given, with ``key``, the pass is one of training.
         key: what Dropout draws from.
 
@@ -183,10 +185,30 @@ def called(
     given = {**_constants(net, parameters), **parameters, **counted}
     if weight is None or key is None:
         with _as_measured(net), _plainly():
-            return functional_call(net, given, (x,)), counted
+            return functional_call(net, given, inputs(net, x)), counted
     with _training(Pass(weight, key, {})) as way, _plainly():
-        outputs = functional_call(net, given, (x,))
+        outputs = functional_call(net, given, inputs(net, x))
     return outputs, {name: way.counted.get(name, old) for name, old in counted.items()}
+
+
+def inputs(net: nn.Module, x: Any) -> tuple[Any, ...]:
+    """Return what a net is called with for examples ``x``.
+
+    One whose ``forward(self, tokens, mask)`` asks for a mask gets tokens (B, L) int64, 0 after the end of a text, and where there
+    are tokens (B, L) bool; any other gets ``x`` as it is. Raises TypeError for a mask of what are no tokens.
+    """
+    if not takes_mask(type(net)):
+        return (x,)
+    if x.is_floating_point():
+        raise TypeError(f"a mask is for texts, and examples are {x.dtype}")
+    return x.clamp(min=0), x >= 0
+
+
+@functools.cache
+def takes_mask(kind: type[nn.Module]) -> bool:
+    """Say whether nets of a class are called with a mask: whether it is what their forward cannot do without besides tokens."""
+    asked = [*inspect.signature(kind.forward).parameters.values()][2:3]
+    return bool(asked) and asked[0].name == "mask" and asked[0].default is inspect.Parameter.empty
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.tasks.maker import Maker
+from fedfleet.tasks.options import DataShape
 
 PREFIX = "transformers:"
 HEADS = ("classifier", "pre_classifier", "score")
@@ -46,22 +47,36 @@ INSIDE = "net."
 class Logits(nn.Module):
     """A transformer that takes tokens (B, T), or images (B, channels, height, width), to logits, (B, classes) or (B, T, words).
 
-    ``task`` is what PEFT calls it, None where it has no name for it: of images.
+    ``task`` is what PEFT calls it, None where it has no name for it: of images. Of texts of several lengths ``filling`` is the
+    token that is given in the place of -1, after their end.
     """
 
-    def __init__(self, net: nn.Module, task: str | None):
+    def __init__(self, net: nn.Module, task: str | None, filling: int | None = None):
         super().__init__()
-        self.net, self.task = net, task
+        self.net, self.task, self.filling = net, task, filling
+        # Where attention looks both ways, transformers looks whether a mask (B, T) hides anything, which no vmap can; one of four
+        # dimensions is added as it is.
+        ways = [layer.is_causal for layer in net.modules() if hasattr(layer, "is_causal")]
+        self._both_ways = bool(ways) and not any(ways)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits; every token counts, also one for padding."""
-        return self.net(pixel_values=x).logits if self.task is None else self.net(input_ids=x.long()).logits
+        """Return the logits; of texts nothing looks at what is after their end, where x is -1. Else every token counts."""
+        if self.task is None:
+            return self.net(pixel_values=x).logits
+        if self.filling is None:
+            return self.net(input_ids=x.long()).logits
+        there = x >= 0
+        mask = there.long()
+        if self._both_ways:
+            nowhere = torch.finfo(torch.float32).min
+            mask = torch.where(there, 0.0, nowhere)[:, None, None].expand(-1, 1, x.shape[1], -1)
+        return self.net(input_ids=torch.where(there, x, self.filling), attention_mask=mask).logits
 
 
 def of_configuration(
-    model: str, arguments: Mapping[str, Any] | None, use: Use, classes: int, key: str = "task"
+    model: str, arguments: Mapping[str, Any] | None, use: Use, shape: DataShape, key: str = "task"
 ) -> Maker:
-    """Return the maker of a transformer; ``classes`` are labels to tell apart, or words. Raises ConfigError.
+    """Return the maker of a transformer for data with labels to tell apart, or words. Raises ConfigError.
 
     ``arguments`` take the place of what the configuration says.
     """
@@ -70,7 +85,7 @@ def of_configuration(
         raise ConfigError(
             f"{said}: transformers is not installed: pip install 'fedfleet[transformers]', or take another model"
         )
-    made = _Made(model, said, {**_read(model, said), **(arguments or {})}, use, classes)
+    made = _Made(model, said, {**_read(model, said), **(arguments or {})}, use, shape)
     made.check(arguments or {}, f"{key}.arguments")
     return Maker(made, said, f"{key}.arguments")
 
@@ -78,9 +93,15 @@ def of_configuration(
 class _Made:
     """Makes a transformer. A class, since a Maker is sent to workers."""
 
-    def __init__(self, model: str, said: str, given: Mapping[str, Any], use: Use, classes: int):
+    def __init__(self, model: str, said: str, given: Mapping[str, Any], use: Use, shape: DataShape):
         self.__name__ = model
-        self._said, self._given, self._use, self._classes = said, dict(given), use, classes
+        self._said, self._given, self._use, self._classes, self._words = (
+            said,
+            dict(given),
+            use,
+            shape.classes,
+            shape.words,
+        )
         path = Path(model.removeprefix(PREFIX))
         self._folder = path.absolute() if path.is_dir() else None
 
@@ -120,6 +141,9 @@ class _Made:
                 "dtype": torch.float32,
             }
             net = auto.from_pretrained(str(self._folder), config=config, **made)
+        if self._words:
+            net.config.pad_token_id = _filling(net.config, self._words)
+            return Logits(net, TASKS[self._use], net.config.pad_token_id)
         if self._use == "classify" and not of_images and net.config.pad_token_id is None:
             net.config.pad_token_id = -1  # no token, so that the last one is looked at
         return Logits(net, None if of_images else TASKS[self._use])
@@ -132,6 +156,10 @@ class _Made:
             raise ConfigError(
                 f"{self._said}: model_type={kind!r} is none of transformers {transformers.__version__}: give one, such as gpt2"
             )
+        if self._words and self._folder is None:  # a token more, which no text has
+            given.setdefault("vocab_size", self._words + 1)
+            if given["vocab_size"] > self._words:
+                given.setdefault("pad_token_id", self._words)
         if self._use == "foretell":
             given.setdefault("vocab_size", self._classes)
         else:
@@ -143,11 +171,18 @@ class _Made:
         for name, value in config.to_dict().items():
             if ("drop" in name) and isinstance(value, int | float) and not isinstance(value, bool):
                 setattr(config, name, 0.0)
-        if self._use == "foretell" and config.vocab_size < self._classes:
+        words = self._words or (self._classes if self._use == "foretell" else 0)
+        if words and config.vocab_size < words:
             raise ConfigError(
-                f"{self._said}: its vocab_size={config.vocab_size} is below the {self._classes} words of the data: raise it"
+                f"{self._said}: its vocab_size={config.vocab_size} is below the {words} words of the data: raise it"
             )
         return config
+
+
+def _filling(config: Any, words: int) -> int:
+    """Return the token that stands after the end of a text: the one for that, or one that no text has, or the last of any."""
+    known = (config.pad_token_id, words, getattr(config, "eos_token_id", None))
+    return next((n for n in known if isinstance(n, int) and 0 <= n < config.vocab_size), 0)
 
 
 def _read(model: str, said: str) -> dict[str, Any]:

@@ -1,8 +1,11 @@
-"""What MkDocs makes pages of besides docs/: texts of the repository, every option, every public name; links lead to them all."""
+"""What MkDocs makes pages of besides docs/: texts of the repository, notebooks, every option, every public name; links lead to
+them all."""
 
 from __future__ import annotations
 
+import base64
 import importlib
+import json
 import posixpath
 import re
 import shutil
@@ -50,6 +53,11 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made, and the files that pages link to."""
     for source, page in PAGES.items():
         _add(files, config, page, (ROOT / source).read_text(encoding="utf-8"))
+    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        text, pictures = notebook(path)
+        _add(files, config, f"notebooks/{path.stem}.md", text)
+        for name, picture in pictures.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=picture))
     _add(files, config, "options/index.md", keys())
     for kind in show_named.kinds():
         _add(files, config, f"options/{kind}.md", options(kind))
@@ -95,6 +103,27 @@ def relinked(markdown: str, page: str) -> str:
         parts += [LINK.sub(link, markdown[last : code.start()]), code[0]]
         last = code.end()
     return "".join([*parts, LINK.sub(link, markdown[last:])])
+
+
+def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
+    """Return a notebook as the text of a page, and its pictures by name; the notebook itself lies beside the page."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    parts, pictures = [], {}
+    for cell in cells:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            if "image/png" in data:
+                name = f"{path.stem}_{len(pictures)}.png"
+                pictures[name] = base64.b64decode("".join(data["image/png"]))
+                parts.append(f"![]({name})")
+            elif "text/html" in data:
+                parts.append(re.sub(r"<style.*?</style>", "", "".join(data["text/html"]), flags=re.S))
+            else:
+                parts.append(f"```text\n{''.join(data['text/plain']).rstrip()}\n```")
+    parts.insert(1, f"This page is [a notebook]({path.name}), to be taken and run.")
+    return "\n\n".join(parts) + "\n", pictures
 
 
 def keys() -> str:

@@ -22,15 +22,18 @@ from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.work import At, Batch, BatchPlan, LocalWork, Message, Ops, Phase, Stage, StepFn
 
 NAME, GLOBAL, OWN = "client_metrics", "global", "own_"
+WEIGHT = "weight"
+"""What "per_example" may give besides metrics: how much an example counts in its client's means, such as a text's tokens."""
 CLIENTS_A_BLOCK = 32
 
 
 class _Measured(NamedTuple):
-    """A client in the middle: its own model under way, what it keeps, examples seen, sums of metrics over them."""
+    """A client in the middle: its own model under way, what it keeps, examples seen, what they weigh, weighted sums of metrics."""
 
     carry: Tree
     own: Tree
     rows: Tensor
+    weight: Tensor
     totals: dict[str, Tensor]
 
 
@@ -49,7 +52,7 @@ def client_phase(metrics: tuple[str, ...], *, held_out: bool, personal: Personal
     def begin(shared: Mapping[str, Any], own: Tree, inbox: Tree, key: Key) -> _Measured:
         zero = torch.zeros((), device=key.device)
         carry = None if personal is None else personal.work.begin(shared, own, inbox, key)
-        return _Measured(carry, own, zero, dict.fromkeys(whose, zero))
+        return _Measured(carry, own, zero, zero, dict.fromkeys(whose, zero))
 
     def lifted(step: StepFn) -> StepFn:
         return lambda ops, shared, at_work, batch, at, key: at_work._replace(
@@ -63,12 +66,14 @@ def client_phase(metrics: tuple[str, ...], *, held_out: bool, personal: Personal
             z = personal.work.finish(shared, at_work.own, None, at_work.carry)[0].send["z"]
             mine = ops.apply(personal.function, z, batch)
             found |= {f"{OWN}{name}": mine[name] for name in metrics}
-        rows = batch.count()
-        totals = {name: at_work.totals[name] + rows * batch.mean(found[name]) for name in whose}
-        return at_work._replace(rows=at_work.rows + rows, totals=totals)
+        rows, weight = batch.count(), each.get(WEIGHT)
+        total = lambda v: rows * batch.mean(v if weight is None else weight * v)  # noqa: E731
+        totals = {name: at_work.totals[name] + total(found[name]) for name in whose}
+        weighs = rows if weight is None else total(torch.ones_like(weight))
+        return _Measured(at_work.carry, at_work.own, at_work.rows + rows, at_work.weight + weighs, totals)
 
     def finish(shared: Mapping[str, Any], own: Tree, inbox: Tree, at_work: _Measured) -> tuple[Message, Tree]:
-        means = {name: total / at_work.rows for name, total in at_work.totals.items()}
+        means = {name: total / at_work.weight for name, total in at_work.totals.items()}
         return Message(send={"metrics": means, "examples": at_work.rows}), own
 
     everything = BatchPlan(size=CHUNK, epochs=1, shuffle=False, held_out=held_out)

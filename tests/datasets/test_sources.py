@@ -313,7 +313,7 @@ def test_bytes_in_lists_are_pixels_and_named_labels_keep_their_numbers():
         (lambda t, d: from_hf(t, test="test"), "test: is a str: give a share, or a datasets.Dataset"),
         (lambda t, d: from_hf(t, client="usr"), "train: no column 'usr': did you mean 'user'"),
         (lambda t, d: from_hf(t, features=["b"]), "train: no column 'b': choose among user, a, label"),
-        (lambda t, d: from_hf(t), "column 'user': is text, no numbers: make it lists of integers of one length"),
+        (lambda t, d: from_hf(t), "column 'user': is text, no numbers: name it as text='user', make it lists"),
         (
             lambda t, d: from_hf(bytes_of([[1], [2]]).add_column("mask", [[1], [1]])),
             "train: column 'x' is of lists or images, which are an example alone, and there is 'mask': give features=['x']",

@@ -92,7 +92,8 @@ def _digest(data: Data) -> str:
         tensors |= {**whole.data, "indices": whole.indices, "offsets": whole.offsets, " domain": whole.domain}
     elif isinstance(data, FederatedDataset):  # of any number of clients
         tensors |= sampled(data.population)
-    return digest(f"{data.test.classes} {data.domains}", tensors)
+    words = f" {data.test.words}" if data.test.words else ""
+    return digest(f"{data.test.classes} {data.domains}{words}", tensors)
 
 
 def check_undealt(config: Config, name: str) -> None:

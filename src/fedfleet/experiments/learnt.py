@@ -18,7 +18,7 @@ from fedfleet.config.names import BY_PATH
 from fedfleet.config.population import Data
 from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
-from fedfleet.datasets.examples import Dataset
+from fedfleet.datasets.examples import PADDING, Dataset
 from fedfleet.experiments import own
 from fedfleet.experiments.identity import identity
 from fedfleet.simulator import named
@@ -42,6 +42,7 @@ from fedfleet.tasks.transformer import is_transformer
 ROWS, CLIENTS = 3, 2  # examples and clients that a net is tried on; the last row counts for nothing
 CLOSE = 1e-3  # of the largest output
 LABELLED = "module"  # the one task that data with targets are for
+READERS = ("classification", "module", "language_model")  # tasks that texts are for
 
 
 def configured(config: Config, data: Data) -> Task:
@@ -52,7 +53,11 @@ def configured(config: Config, data: Data) -> Task:
             f"task.name={name!r}: it is of labels, and {data.name} has targets: set task.name=module, with your net as task.model "
             f"and task.loss=mse, or give labels"
         )
-    return of_shape(config, DataShape(tuple(data.test.x.shape[1:]), data.test.classes))
+    if data.test.words and name in TASKS and name not in READERS:
+        raise ConfigError(
+            f"task.name={name!r}: it reads no text, which the examples of {data.name} are: choose one of {', '.join(READERS)}"
+        )
+    return of_shape(config, DataShape(tuple(data.test.x.shape[1:]), data.test.classes, data.test.words))
 
 
 def of_shape(config: Config, shape: DataShape) -> Task:
@@ -163,6 +168,8 @@ def check(config: Config, task: Task, z: Tree, data: Data) -> None:
     few = min(ROWS, len(data.test))
     batch = Batch({"x": decode(data.test.x[:few]), "y": data.test.y[:few]}, torch.ones(few))
     _check_outputs(make.said, task, z, batch, data)
+    if data.test.words:
+        _check_padding(make.said, task, z, batch)
     _check_training(config, make, task, z, batch)
 
 
@@ -200,6 +207,30 @@ def _check_outputs(said: str, task: Any, z: Tree, batch: Batch, data: Data) -> N
         misfit = misfit or task.loss.astray(outputs, y)
     if misfit:
         raise ConfigError(f"{said}: {misfit}")
+
+
+def _check_padding(said: str, task: Any, z: Tree, batch: Batch) -> None:
+    """Refuse a net of whose outputs something depends on how many places follow after the end of a text. Raises ConfigError."""
+    longest = batch.x.shape[1]
+    if longest < ROWS:
+        return
+    x = torch.cat([batch.x[:, :-1], torch.full_like(batch.x[:, :1], PADDING)], 1)
+    mend = "let it leave out where its mask is False, and take any number of tokens"
+    with torch.no_grad():
+        wide = task.functions["predict"](z, Batch({**batch.data, "x": x}, batch.weight))
+        try:
+            near = task.functions["predict"](z, Batch({**batch.data, "x": x[:, :-1]}, batch.weight))
+        except Exception as e:
+            raise ConfigError(
+                f"{said}: it takes {longest} tokens and not {longest - 1} ({one_line(e)[:200]}): {mend}"
+            ) from e
+    if wide.dim() > 1 and wide.shape[1] == longest and near.shape[1] == longest - 1:  # outputs of each token
+        wide, near = (
+            torch.where((x[:, :-1] >= 0).view(*x[:, :-1].shape, *(1 for _ in near.shape[2:])), v, 0.0)
+            for v in (wide[:, :-1], near)
+        )
+    if float((wide - near).abs().max()) > CLOSE * float(near.abs().max()):
+        raise ConfigError(f"{said}: what follows after the end of a text changes its outputs: {mend}")
 
 
 def _all(data: Data) -> list[Tensor]:

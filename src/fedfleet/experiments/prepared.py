@@ -52,6 +52,7 @@ from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.faults import Faults
 from fedfleet.simulator.block.purity import Impure
 from fedfleet.simulator.driver.client_metrics import (
+    WEIGHT,
     ClientMetrics,
     client_metrics,
     client_phase,
@@ -157,6 +158,7 @@ class Prepared:
         self.examples = {
             "shape": list(data.test.x.shape[1:]),
             "classes": data.test.classes,
+            **({"words": data.test.words} if data.test.words else {}),
         }  # for whoever reads the model
         self.config, name = config, C.named(config, "algorithm")
         root.check_work(self.algorithm, self._tried)
@@ -338,7 +340,8 @@ class Prepared:
                 f"of a batch by name: give it one, or set it to false"
             )
         row = gather(self.evaluation["test"], torch.zeros(1, dtype=torch.int64))
-        return tuple(self.task.functions["per_example"](self.z, Batch(row, torch.ones(1))))
+        found = self.task.functions["per_example"](self.z, Batch(row, torch.ones(1)))
+        return tuple(name for name in found if name != WEIGHT)
 
     def evaluate_clients(
         self, executor: Executor, z: Tree, state: Any, rounds: int, store: ClientStore

@@ -89,7 +89,7 @@ def task_of(folder: Path, summary: Mapping[str, Any]) -> Task:
             f"{folder}: its summary does not say of what shape examples were: give the run one more round"
         )
     config = learnt.with_sources(C.load(C.without_own(raw, ("task", "algorithm", "data", "population"))), ("task",))
-    shape = DataShape(tuple(examples["shape"]), examples["classes"])
+    shape = DataShape(tuple(examples["shape"]), examples["classes"], examples.get("words", 0))
     task = learnt.of_shape(config, shape)
     learnt.with_base(config, task)  # of another base the weights are not
     return task

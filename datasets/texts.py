@@ -1,0 +1,172 @@
+"""Text, or lists of token numbers, of several lengths: rows of tokens, -1 after the end of each.
+
+With labels a row is one text. Without, the next token is what is learnt, and a row is a piece of a text: where ``length`` says how
+many tokens are read at once, a longer text is several rows, each beginning with the last token of the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from fedfleet.datasets import given
+from fedfleet.datasets.examples import PADDING, Dataset, FederatedDataset
+from fedfleet.datasets.given import Parts, Rows, fail
+from fedfleet.datasets.tokens import tokenizer
+
+
+class Reading(NamedTuple):
+    """How texts become tokens, as `from_texts` says."""
+
+    tokenizer: str | None = None
+    length: int | None = None
+    words: int | None = None
+
+
+def from_texts(
+    texts: Sequence[Any],
+    y: Any = None,
+    *,
+    client: Any = None,
+    domain: Any = None,
+    test: Any = 0.1,
+    tokenizer: str | None = None,
+    length: int | None = None,
+    words: int | None = None,
+    classes: int | None = None,
+    name: str = "texts",
+) -> Dataset | FederatedDataset:
+    """Return texts of several lengths as data for ``fedfleet.run(data=…)``.
+
+    Args:
+        texts: n texts, or n lists or arrays of token numbers from 0.
+        y: (n,) integer labels from 0, one a text; None: the next token is learnt, by ``task=language_model``.
+        client, domain: as in `from_arrays`.
+        test: a share or (n,) booleans, as in `from_arrays`; or test examples of their own, ``(texts, y)`` or
+            ``(texts, y, domain)``, without labels ``(texts,)`` or ``(texts, domain)``.
+        tokenizer: of text: bytes, characters, words (if nothing is said), or transformers:PATH, a local folder.
+        length: with labels, tokens at which a text is cut off; without, tokens read at once, and a longer text is several rows. If
+            not given, that of the longest.
+        words: tokens at most of a vocabulary of characters or words, 10,000 if not given; of token numbers, which are below it, one
+            more than the largest.
+        classes: labels are below it; one more than the largest, if not given.
+        name: in reports.
+
+    A vocabulary of characters or words is made from the training texts of all clients. Raises DataError, a ValueError of one line.
+
+    """
+    for key, value, low in (("length", length, 1), ("words", words, 2)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
+            fail(key, f"is {value!r}", f"give a whole number from {low}, or leave it out")
+    if y is None and classes is not None:
+        fail("classes", f"is {classes}, and there are no labels", "leave it out, or give y= labels")
+    own: list[Any] = []
+    if isinstance(test, tuple):
+        most = 3 - (y is None)
+        if not most - 1 <= len(test) <= most:
+            fail(
+                "test", f"has {len(test)} entries", "give (texts, y) or (texts, y, domain), or without labels (texts,)"
+            )
+        own = list(test[0])
+        labels, place = (None, test[1:]) if y is None else (test[1], test[2:])
+        held: Any = _rows("test ", len(texts), len(own), labels, None, place[0] if place else None, classes)
+    else:
+        held = test if isinstance(test, int | float) else given.flags(test, "test", len(texts))
+    rows = _rows("", 0, len(texts), y, client, domain, classes)
+    parts = given.split(rows, held, classes)
+    return given.made(name, tokenised(parts, [*texts, *own], Reading(tokenizer, length, words), foretell=y is None))
+
+
+def check_reading(how: Reading, text: str | None, label: str | None, features: Any, classes: int | None) -> None:
+    """Refuse options of texts where there is no column of them, and the other way round. Raises DataError."""
+    if text is None:
+        for key, value in how._asdict().items():
+            if value is not None:
+                fail(key, f"is {value!r}, and no column is text", "name it as text, or leave this out")
+        if label is None:
+            fail("label", "is None, and no column is text", "name a column of labels")
+    elif features is not None:
+        fail("features", f"are given beside text={text!r}", "leave one of them out")
+    elif label is None and classes is not None:
+        fail("classes", f"is {classes}, and there are no labels", "leave it out, or name a column of labels")
+
+
+def _rows(prefix: str, first: int, count: int, y: Any, client: Any, domain: Any, classes: int | None) -> Rows:
+    if not count:
+        fail(f"{prefix}texts", "there are none", "give some")
+    return Rows(
+        f"{prefix}texts",
+        torch.arange(first, first + count)[:, None],
+        torch.zeros(count, dtype=torch.int64) if y is None else given.labels(y, f"{prefix}y", classes, count),
+        None if client is None else given.codes(client, "client", "client", count),
+        None if domain is None else given.codes(domain, f"{prefix}domain", "domain", count, rising=True),
+    )
+
+
+def tokenised(parts: Parts, texts: Sequence[Any], how: Reading, *, foretell: bool) -> Parts:
+    """Return training and test rows whose ``x``, numbers (n, 1) of texts, has become tokens (n, L). Raises DataError."""
+    sides = [(part, [texts[i] for i in part.x[:, 0].tolist()]) for part in (parts.train, parts.test)]
+    first = 0 if parts.train.where == parts.test.where else len(parts.train.x)  # number of the first of their own
+    called = [
+        [f"{part.where}, row {number - (part is parts.test) * first}" for number in part.x[:, 0].tolist()]
+        for part, _ in sides
+    ]
+    if all(isinstance(text, str) for text in texts):
+        made = tokenizer(how.tokenizer or "words", sides[0][1], how.words)
+        cut = None if foretell else how.length
+        found, words = [made.encode(side, cut) for _, side in sides], made.words
+    else:
+        if how.tokenizer is not None:
+            fail("tokenizer", f"is {how.tokenizer!r}, and not all rows are text", "give text alone, or leave it out")
+        found = [_numbers(rows, side, how.words) for rows, (_, side) in zip(called, sides, strict=True)]
+        words = how.words or 1 + max(max(row, default=0) for side in found for row in side)
+        found = found if foretell else [[row[: how.length] for row in side] for side in found]
+    window = how.length if foretell else None
+    rows = [_padded(of, side, window, foretell=foretell) for of, side in zip(called, found, strict=True)]
+    longest = max(x.shape[1] for x, _ in rows)
+    train, test = (
+        replace(part.of(of), x=torch.nn.functional.pad(x, (0, longest - x.shape[1]), value=PADDING))
+        for (part, _), (x, of) in zip(sides, rows, strict=True)
+    )
+    return Parts(train, test, words if foretell else parts.classes, words)
+
+
+def _numbers(called: Sequence[str], rows: Sequence[Any], words: int | None) -> list[list[int]]:
+    found = []
+    for where, row in zip(called, rows, strict=True):
+        array = np.asarray(row)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            fail(where, "is neither text nor a list of token numbers", "make all rows one or the other")
+        if array.size and (array.min() < 0 or array.max() >= (words or np.inf)):
+            bad = int(array.min() if array.min() < 0 else array.max())
+            fail(where, f"has a token {bad}", f"number tokens from 0{f' to {words - 1}' if words else ''}")
+        found.append(array.tolist())
+    return found
+
+
+def _padded(called: list[str], texts: list[list[int]], length: int | None, *, foretell: bool) -> tuple[Tensor, Tensor]:
+    """Return rows of tokens (m, L), and which text each is of (m,)."""
+    rows: list[Tensor] = []
+    of: list[int] = []
+    for i, text in enumerate(texts):
+        if len(text) < 1 + foretell:
+            problem = f"has {len(text)} token{'s' * (len(text) != 1)}" + " and none to foresee" * foretell
+            fail(called[i], problem, "leave the row out")
+        for piece in _pieces(text, length):
+            rows.append(torch.tensor(piece))
+            of.append(i)
+    return pad_sequence(rows, batch_first=True, padding_value=PADDING), torch.tensor(of)
+
+
+def _pieces(text: list[int], length: int | None) -> Iterator[list[int]]:
+    """Give windows of ``length`` tokens and the one that follows them, the last one shorter."""
+    if length is None:
+        yield text
+        return
+    yield from (text[start : start + length + 1] for start in range(0, len(text) - 1, length))
