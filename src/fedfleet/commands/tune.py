@@ -13,7 +13,7 @@ from fedfleet.config import schema as C
 from fedfleet.config.schema import Config
 from fedfleet.config.search import searched
 from fedfleet.experiments.progress import Progress
-from fedfleet.report.page import number, quantity
+from fedfleet.report.words import number, quantity
 from fedfleet.report.tuning_tables import Findings
 from fedfleet.tuning import found as findings
 from fedfleet.tuning import search as searching
