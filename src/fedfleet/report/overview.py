@@ -64,9 +64,7 @@ def headline(runs: Sequence[Run]) -> list[str]:
 
 
 def _who(run: Run) -> Iterator[str]:
-    name, task, data = (
-        run.get(*where) for where in (("algorithm", "name"), ("task", "name"), ("population", "dataset"))
-    )
+    name = run.get("algorithm", "name")
     if name is None:
         return
     model, floats = run.get("task", "model"), run.summarised("model_floats")

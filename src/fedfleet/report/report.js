@@ -37,7 +37,7 @@
 
   function Chart(figure, chart, pool) {
     const box = make("div", { class: "sheet live" }), tools = make("div", { class: "tools" }, box);
-    const svg = make("svg", { tabindex: 0, role: "img" }, box), read = make("p", { class: "read", "aria-live": "polite" }, box);
+    const svg = make("svg", { tabindex: 0, role: "img" }, box);
     const hidden = new Set(), title = figure.querySelector("h3").textContent, clip = "clip-" + figure.id;
     let axis = chart.axes[0], range = null, cursor = null, drag = null, plot = null;
     svg.setAttribute("aria-label", `${title}. ${figure.querySelector("figcaption").textContent} Arrow keys read values, plus and minus zoom, Escape shows all.`);
@@ -59,6 +59,7 @@
         button.onclick = () => { if (!hidden.delete(i)) hidden.add(i); button.setAttribute("aria-pressed", String(!hidden.has(i))); draw(); };
       });
     }
+    const read = make("p", { class: "read", "aria-live": "polite" }, box);
     const shown = () => axis.lines.filter((line) => !hidden.has(line.label));
     const of = (line, name) => pool[line[name]];
 

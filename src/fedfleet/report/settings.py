@@ -19,8 +19,15 @@ FIRST = (
 WHOLE = ("algorithm", "task", "population.partition", "availability", "selection", "attack", "transforms", "privacy")
 WHOLE += ("example_privacy", "secure_aggregation", "domains.target", "until", "patience")
 """Sections that are shown whole, after those."""
-UNTOLD = ("algorithm.gradient_chunk", "algorithm.lr_schedule", "task.init")
+UNTOLD = (
+    "algorithm.gradient_chunk",
+    "algorithm.lr_schedule",
+    "task.init",
+    "task.norm",
+    "population.partition.min_size",
+)
 """Settings that are shown only where they differ."""
+OF_OPTIMISERS = ("beta1", "beta2", "eps")  # which most do not use
 OFF = (None, False, "none", "", "[]", "{}")
 CELL = 60  # characters
 COLUMNS = 8  # labels side by side, at most
@@ -31,8 +38,8 @@ def settings(groups: Mapping[str, Sequence[Run]], varied: Collection[str] = ()) 
     shown = dict(list(groups.items())[:COLUMNS])
     columns = [identity(group[0]) for group in shown.values() if group]
     keys = [key for key in dict.fromkeys(key for column in columns for key in column) if key not in varied]
-    differ = [key for key in keys if len({_value(column.get(key)) for column in columns}) > 1]
-    common = [key for key in keys if key not in differ and _matters(key) and any(_is_on(c.get(key)) for c in columns)]
+    differ = [key for key in keys if _differs(key, columns)]
+    common = [key for key in keys if key not in differ and _told(key) and any(_is_on(c.get(key)) for c in columns)]
     order = [*sorted(differ, key=_place), *sorted(common, key=_place)]
     if not order:
         return None
@@ -43,8 +50,17 @@ def settings(groups: Mapping[str, Sequence[Run]], varied: Collection[str] = ()) 
     return Grid(["setting", *(shown if len(groups) > 1 else ["value"])], rows, caption, words=True)
 
 
-def _matters(key: str) -> bool:
-    return key in FIRST or (_below(key, WHOLE) and not _below(key, UNTOLD))
+def _differs(key: str, columns: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a setting has several values, or tells labels apart by being there at all."""
+    values = {_value(column[key]) for column in columns if key in column}
+    some = any(key not in column for column in columns) and any(_is_on(column.get(key)) for column in columns)
+    return len(values) > 1 or (some and _told(key))
+
+
+def _told(key: str) -> bool:
+    """Whether a setting is shown though it does not differ."""
+    matters = key in FIRST or _below(key, WHOLE)
+    return matters and not _below(key, UNTOLD) and key.rpartition(".")[2] not in OF_OPTIMISERS
 
 
 def _below(key: str, sections: Collection[str]) -> bool:

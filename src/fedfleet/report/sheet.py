@@ -34,6 +34,11 @@ class Grid(NamedTuple):
     title: str = ""
     words: bool = False  # cells are words rather than numbers
 
+    @property
+    def heated(self) -> bool:
+        """Whether there is a coloured cell."""
+        return any(isinstance(cell, Heat) for row in self.rows for cell in row)
+
 
 class Block(NamedTuple):
     """A section of the page: a heading, tables, figures."""

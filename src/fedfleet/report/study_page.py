@@ -135,13 +135,13 @@ def _cards(tables: Tables, failed: int) -> list[tuple[str, list[str], str]]:
 
 
 def _tables(tables: Tables) -> Iterator[tuple[str, Grid | None]]:
-    trials = list(zip(tables.study["label"], tables.runs, strict=True))
-    of_labels = {label: [run for of, run in trials if run is not None and of == label] for label in tables.labels}
-    yield "Settings", settings({label: runs for label, runs in of_labels.items() if runs}, tables.varied)
     yield "Results", _results(tables)
     if tables.metrics:
         yield f"What {next(iter(tables.varied))} costs", _costs(tables)
         yield "Labels compared", _compared(tables)
+    trials = list(zip(tables.study["label"], tables.runs, strict=True))
+    of_labels = {label: [run for of, run in trials if run is not None and of == label] for label in tables.labels}
+    yield "Settings", settings({label: runs for label, runs in of_labels.items() if runs}, tables.varied)
 
 
 def _results(tables: Tables) -> Grid:

@@ -62,9 +62,13 @@ def _told(found: Findings) -> Iterator[str]:
         return
     row = found.rows[found.winner]
     chosen = joined([f"{key} = {number(row[key])}" for key in found.keys])
-    value = f"{found.metric} is {number(row['value'])}, {found.of} of {row['rounds']} rounds"
+    value = f"{found.metric} is {number(row['value'])}, the {found.of} of {row['rounds']} rounds"
     yield f"Trial {found.winner} won, with {chosen}: its {value}."
-    yield f"{found.spent[0].upper()}{found.spent[1:]}."
+    yield _spent(found)
+
+
+def _spent(found: Findings) -> str:
+    return f"{found.spent[0].upper()}{found.spent[1:]}."
 
 
 def _about(found: Findings) -> str:
@@ -123,5 +127,5 @@ def _trials(found: Findings) -> Grid:
     ]
     best = {"last": "the last", "best": "the best so far"}[found.of]
     seeds = f", mean over {len(found.seeds)} seeds" if len(found.seeds) > 1 else ""
-    text = f"{found.metric} ({best}{seeds}) at each rung; those that went furthest first. {found.spent.capitalize()}."
+    text = f"{found.metric} ({best}{seeds}) at each rung; those that went furthest first. {_spent(found)}"
     return Grid(head, rows, text)
