@@ -166,7 +166,7 @@ def _attack(run: Run) -> str | None:
 
 def _same(runs: Sequence[Run]) -> str:
     """What all runs learn, where that is the same."""
-    found = {f"{_goal(run)}{_among(run)}" for run in runs if run.config}
+    found = {f"{_goal(run)}{_among(run)}" for run in runs if run.get("population", "dataset")}
     return f"All learn {found.pop()}." if len(found) == 1 else ""
 
 

@@ -78,10 +78,12 @@ def _value(value: Any) -> str:
     return text if len(text) <= CELL else f"{text[: CELL - 1]}…"
 
 
-def _place(key: str) -> tuple[int, str]:
+def _place(key: str) -> tuple[int, bool]:
+    """Where a setting stands, and that what it is called comes before its options."""
     if key in FIRST:
-        return FIRST.index(key), ""
-    return len(FIRST) + next((i for i, section in enumerate(WHOLE) if _below(key, (section,))), len(WHOLE)), ""
+        return FIRST.index(key), False
+    section = next((i for i, section in enumerate(WHOLE) if _below(key, (section,))), len(WHOLE))
+    return len(FIRST) + section, not any(key in (f"{name}.name", f"{name}.kind") for name in WHOLE)
 
 
 def _title(key: str) -> str:
