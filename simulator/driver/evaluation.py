@@ -107,8 +107,8 @@ def measured(task: Task, split: str, outputs: Tree, data: Mapping[str, Tensor]) 
 def confusions(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """Return of which label (k,) a model says which (k,), and of how many examples (k,), none left out that is not 0; int64.
 
-    Where there are domains, their number (k,) comes first; rows rise. What a model says is the task's ``predicted``, else the likeliest
-    of its ``probabilities``; None where it has neither.
+    Where there are domains, their number (k,) comes first; rows rise. What a model says is the task's ``predicted``, else the
+    likeliest of its ``probabilities``; None where it has neither.
     """
     if not says_classes(task):
         return None
