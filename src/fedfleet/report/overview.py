@@ -68,8 +68,9 @@ def _who(run: Run) -> Iterator[str]:
     if name is None:
         return
     model, floats = run.get("task", "model"), run.summarised("model_floats")
-    size = ", ".join([*([str(model)] if model else []), *([f"{floats:,.0f} numbers"] if floats else [])])
-    yield f"{name} learnt {_goal(run)}{_among(run)}{f' ({size})' if size else ''}."
+    size = f"{floats:,.0f} numbers" if floats else ""
+    using = f", with {model}{f', {size}' if size else ''}" if model else f", with a model of {size}" if size else ""
+    yield f"{name} learnt {_goal(run)}{_among(run)}{using}."
 
 
 def _goal(run: Run) -> str:
@@ -85,8 +86,8 @@ def _among(run: Run) -> str:
     population = run.config.get("population")
     population = population if isinstance(population, dict) else {}
     clients, partition = population.get("clients"), population.get("partition")
-    dealt = f", dealt by {partition['kind']}" if isinstance(partition, dict) and "kind" in partition else ""
-    return f" on {clients:,} clients{dealt}" if isinstance(clients, int) else ""
+    dealt = f" ({partition['kind']})" if isinstance(partition, dict) and "kind" in partition else ""
+    return f", held by {clients:,} clients{dealt}" if isinstance(clients, int) else ""
 
 
 def _heard(run: Run) -> Iterator[str]:

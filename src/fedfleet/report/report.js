@@ -80,7 +80,7 @@
       plot = { x0, x1, X, Y, width, height, back: (px) => x0 + (px - LEFT) / (width - LEFT - RIGHT) * (x1 - x0) };
       svg.replaceChildren();
       svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-      make("rect", { x: LEFT, y: 0, width: width - LEFT - RIGHT, height: height - BOTTOM + 4 }, make("clipPath", { id: clip }, make("defs", {}, svg)));
+      make("rect", { x: LEFT - 4, y: 0, width: width - LEFT - RIGHT + 8, height: height - BOTTOM + 4 }, make("clipPath", { id: clip }, make("defs", {}, svg)));
       const marks = log ? [] : ticks(y0, y1, 6);
       if (log) for (let p = Math.floor(y0); p <= y1; p++) for (const m of y1 - y0 > 2 ? [1] : [1, 2, 5]) marks.push(m * 10 ** p);
       for (const y of marks.filter((m) => up(m) >= y0 && up(m) <= y1)) {

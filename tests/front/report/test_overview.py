@@ -45,7 +45,7 @@ def run(path: Path, config: dict[str, Any] | None = None, summary: dict[str, Any
 def test_a_run_in_words(tmp_path: Path) -> None:
     table = rounds_table(4, accuracy=[0.2, 0.6, None, 0.5])
     assert overview.of_run(run(tmp_path / "run", rounds=table)) == [
-        "fedavg learnt to rank class 8 above the others (AUC) on digits on 5 clients, dealt by iid (logistic, 650 numbers). "
+        "fedavg learnt to rank class 8 above the others (AUC) on digits, held by 5 clients (iid), with logistic, 650 numbers. "
         "Of 40 invitations in 4 rounds, 10 a round, 60 % were answered in time (24); 2 of 5 clients were heard at least once. "
         "accuracy went from 0.1 before the first round to 0.5; the best was 0.6, after round 2.",
         "It stopped after 4 of 9 rounds: eval/accuracy is 0.5, and until=eval/accuracy>=0.5. "
