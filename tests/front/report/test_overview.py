@@ -165,6 +165,9 @@ def test_what_losses_of_minimax_tasks_mean_is_said_for_their_tasks_alone(tmp_pat
     assert meaning(auc, "clients_loss_std") == ""
     other = run(tmp_path / "other", {"task": {"name": "classification"}})
     assert meaning({"other": [other]}, "train_loss") == meaning(auc | {"other": [other]}, "train_loss") == ""
+    gan = run(tmp_path / "gan", {"task": {"name": "gan"}})
+    assert meaning({"gan": [gan]}, "train_loss").startswith("The generator's loss")
+    assert meaning(auc | {"gan": [gan]}, "train_loss") == ""
     assert set(OF_TASK) <= set(TASKS)
     assert set(overview.LEARNS) <= set(TASKS)
     assert set(TASKS["gan"].build.measured) <= set(OF_TASK["gan"])  # type: ignore[attr-defined]
