@@ -50,7 +50,7 @@ class LanguageOptions(BaseModel):
         for key, default in (("hidden", 128), ("layers", 2)):
             if self.model is not None and (value := getattr(self, key)) != default:
                 raise ValueError(
-                    f"{key}={value} is of the LSTM, not of model={self.model}: give it in arguments, or leave it out"
+                    f"{key}={value} is of the LSTM, not of model={self.model}: give it in arguments, or set model=null"
                 )
         for key in ("arguments", "adapters", "source"):
             if self.model is None and getattr(self, key) is not None:
@@ -59,7 +59,7 @@ class LanguageOptions(BaseModel):
                 )
         if self.model is not None and not (is_path(self.model) or is_transformer(self.model)):
             raise ValueError(
-                f"model={self.model!r} is neither module:name nor transformers:PATH: give one, or leave it out"
+                f"model={self.model!r} is neither module:name nor transformers:PATH: give one, or null for the LSTM"
             )
         return self
 

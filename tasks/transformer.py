@@ -149,9 +149,9 @@ class _Made:
 
 def _read(model: str, said: str) -> dict[str, Any]:
     """Return the configuration of a file, or of a folder. Raises ConfigError."""
-    path = Path(model.removeprefix(PREFIX))
-    file = path / "config.json" if path.is_dir() else path
+    file = Path(model.removeprefix(PREFIX))
     try:
+        file = file / "config.json" if file.is_dir() else file
         found = json.loads(file.read_text())
     except (OSError, ValueError) as e:
         raise ConfigError(

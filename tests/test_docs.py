@@ -46,7 +46,7 @@ PLACEHOLDERS = {
     **dict.fromkeys(["executor.actors=64", "executor.actors=2"], "executor.actors=1"),
 }
 """What a command of the documentation leaves to its reader, or to another machine."""
-MADE = r"runs/|\.json$|/x\.(py|yaml)$"
+MADE = r"^build/|runs/|\.json$|/x\.(py|yaml)$"
 """Files that commands or readers write."""
 QUICK = {"rounds": 2, "population.clients": 20, "cohort.invite": 4, "executor.kind": "local", "until": None}
 

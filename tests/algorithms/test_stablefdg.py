@@ -354,5 +354,7 @@ def test_algorithms_that_cut_the_net_refuse_it():
 
 @pytest.mark.parametrize("model", ["mlp", "logistic", "resnet18"])
 def test_nets_without_maps_are_refused(model):
-    with pytest.raises(ConfigError, match=rf"model={model} has no convolutions, .*: choose one of cnn, cnn_bn, lenet"):
+    with pytest.raises(
+        ConfigError, match=rf"model={model} has no convolutions with .*: choose one of cnn, cnn_bn, lenet"
+    ):
         fedfleet.load(BASE, {"task.model": model})

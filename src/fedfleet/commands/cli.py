@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -15,19 +13,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedfleet.commands import data
+from fedfleet.commands import data, several
 from fedfleet.commands.arguments import TERMINATED, ConfigArg, OverridesArg, loaded, there
+from fedfleet.commands.terminal import INTERRUPTED, Interrupted, interruptible, progress, wide
+from fedfleet.config.reading import check_free, check_there
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 
 ABOUT = "Simulate federated learning over very many unreliable devices."
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT)
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
-PLAIN_WIDTH = 140  # of tables that do not go to a terminal
+FAILED, BAD_INPUT = 1, 2
 METHODS = ("cosine", "dlg", "closed")  # of invert
-
-
-class Interrupted(Exception):
-    """A run was interrupted; the arguments are how to go on, and the exit status."""
 
 
 def _version(asked: bool) -> None:
@@ -61,6 +56,8 @@ def run(
     report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
 ) -> None:
     """Run an experiment and write its run folder."""
+    if out is not None:
+        check_free(out)
     chosen = loaded(config, overrides)
     from fedfleet.config.schema import with_overrides
     from fedfleet.experiments import campaign
@@ -68,8 +65,8 @@ def run(
     given = {"until": until, "max_seconds": max_seconds, "warm_start": warm_start}
     chosen = with_overrides(chosen, {k: v for k, v in given.items() if v is not None})
     out = out or _new_folder(config)
-    with _interruptible(f"go on with `fedfleet resume {out}`"):
-        campaign.run(chosen, out, _progress(), jobs, report=report)
+    with interruptible(f"go on with `fedfleet resume {out}`"):
+        campaign.run(chosen, out, progress(), jobs, report=report)
 
 
 @app.command()
@@ -81,20 +78,18 @@ def resume(
     report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
 ) -> None:
     """Go on with a run, or several in one folder, from the last checkpoint; the result is that of one never interrupted."""
-    from fedfleet.config.reading import check_there
-
     check_there(folder, "config.yaml", "campaign.yaml", "tune.yaml")
     from fedfleet.experiments import campaign
 
-    with _interruptible(f"go on with `fedfleet resume {folder}`"):
+    with interruptible(f"go on with `fedfleet resume {folder}`"):
         if (folder / "tune.yaml").exists():
             from fedfleet.commands import tune as tuning
             from fedfleet.tuning import search as searching
 
-            progress = _progress(stderr=True)
-            tuning.run(searching.again(folder, overrides, progress), folder, progress, _wide())
+            shown = progress(stderr=True)
+            tuning.run(searching.again(folder, overrides, shown), folder, shown, wide())
             return
-        campaign.resume(folder, overrides, _progress(), report=report)
+        campaign.resume(folder, overrides, progress(), report=report)
 
 
 @app.command()
@@ -110,7 +105,7 @@ def watch(
         raise ConfigError(f"{folder}: no such folder: give that of a run, or of several")
     from fedfleet.commands import watch as watching
 
-    watching.watch(folder, _wide(), every, once=once)
+    watching.watch(folder, wide(), every, once=once)
 
 
 @app.command()
@@ -130,103 +125,8 @@ def plan(config: ConfigArg, overrides: OverridesArg = None) -> None:
         console.print(table)
 
 
-@app.command()
-def study(
-    config: ConfigArg,
-    overrides: OverridesArg = None,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE,...", help="Run at each of these values; may be given several times."),
-    ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each, instead of the configuration's.")] = None,
-    target: Annotated[str | None, typer.Option(help="What it costs to reach a metric, such as eval/auc=0.9.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the study; one that is there is gone on with.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Trials at a time; as many as the CPUs if not given.")] = None,
-    executor: Annotated[
-        str, typer.Option(help="local: a trial runs in one process; config: as the configuration's executor says.")
-    ] = "local",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and show what would be run.")] = False,
-) -> None:
-    """Run every label of a configuration at every point of a grid on every seed; write three tables and a report.
-
-    The same command goes on where it was interrupted.
-    """
-    _check_executor(executor)
-    if out is None and not dry_run:
-        raise ConfigError("--out: not given: give the folder of the study")
-    chosen = loaded(config, overrides)
-    from fedfleet.commands import study as studying
-
-    progress = _progress(stderr=True)
-    planned = studying.plan(chosen, vary or [], seeds, target, in_process=executor == "local")
-    prepared = studying.prepare(planned, progress)
-    if dry_run or out is None:
-        for line in studying.describe(prepared, out):
-            typer.echo(line)
-        return
-    with _interruptible("the same command goes on"):
-        tables = studying.run(prepared, out, progress, jobs)
-    typer.echo(f"{out}: {len(tables.study)} trials")
-
-
-@app.command()
-def tune(
-    config: ConfigArg,
-    overrides: OverridesArg = None,
-    search: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=DISTRIBUTION", help="Such as algorithm.lr=loguniform(1e-3,1); several times."),
-    ] = None,
-    metric: Annotated[str | None, typer.Option(help="What is compared, such as eval/validation_accuracy.")] = None,
-    goal: Annotated[str | None, typer.Option(help="max or min, where the metric's name does not say.")] = None,
-    of: Annotated[str | None, typer.Option(help="Which evaluation counts: last or best.")] = None,
-    trials: Annotated[int | None, typer.Option(help="How many configurations are drawn.")] = None,
-    searcher: Annotated[str | None, typer.Option(help="random, grid or tpe (Optuna).")] = None,
-    scheduler: Annotated[str | None, typer.Option(help="sha, asha or none.")] = None,
-    min_rounds: Annotated[int | None, typer.Option(help="Rounds to the first rung.")] = None,
-    reduction: Annotated[int | None, typer.Option(help="One in so many goes on at a rung.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds a trial, of which the mean counts.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the search; one that is there is gone on with.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
-    executor: Annotated[
-        str, typer.Option(help="local: a run trains in one process; config: as the configuration's executor says.")
-    ] = "local",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and show what would be run.")] = False,
-) -> None:
-    """Search for hyper-parameters; trials that fall behind are stopped early. The same command goes on where it was interrupted."""
-    _check_executor(executor)
-    if out is None and not dry_run:
-        raise ConfigError("--out: not given: give the folder of the search")
-    chosen = loaded(config, overrides)
-    from fedfleet.commands import tune as tuning
-    from fedfleet.tuning import search as searching
-
-    given = {"metric": metric, "goal": goal, "of": of, "trials": trials, "searcher": searcher, "scheduler": scheduler}
-    given |= {"min_rounds": min_rounds, "reduction": reduction}
-    chosen, progress = tuning.configured(chosen, search or [], seeds, given), _progress(stderr=True)
-    prepared = searching.prepare(chosen, progress, in_process=executor == "local")
-    if dry_run or out is None:
-        typer.echo(tuning.describe(prepared))
-        return
-    with _interruptible("the same command goes on"):
-        tuning.run(prepared, out, progress, _wide(), jobs)
-
-
-@app.command()
-def paper(
-    table: Annotated[
-        Path, typer.Argument(metavar="TABLE", callback=there, help="A file such as configs/afl/adult_table.yaml.")
-    ],
-    overrides: OverridesArg = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each row, instead of the configuration's.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder; one that is there is gone on with.")] = Path("runs/paper"),
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; as many as the CPUs if not given.")] = None,
-) -> None:
-    """Run a paper's table again, and print ours beside the paper's."""
-    from fedfleet.commands import paper as papers
-
-    with _interruptible("the same command goes on"):
-        typer.echo(papers.run(table, overrides, seeds, out, _progress(stderr=True), jobs), nl=False)
+for command in (several.study, several.tune, several.paper):
+    app.command()(command)
 
 
 @app.command()
@@ -256,11 +156,11 @@ def bench(
     from fedfleet.commands import rules as turns
     from fedfleet.experiments import campaign
 
-    experiment, tell = campaign.only(chosen, "bench"), _progress(stderr=True).say
+    experiment, tell = campaign.only(chosen, "bench"), progress(stderr=True).say
     given = {k: v for k, v in {"rounds": rounds, "seconds": seconds}.items() if v is not None}
     measure, show = (turns.take_turns, turns.show) if rules else (measuring.measure, measuring.show)
     found = measure(experiment, tell=tell, **given)
-    show(found, _wide())
+    show(found, wide())
     if json is not None:
         json.write_text(dumps(found, indent=2) + "\n", encoding="utf-8")
 
@@ -296,17 +196,14 @@ def invert(
     if method not in METHODS:
         raise ConfigError(f"--method {method!r}: choose {', '.join(METHODS)}")
     if out is not None:
-        from fedfleet.experiments.runfolder import check_free
-
         check_free(out)
     from fedfleet.commands import invert as inverting
 
     how = inverting.search(method, iterations, tv, restarts)
     asked: Any = inverting.Asked(client, round_, examples, labels, how)  # pyright: ignore[reportArgumentType] # looked at above
     folder = out or _new_folder(source.with_name(f"{source.stem}-inverted"))
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
-    with _interruptible("nothing was written; the same command begins again"):
-        inverting.run(source, overrides, asked, folder, console, _progress(stderr=True).say)
+    with interruptible("nothing was written; the same command begins again"):
+        inverting.run(source, overrides, asked, folder, wide(), progress(stderr=True).say)
     typer.echo(f"{folder}: inversion.json, inversion.safetensors, inversion.png")
 
 
@@ -376,33 +273,6 @@ def report(
         typer.echo(write_report(runs, out or runs[0]))
     except ValueError as e:
         raise ConfigError(str(e)) from None
-
-
-def _check_executor(given: str) -> None:
-    if given not in ("local", "config"):
-        raise ConfigError(f"--executor {given!r}: give local or config")
-
-
-def _wide() -> Console:
-    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
-
-
-def _progress(*, stderr: bool = False) -> Any:
-    from fedfleet.experiments.progress import Progress
-
-    return Progress(Console(stderr=stderr))
-
-
-@contextmanager
-def _interruptible(mend: str) -> Iterator[None]:
-    """Let SIGTERM end what is under way as Ctrl-C does, and say how to go on."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Interrupted(mend, INTERRUPTED) from None
-    except SystemExit:  # raised by our handler of SIGTERM, or by Ray's, which replaces it
-        raise Interrupted(mend, TERMINATED) from None
 
 
 def _new_folder(config: Path) -> Path:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
 
 from fedfleet.config import rules, secured, timing
 from fedfleet.config.schema import named, options
-from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.experiment import Experiment
+from fedfleet.experiments.runner import where
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.fleet.hardware import Machines
 
@@ -39,14 +42,15 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
             f"{float(sizes.sum() / sizes.min()):,.3g}",
         )
     yield "model", f"{floats:,} floats ({_parts(x)}), {model_bytes / 1e6:.2f} MB"
+    if told := ", ".join(chosen(options(x.config, "algorithm"))):
+        yield "algorithm", told
     yield "phases a round", ", ".join(p.name for p in x.algorithm.phases)
     waits = (
         "answers a server step" if x.algorithm.asynchronous else f"invited a phase, respond: {x.config.cohort.respond}"
     )
     yield "cohort", f"{invite} {waits}, availability: {named(x.config, 'availability')}"
     yield "blocks a phase", f"up to {-(-invite // block)} of {block} clients"
-    where = EXECUTORS[e.kind].describe(x.config)
-    yield "executor", f"{where}, {e.inner}, {e.threads_per_actor} threads, {e.device}"
+    yield "executor", f"{where(x)}, {e.inner}, {e.threads_per_actor} threads, {e.device}"
     if e.kind == "ray" and e.address is not None:
         yield "nodes", _nodes(e.address, e.cpus_per_actor, e.gpus_per_actor, e.memory_per_actor_gb or 0.0)
     yield "factored weights", _factored(x)
@@ -82,6 +86,23 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
             if more := secured.waits_s(x.config, x.algorithm, x.federation.devices, x.problem.clients):
                 seconds, parts = seconds + more, f"{parts}, exchanges of secure aggregation and masks {more:.3g} s"
             yield "round, median device", f"{seconds:.3g} s: {parts}"
+
+
+def chosen(given: BaseModel) -> Iterator[str]:
+    """Yield the options that count, each as text."""
+    for name, field in type(given).model_fields.items():
+        value = getattr(given, name)
+        if value is not None and (field.default is not None or name in given.model_fields_set):
+            yield f"{name} {_text(value)}"
+
+
+def _text(value: Any) -> str:
+    """Write an option; of options in it the first, and what is not as by default."""
+    if not isinstance(value, BaseModel):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    (first, _), *rest = type(value).model_fields.items()
+    more = [f"{k} {_text(v)}" for k, field in rest if (v := getattr(value, k)) != field.default and v is not None]
+    return _text(getattr(value, first)) + (f" ({', '.join(more)})" if more else "")
 
 
 def _nodes(address: str, cpus: float, gpus: float, memory_gb: float) -> str:

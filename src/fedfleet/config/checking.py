@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -21,15 +21,26 @@ def unknown(key: str, value: Any, known: Iterable[str]) -> str:
     return f"{key}={show(value)}: unknown; {hint}choose one of {', '.join(known)}"
 
 
-def validated(model: type[BaseModel], mapping: dict[str, Any], prefix: str) -> Any:
-    """Check plain data against a model: no text for a number, no 0 for false (JSON is where pydantic is that strict)."""
+def validated(
+    model: type[BaseModel], mapping: dict[str, Any], prefix: str, others: Mapping[str, type[BaseModel]] | None = None
+) -> Any:
+    """Check plain data against a model: no text for a number, no 0 for false (JSON is where pydantic is that strict).
+
+    ``others`` are what might stand in its place, by what one would set: who has a key that is unknown here is told.
+    """
     try:
         return model.model_validate_json(json.dumps(mapping), strict=True)
     except ValidationError as e:
-        raise ConfigError(_explain(e.errors(), model, mapping, prefix)) from None
+        raise ConfigError(_explain(e.errors(), model, mapping, prefix, others or {})) from None
 
 
-def _explain(errors: list[Any], model: type[BaseModel], mapping: dict[str, Any], prefix: str) -> str:
+def _explain(
+    errors: list[Any],
+    model: type[BaseModel],
+    mapping: dict[str, Any],
+    prefix: str,
+    others: Mapping[str, type[BaseModel]],
+) -> str:
     """Return one line on one mistake: an unknown key if there is one, for others may follow from it."""
     error = min(errors, key=lambda e: e["type"] != "extra_forbidden")
     keys = _path(error, mapping)
@@ -37,7 +48,12 @@ def _explain(errors: list[Any], model: type[BaseModel], mapping: dict[str, Any],
     if error["type"] == "extra_forbidden":
         names = _fields(model, keys[:-1])
         near = difflib.get_close_matches(keys[-1], names, n=1, cutoff=0.5)
-        mend = f"did you mean {path.removesuffix(keys[-1])}{near[0]}?" if near else f"known here: {', '.join(names)}"
+        have = [name for name, other in others.items() if keys[0] in other.model_fields] if len(keys) == 1 else []
+        mend = f"known here: {', '.join(names)}" if names else "there are none here"
+        if near:
+            mend = f"did you mean {path.removesuffix(keys[-1])}{near[0]}?"
+        elif have:
+            mend += f"; it is for {have[0] if len(have) == 1 else 'one of ' + ', '.join(have)}"
         return f"{path}={show(error['input'])}: unknown key; {mend}"
     if error["type"] == "missing":
         return f"{path}: missing: give it"

@@ -14,8 +14,9 @@ Count = Annotated[int, Field(ge=1)]
 class Executor(Options):
     """Where the work runs. None of these keys but ``inner``, ``block_size``, threads, device and differences may change a bit."""
 
-    kind: Literal["local", "ray"] = "ray"
-    """local: in this process; ray: on a pool of Ray actors."""
+    kind: Literal["auto", "local", "ray"] = "auto"
+    """local: in this process; ray: on a pool of Ray actors; auto: in this process where a run is over in the time that Ray takes to
+    start, and nothing is asked of Ray."""
     inner: Literal["auto", "serial", "batched", "factored"] = "auto"
     """One client at a time; a block at once; a block at once with the clients' weights factored."""
     actors: Count | Literal["auto"] = "auto"
@@ -43,6 +44,22 @@ class Executor(Options):
     """Take nodes with other versions or another processor than the driver's; a run that had any says ``bit_exact: false``."""
     node_silence_s: float | None = Field(default=None, ge=1)
     """Seconds without an answer after which a node's blocks run elsewhere; not given, Ray's own check decides, after 65 s."""
+
+    @property
+    def of_ray(self) -> bool:
+        """Say whether something is given that Ray alone has."""
+        return not OF_RAY.isdisjoint(self.model_fields_set)
+
+
+OF_RAY = {
+    "actors",
+    "cpus_per_actor",
+    "gpus_per_actor",
+    "memory_per_actor_gb",
+    "address",
+    "allow_differences",
+    "node_silence_s",
+}
 
 
 class FaultOptions(Options):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from numbers import Integral, Real
@@ -76,6 +77,22 @@ def read(path: Path) -> Mapping[str, Any]:
     if not isinstance(found, dict | None):
         raise ConfigError(f"{path}: a {type(found).__name__}: a configuration is a mapping of keys to values")
     return found or {}
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a run folder that is taken or cannot be made. Raises ConfigError; makes nothing."""
+    try:
+        if "\0" in str(folder):
+            raise ValueError("the character NUL")
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"--out {folder}: it exists and is not empty: choose another folder, or remove it first")
+        above = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+            raise ConfigError(f"--out {folder}: {above} is not a folder you may write to: choose another folder")
+    except (OSError, ValueError) as e:
+        if isinstance(e, ConfigError):
+            raise
+        raise ConfigError(f"--out {folder}: cannot be used ({one_line(e)}): choose another folder") from None
 
 
 def check_there(folder: Path, *names: str) -> None:

@@ -17,12 +17,14 @@ from typing import Any, Literal
 import torch
 
 from fedfleet.algorithms.options import CohortOptions
+from fedfleet.config import rules
 from fedfleet.config.checking import unknown
 from fedfleet.config.reading import show
-from fedfleet.config.rules import SIZES
 from fedfleet.config.schema import Config, named, options
 from fedfleet.datasets.examples import Examples
 from fedfleet.simulator.algorithm import Algorithm, Task
+from fedfleet.simulator.arithmetic.factored import Notes
+from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.driver.cosines import can_be_watched
 from fedfleet.simulator.driver.evaluation import less_is_better
 from fedfleet.simulator.errors import ConfigError, one_line
@@ -99,7 +101,7 @@ def _check_executor(config: Config) -> None:
         raise ConfigError(f"executor.gpus_per_actor={e.gpus_per_actor:g}: above 1 it must be whole: round it")
     if e.address is not None:
         return _check_address(e.address)  # what the cluster has is known once Ray has joined it
-    if e.kind == "ray":
+    if e.kind != "local":
         if e.cpus_per_actor > cpus():
             raise ConfigError(f"executor.cpus_per_actor={e.cpus_per_actor:g}: this machine has {cpus()} CPUs: lower it")
         if isinstance(e.actors, int) and e.actors * e.cpus_per_actor > cpus():
@@ -115,7 +117,7 @@ def _check_executor(config: Config) -> None:
         key, value = ("gpus_per_actor", f"{e.gpus_per_actor:g}") if by_key else ("device", e.device)
         mend = "lower it" if by_key and gpus() else "set executor.gpus_per_actor=0 and executor.device=cpu"
         raise ConfigError(f"executor.{key}={value}: this machine has {gpus()} GPUs: {mend}")
-    if e.kind == "ray" and isinstance(e.actors, int) and e.actors > (room := _gpu_room(e.gpus_per_actor)):
+    if e.kind != "local" and isinstance(e.actors, int) and e.actors > (room := _gpu_room(e.gpus_per_actor)):
         raise ConfigError(
             f"executor.actors={e.actors}: with executor.gpus_per_actor={e.gpus_per_actor:g} only {room:g} fit on the {gpus()} "
             f"GPUs of this machine: lower actors or gpus_per_actor (it may be fractional)"
@@ -168,15 +170,17 @@ def actors(config: Config) -> int | Literal["auto"]:
     return max(1, int(min(cpus() / e.cpus_per_actor, _gpu_room(e.gpus_per_actor))))
 
 
-def resolved(config: Config, inner: str, block_size: int) -> Config:
-    """Return the configuration with every ``auto`` replaced; ``inner`` and ``block_size`` are given, or what the rules say."""
-    e = config.executor
-    found = {
-        "device": device(config),
-        "inner": inner,
-        "block_size": block_size,
-        "actors": actors(config),
-    }
+def resolved(config: Config, cohort: int, phases: int, z: Tree, notes: Callable[[], Notes]) -> Config:
+    """Return the configuration with every ``auto`` of the executor replaced, for so many clients at once and phases a round."""
+    e, where = config.executor, device(config)
+    inner = rules.inner(z, notes(), where) if e.inner == "auto" else e.inner
+    size = rules.block_size(cohort, z, notes(), where) if e.block_size == "auto" else e.block_size
+    kind = e.kind
+    if kind == "auto":
+        asks = e.of_ray or config.faults.client_timeout_s is not None
+        blocks = phases * math.ceil(cohort / size)
+        kind = "local" if not asks and rules.small(config.rounds, cohort, blocks, z, notes) else "ray"
+    found = {"kind": kind, "device": where, "inner": inner, "block_size": size, "actors": actors(config)}
     return config.model_copy(update={"executor": e.model_copy(update=found)})
 
 
@@ -331,7 +335,7 @@ def check_local(config: Config, largest: int) -> None:
     steps, epochs = getattr(chosen, "steps", None), getattr(chosen, "epochs", None)
     rows = size * steps if steps else largest * (epochs or 1)
     block = config.executor.block_size
-    together = min(SIZES[device(config)].largest if block == "auto" else block, config.cohort.invite)
+    together = min(rules.SIZES[device(config)].largest if block == "auto" else block, config.cohort.invite)
     if together * rows * ROW_BYTES > memory_bytes():
         key, value = ("steps", steps) if steps else ("epochs", epochs)
         raise ConfigError(f"algorithm.{key}={value}: the memory of this machine does not hold their batches: lower it")

@@ -7,6 +7,7 @@ measurement, so that one configuration means one result. ``python -m benchmarks.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -38,6 +39,25 @@ class Sizes(NamedTuple):
 SIZES = {"cpu": Sizes(1e9, 4e9, 8, 512), "cuda": Sizes(1e11, 1e12, 64, 4096)}
 """A GPU does about a hundred times the arithmetic of a core at the same fixed cost a step. That is an estimate: benchmarks/gpu.py
 tells whether it is right."""
+
+
+STEP_S, FLOP_S = 2e-3, 1e10
+"""What a local step of a block takes at the least, and what a core computes in a second: rough, and without effect on a result."""
+SMALL_S = 10.0
+"""Seconds in one process up to which a run is over about when Ray has started."""
+
+
+def small(rounds: int, cohort: int, blocks: int, z: Tree, notes: Callable[[], Notes]) -> bool:
+    """Say whether a run takes no longer in one process than with actors that must be started first.
+
+    The notes are asked for only where one example a client would not be too much already.
+    """
+    if rounds * (blocks * STEP_S + cohort * 6 * T.count(z) / FLOP_S) > SMALL_S:
+        return False
+    n = notes()
+    steps = n.examples / (n.step_examples or 1)
+    flop = n.examples * sum(n.flop.values())
+    return rounds * (blocks * steps * STEP_S + cohort * flop / FLOP_S) <= SMALL_S
 
 
 def inner(z: Tree, notes: Notes, device: str) -> str:

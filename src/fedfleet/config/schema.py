@@ -379,7 +379,8 @@ def _check_named(raw: dict[str, Any], section: str, names: Named) -> None:
     kind = _kind(section, kinds, name)
     if kind is None:
         raise ConfigError(unknown(f"{section}.{key}", name, kinds))
-    validated(kind, {k: v for k, v in given.items() if k != key}, f"{section}.")
+    others = {f"{section}.{key}={n}": other for n, other in kinds.items() if n != name}
+    validated(kind, {k: v for k, v in given.items() if k != key}, f"{section}.", others)
     node[last] = {key: name, **given}
 
 

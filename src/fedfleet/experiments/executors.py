@@ -46,7 +46,7 @@ def _ray_gauges() -> Gauges:
 def _ray_actors(config: Config) -> str:
     e = config.executor
     found = resolve.actors(config)
-    count = "as many Ray actors as the cluster has room for," if found == "auto" else f"{found} Ray actors"
+    count = "on as many Ray actors as the cluster has room for," if found == "auto" else f"on {found} Ray actors"
     return f"{count} of {e.cpus_per_actor:g} CPUs and {e.gpus_per_actor:g} GPUs"
 
 
@@ -54,7 +54,7 @@ EXECUTORS: Mapping[str, Kind] = {
     "local": Kind(
         lambda config: (config.executor.threads_per_actor,),
         LocalExecutor,
-        lambda config: "this process",
+        lambda config: "in this process",
         lambda: None,
     ),
     "ray": Kind(_ray_asks, _ray, _ray_actors, _ray_gauges),

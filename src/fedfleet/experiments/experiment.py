@@ -10,11 +10,12 @@ from typing import IO
 import torch
 
 from fedfleet.config import schema as C
+from fedfleet.config.reading import check_free
 from fedfleet.experiments.checkpoint import Checkpoint, newest
 from fedfleet.experiments.own import check_same
 from fedfleet.experiments.prepared import Prepared
 from fedfleet.experiments.run import Run
-from fedfleet.experiments.runfolder import CHECKPOINTS, RunFolder, check_free, claim, locked
+from fedfleet.experiments.runfolder import CHECKPOINTS, RunFolder, claim, locked
 from fedfleet.experiments.runner import Runner
 from fedfleet.experiments.status import Status
 from fedfleet.experiments.tracked import trackers

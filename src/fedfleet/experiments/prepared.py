@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from fedfleet.config import attack, resolve, root, rules, secured, timing, transforms
+from fedfleet.config import attack, resolve, root, secured, timing, transforms
 from fedfleet.config import schema as C
 from fedfleet.config.federation import federation, selection
 from fedfleet.config.population import (
@@ -165,7 +165,8 @@ class Prepared:
             self.algorithm, config.transforms.down, name, config.cohort.late, self._tried
         )
         resolve.check_metrics(config, self.metric_names)
-        self.config = resolve.resolved(config, self._inner(), self._block_size())
+        self.config = resolve.resolved(config, self.answers, len(self.algorithm.phases), self.z, lambda: self.notes)
+        self.small = config.executor.kind == "auto" and self.config.executor.kind == "local"
         self.federation = federation(self.config, self.population)
         self.selection = selection(self.config)
         self.costs = timing.costs(self.config, self.algorithm, self.z, lambda: self.notes)
@@ -266,16 +267,6 @@ class Prepared:
         """Return how many clients a phase trains at most, but for late answers."""
         wanted = self.config.cohort.invite
         return getattr(C.options(self.config, "algorithm"), "buffer", wanted) if self.algorithm.asynchronous else wanted
-
-    def _inner(self) -> str:
-        e = self.config.executor
-        return rules.inner(self.z, self.notes, resolve.device(self.config)) if e.inner == "auto" else e.inner
-
-    def _block_size(self) -> int:
-        size = self.config.executor.block_size
-        if size != "auto":
-            return size
-        return rules.block_size(self.answers, self.z, self.notes, resolve.device(self.config))
 
     def try_out(self) -> None:
         """Try client code and evaluation on very little, before anything is written.

@@ -20,6 +20,7 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from fedfleet.config.reading import check_free
 from fedfleet.experiments.checkpoint import Checkpoints
 from fedfleet.experiments.files import whole, write_text
 from fedfleet.experiments.tables import Tables
@@ -32,22 +33,6 @@ from fedfleet.simulator.executors.likeness import packages
 FLUSH_EVERY_S = 30.0
 CHECKPOINTS, LOCK, BEST = "checkpoints", ".lock", "best.safetensors"
 EVENTS, ENVIRONMENT, SUMMARY = "events.jsonl", "environment.json", "summary.json"
-
-
-def check_free(folder: Path) -> None:
-    """Refuse a run folder that is taken or cannot be made. Raises ConfigError; makes nothing."""
-    try:
-        if "\0" in str(folder):
-            raise ValueError("the character NUL")
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(f"--out {folder}: it exists and is not empty: choose another folder, or remove it first")
-        above = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-            raise ConfigError(f"--out {folder}: {above} is not a folder you may write to: choose another folder")
-    except (OSError, ValueError) as e:
-        if isinstance(e, ConfigError):
-            raise
-        raise ConfigError(f"--out {folder}: cannot be used ({one_line(e)}): choose another folder") from None
 
 
 def claim(folder: Path) -> Path:

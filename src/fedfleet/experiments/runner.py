@@ -388,8 +388,13 @@ def _better(best: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str
 def describe(x: Prepared) -> str:
     """Say in one line what is run, and on what."""
     e = x.config.executor
-    where = EXECUTORS[e.kind].describe(x.config)
     return (
         f"{x.label} on {named(x.config, 'task')}, {named(x.config, 'population.dataset')}, {x.problem.clients:,} clients, "
-        f"{T.count(x.z):,} floats, {e.inner} on {where}"
+        f"{T.count(x.z):,} floats, {e.inner} {where(x)}"
     )
+
+
+def where(x: Prepared) -> str:
+    """Say where clients work."""
+    found = EXECUTORS[x.config.executor.kind].describe(x.config)
+    return f"{found}, since it is a small job (executor.kind=ray: actors)" if x.small else found

@@ -101,7 +101,7 @@ def load_model(path: Path, like: Tree, task: Task | None = None) -> Tree:
     Raises ConfigError naming the file and what does not fit.
     """
     wanted = dict(T.named_leaves(like))
-    if not path.is_dir():
+    if not _is_folder(path):
         found = read_weights(path, f"warm_start={path}")
     elif isinstance(make := getattr(task, "make", None), Adapted):
         found = peft_files.read(path, make(0), make.adapters, "warm_start")
@@ -119,6 +119,13 @@ def load_model(path: Path, like: Tree, task: Task | None = None) -> Tree:
             f"warm_start={path}: it does not fit this task's model at {wrong[0]!r}: use the same task and model"
         )
     return T.unflatten(like, [found[n].to(leaf.dtype) for n, leaf in wanted.items()])
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name too long is that of no folder
+        return False
 
 
 def _without_constants(path: Path, found: Mapping[str, Tensor], wanted: Any, task: Task | None) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ ONE = {
 FOUR = ["population.clients=350", "algorithm.batch_size=4"]
 TEXTS = [
     "population={dataset: small_texts, clients: 2, partition: by_domain}",
-    "task={name: language_model}",
+    "task={name: language_model, model: null}",
     "cohort.invite=2",
 ]
 HIDDEN = "example_privacy={clip_norm: 3.0, delta: 1.0e-4, noise_multiplier: 0.1}"

@@ -58,7 +58,7 @@ def test_the_grid_is_labels_by_values_by_seeds():
     assert list(planned.varied) == ["availability.rate", "algorithm.lr"]
     assert {t.config.executor.kind for t in planned.trials} == {"local"}
     assert [t.config.seed for t in study.plan(config, VARY).trials[:1]] == [7]
-    assert {t.config.executor.kind for t in study.plan(config, VARY, in_process=False).trials} == {"ray"}
+    assert {t.config.executor.kind for t in study.plan(config, VARY, in_process=False).trials} == {"auto"}
 
 
 def test_a_kind_may_vary_beside_its_options():

@@ -105,7 +105,7 @@ def config(tmp_path) -> str:
         (["population.partition={kind: dirichlet, min_size: 99}"], ["min_size is 99", "48"]),
         (["population.partition={kind: dirichlet, alpha: 1e-4, min_size: 0}"], ["no examples", "min_size"]),
         (["availability={kind: bernoulli, rate: 0}"], ["availability.rate=0", "greater than 0"]),
-        (["availability.rate=0.5"], ["availability.rate=0.5", "unknown key"]),
+        (["availability.rate=0.5"], ["availability.rate=0.5", "unknown key", "availability.kind=bernoulli, "]),
         (["executor.cpus_per_actor=1000"], ["executor.cpus_per_actor=1000", "CPUs"]),
         (["executor.gpus_per_actor=1000"], ["executor.gpus_per_actor=1000", "GPUs"]),
         (["executor.gpus_per_actor=1.5"], ["executor.gpus_per_actor=1.5", "whole"]),

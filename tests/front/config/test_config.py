@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import fedfleet
 from fedfleet.config import resolve
 from fedfleet.config.schema import NAMED, Config, complete, load, named, options, with_overrides
+from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.errors import ConfigError
 
 pytestmark = pytest.mark.quick
@@ -97,7 +98,10 @@ def test_another_name_keeps_typing_mistakes() -> None:
 def test_a_written_configuration_reads_as_itself(tmp_path: Path) -> None:
     config = load({"task": "auc", "algorithm": {"name": "cdma_ada", "steps": 3}, "population.partition": "shards"})
     path = tmp_path / "config.yaml"
-    for one in (config, resolve.resolved(config, "batched", 4)):
+    asked = load(
+        config.model_dump(mode="json", exclude_unset=True), {"executor": {"inner": "batched", "block_size": 4}}
+    )
+    for one in (config, resolve.resolved(asked, 10, 1, {}, Notes)):
         path.write_text(yaml.safe_dump(complete(one)), encoding="utf-8")
         again = load(path)
         assert complete(again) == complete(one)
@@ -112,7 +116,7 @@ def test_every_default_is_written() -> None:
     assert raw["algorithm"]["alpha"] == 0.95
     assert raw["algorithm"]["lr_schedule"]["kind"] == "constant"
     net = {"model": "mlp", "hidden": [64], "init": "drawn", "weights": None, "norm": "batch", "mixstyle": None}
-    net |= {"arguments": None, "source": None}
+    net |= {"arguments": None, "adapters": None, "source": None}
     assert raw["task"] == {"name": "classification", **net}
 
 

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedfleet
 from fedfleet.config import rules
 from fedfleet.simulator.arithmetic.factored import Notes
 
@@ -44,3 +45,50 @@ def test_light_clients_make_large_blocks_and_heavy_ones_small():
 def test_inner(reasons, device, floats, expected):
     z = {"x": {**NET["x"], "0.bias": torch.zeros(floats)}} if floats > 1 else NET
     assert rules.inner(z, Notes(reasons=reasons), device) == expected
+
+
+HEAVY = Notes(step_examples=10, examples=50, flop={"a": 1e6, "b": 9e5})  # 0.95e8 a client
+LIGHT = Notes(step_examples=10, examples=50, flop={"train": 1e4})
+
+
+@pytest.mark.parametrize(
+    ("rounds", "cohort", "blocks", "notes", "small"),
+    [
+        (100, 10, 2, LIGHT, True),
+        (1000, 10, 2, LIGHT, False),  # 1000 rounds of 2 blocks of 5 steps of 2 ms
+        (100, 10, 40, LIGHT, False),
+        (10, 100, 2, HEAVY, True),
+        (10, 1000, 2, HEAVY, False),
+    ],
+)
+def test_a_small_job_is_one_of_little_arithmetic_in_few_steps(rounds, cohort, blocks, notes, small):
+    assert rules.small(rounds, cohort, blocks, NET, lambda: notes) == small
+
+
+def test_a_large_net_is_not_tried_to_see_that_its_job_is_not_small():
+    large = {"x": {"w": torch.zeros(1, 1).expand(10**5, 10**4)}}
+
+    def tried() -> Notes:
+        raise AssertionError
+
+    assert not rules.small(10, 10, 2, large, tried)
+
+
+SMALL = {"rounds": 1, "population": {"clients": 10}, "cohort": {"invite": 4}}
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({}, "local"),
+        ({"rounds": 100_000}, "ray"),
+        ({"executor.kind": "ray"}, "ray"),
+        ({"executor.actors": 1}, "ray"),
+        ({"executor.cpus_per_actor": 0.5}, "ray"),
+        ({"executor.inner": "serial", "executor.block_size": 2}, "local"),
+        ({"faults.client_timeout_s": 60}, "ray"),
+        ({"rounds": 100_000, "executor.kind": "local"}, "local"),
+    ],
+)
+def test_ray_is_for_what_is_not_small_or_asks_for_it(given, kind):
+    assert fedfleet.Experiment(fedfleet.load(SMALL, given)).config.executor.kind == kind

@@ -122,7 +122,7 @@ def test_words_of_parquet_reach_a_language_model(folder, command, tmp_path):
     assert command("convert", folder / "in.parquet", folder / "words", "--classes", 20)[0] == 0
     disk = {"population.dataset": {"name": "disk", "path": str(folder / "words")}, "population.clients": None}
     local = {"algorithm.batch_size": 2, "cohort.invite": 4}
-    task = {"name": "language_model", "hidden": 3, "layers": 1}
+    task = {"name": "language_model", "model": None, "hidden": 3, "layers": 1}
     words = fedfleet.run(SMALL, {**disk, **local, "task": task}, out=tmp_path / "run")
     assert 15 < words.summary["final"]["eval/perplexity"] < 25
     numbers = fedfleet.run(SMALL, {**disk, **local}, out=tmp_path / "numbers")

@@ -1,0 +1,113 @@
+"""The commands of several runs: studies, searches, papers' tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedfleet.commands.arguments import ConfigArg, OverridesArg, loaded, there
+from fedfleet.commands.terminal import interruptible, progress, wide
+from fedfleet.simulator.errors import ConfigError
+
+
+def study(
+    config: ConfigArg,
+    overrides: OverridesArg = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE,...", help="Run at each of these values; may be given several times."),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each, instead of the configuration's.")] = None,
+    target: Annotated[str | None, typer.Option(help="What it costs to reach a metric, such as eval/auc=0.9.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study; one that is there is gone on with.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Trials at a time; as many as the CPUs if not given.")] = None,
+    executor: Annotated[
+        str, typer.Option(help="local: a trial runs in one process; config: as the configuration's executor says.")
+    ] = "local",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and show what would be run.")] = False,
+) -> None:
+    """Run every label of a configuration at every point of a grid on every seed; write three tables and a report.
+
+    The same command goes on where it was interrupted.
+    """
+    _check_executor(executor)
+    if out is None and not dry_run:
+        raise ConfigError("--out: not given: give the folder of the study")
+    chosen = loaded(config, overrides)
+    from fedfleet.commands import study as studying
+
+    shown = progress(stderr=True)
+    planned = studying.plan(chosen, vary or [], seeds, target, in_process=executor == "local")
+    prepared = studying.prepare(planned, shown)
+    if dry_run or out is None:
+        for line in studying.describe(prepared, out):
+            typer.echo(line)
+        return
+    with interruptible("the same command goes on"):
+        tables = studying.run(prepared, out, shown, jobs)
+    typer.echo(f"{out}: {len(tables.study)} trials")
+
+
+def tune(
+    config: ConfigArg,
+    overrides: OverridesArg = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=DISTRIBUTION", help="Such as algorithm.lr=loguniform(1e-3,1); several times."),
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="What is compared, such as eval/validation_accuracy.")] = None,
+    goal: Annotated[str | None, typer.Option(help="max or min, where the metric's name does not say.")] = None,
+    of: Annotated[str | None, typer.Option(help="Which evaluation counts: last or best.")] = None,
+    trials: Annotated[int | None, typer.Option(help="How many configurations are drawn.")] = None,
+    searcher: Annotated[str | None, typer.Option(help="random, grid or tpe (Optuna).")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="sha, asha or none.")] = None,
+    min_rounds: Annotated[int | None, typer.Option(help="Rounds to the first rung.")] = None,
+    reduction: Annotated[int | None, typer.Option(help="One in so many goes on at a rung.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds a trial, of which the mean counts.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the search; one that is there is gone on with.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    executor: Annotated[
+        str, typer.Option(help="local: a run trains in one process; config: as the configuration's executor says.")
+    ] = "local",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and show what would be run.")] = False,
+) -> None:
+    """Search for hyper-parameters; trials that fall behind are stopped early. The same command goes on where it was interrupted."""
+    _check_executor(executor)
+    if out is None and not dry_run:
+        raise ConfigError("--out: not given: give the folder of the search")
+    chosen = loaded(config, overrides)
+    from fedfleet.commands import tune as tuning
+    from fedfleet.tuning import search as searching
+
+    given = {"metric": metric, "goal": goal, "of": of, "trials": trials, "searcher": searcher, "scheduler": scheduler}
+    given |= {"min_rounds": min_rounds, "reduction": reduction}
+    chosen, shown = tuning.configured(chosen, search or [], seeds, given), progress(stderr=True)
+    prepared = searching.prepare(chosen, shown, in_process=executor == "local")
+    if dry_run or out is None:
+        typer.echo(tuning.describe(prepared))
+        return
+    with interruptible("the same command goes on"):
+        tuning.run(prepared, out, shown, wide(), jobs)
+
+
+def paper(
+    table: Annotated[
+        Path, typer.Argument(metavar="TABLE", callback=there, help="A file such as configs/afl/adult_table.yaml.")
+    ],
+    overrides: OverridesArg = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each row, instead of the configuration's.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder; one that is there is gone on with.")] = Path("runs/paper"),
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; as many as the CPUs if not given.")] = None,
+) -> None:
+    """Run a paper's table again, and print ours beside the paper's."""
+    from fedfleet.commands import paper as papers
+
+    with interruptible("the same command goes on"):
+        typer.echo(papers.run(table, overrides, seeds, out, progress(stderr=True), jobs), nl=False)
+
+
+def _check_executor(given: str) -> None:
+    if given not in ("local", "config"):
+        raise ConfigError(f"--executor {given!r}: give local or config")

@@ -1,0 +1,44 @@
+"""What commands say on the terminal: progress, tables, and how to go on after an interruption."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+
+from fedfleet.commands.arguments import TERMINATED
+
+INTERRUPTED = 130
+PLAIN_WIDTH = 140  # of tables that do not go to a terminal
+
+
+class Interrupted(Exception):
+    """A run was interrupted; the arguments are how to go on, and the exit status."""
+
+
+def wide() -> Console:
+    """Return a console for tables."""
+    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+
+
+def progress(*, stderr: bool = False) -> Any:
+    """Return what shows how a run stands."""
+    from fedfleet.experiments.progress import Progress
+
+    return Progress(Console(stderr=stderr))
+
+
+@contextmanager
+def interruptible(mend: str) -> Iterator[None]:
+    """Let SIGTERM end what is under way as Ctrl-C does, and say how to go on."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(mend, INTERRUPTED) from None
+    except SystemExit:  # raised by our handler of SIGTERM, or by Ray's, which replaces it
+        raise Interrupted(mend, TERMINATED) from None
