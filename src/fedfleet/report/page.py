@@ -85,7 +85,7 @@ def _cards(runs: Sequence[Run]) -> list[tuple[str, list[str], str]]:
         if known:
             cards.append((name, list(dict.fromkeys(show(value) for value in (min(known), max(known)))), remark))
 
-    for metric in headline(runs)[:4]:
+    for metric in headline(runs)[:3]:
         best = [value for run in runs if (value := run.summarised("best", f"eval/{metric}")) is not None]
         spread = " to ".join(dict.fromkeys(number(value) for value in (min(best), max(best)))) if best else ""
         add(f"final {metric}", (run.final(metric) for run in runs), number, f"best {spread}" if best else "")
