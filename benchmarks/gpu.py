@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import command, world
+from benchmarks import command, limit, world
 from benchmarks.command import say
 from benchmarks.peers.workload import Case
 from benchmarks.world import How, World
@@ -92,23 +92,17 @@ def timed(ready: World, how: How, mode: str, args: argparse.Namespace) -> tuple[
     with closing(LocalExecutor(args.threads)) as executor, precision(mode, args.device):
         records = world.play(ready, executor, how, args.warmup + args.rounds, args.device)
         while True:
-            synchronise(args.device)
+            limit.synchronise(args.device)
             started = time.perf_counter()
             record = next(records, None)
             if record is None:
                 break
-            synchronise(args.device)
+            limit.synchronise(args.device)
             found.append(time.perf_counter() - started)
             halved += sum(event.get("splits", 0) for p in record.phases for event in p.events)
             if len(found) > args.warmup and time.perf_counter() - began > args.budget:
                 break
     return found[args.warmup :], halved
-
-
-def synchronise(device: str) -> None:
-    """Wait for what a CUDA device has yet to do."""
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def cell(base: Case, case: Case, inner: str, mode: str, args: argparse.Namespace) -> dict[str, Any]:

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import command, gpu, world
+from benchmarks import command, gpu, limit, world
 from benchmarks.command import say
 from benchmarks.peers.workload import cnn
 from fedfleet.algorithms.options import CohortOptions
@@ -172,23 +171,7 @@ def population(job: Job) -> InMemoryPopulation:
 
 def flop(job: Job) -> float:
     """Return the floating-point operations of an example, forward and backward."""
-    net, batch = job.net(), examples(job, 2)
-    with FlopCounterMode(display=False) as counter:
-        net(batch["x"]).sum().backward()
-    return counter.get_total_flops() / 2
-
-
-def reached(device: str, wide: int) -> float:
-    """Return the floating-point operations a second of large products on the device, the best of five."""
-    a = torch.randn(wide, wide, device=device)
-    found = []
-    for _ in range(6):
-        gpu.synchronise(device)
-        started = time.perf_counter()
-        torch.matmul(a, a)
-        gpu.synchronise(device)
-        found.append(time.perf_counter() - started)
-    return 2 * wide**3 / min(found[1:])
+    return limit.flop(job.net(), examples(job, 2)["x"])
 
 
 def measure(name: str, job: Job, mode: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -207,13 +190,13 @@ def measure(name: str, job: Job, mode: str, args: argparse.Namespace) -> dict[st
         conditions = Conditions(seed=0, block_size=how.block_size)
         records = simulate(algorithm, z, problem, conditions, executor, job.rounds)
         while len(seconds) < job.rounds and (not seconds or time.perf_counter() - began < args.budget):
-            gpu.synchronise(args.device)
+            limit.synchronise(args.device)
             started = time.perf_counter()
             (record,) = islice(records, 1)
-            gpu.synchronise(args.device)
+            limit.synchronise(args.device)
             seconds.append(time.perf_counter() - started)
             trained += sum(p.counts["heard"] + p.counts["merged_stale"] for p in record.phases)
-        peak = reached(args.device, 8192 if args.device == "cuda" else 512)
+        peak = limit.reached(args.device, limit.WIDE[args.device])
     settled = seconds[len(seconds) // 3 :]
     whole = sum(seconds) + (job.rounds - len(seconds)) * median(settled)
     an_update = flop(job) * job.samples * (job.options.get("epochs") or 1)

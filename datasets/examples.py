@@ -21,7 +21,7 @@ def fixed_draw(total: int, size: int) -> Tensor:
     return rng.sample(rng.fold(rng.key(0), "evaluation"), total, size).sort().values
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Examples:
     """Labelled examples.
 
@@ -51,6 +51,13 @@ class Examples:
     def __len__(self) -> int:
         return len(self.x)
 
+    def __repr__(self) -> str:
+        """Return a line: how many, of which shape, of what."""
+        kind = f"{self.classes} classes" if self.classes else f"targets {tuple(self.y.shape[1:])}"
+        return (
+            f"Examples({len(self):,} of {str(self.x.dtype).removeprefix('torch.')} {tuple(self.x.shape[1:])}, {kind})"
+        )
+
     def sample(self, size: int) -> "Examples":
         """Return `fixed_draw` of the examples."""
         return self.rows(fixed_draw(len(self), size))
@@ -68,7 +75,7 @@ class Column(NamedTuple):
     test: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dataset:
     """A data set under its own name, split in training and test examples as published; a partition deals it to clients.
 
@@ -80,6 +87,10 @@ class Dataset:
     test: Examples
     domains: tuple[str, ...] = ()
     columns: Mapping[str, Column] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Return a line that says what it has."""
+        return f"Dataset({self.name!r}, train={self.train}, test={self.test}{_of(self.domains)})"
 
     def parted(self, share: float) -> "tuple[Dataset, Examples]":
         """Return the data set without a `share` of the training examples of each domain, a fixed draw, and these examples."""
@@ -99,7 +110,7 @@ class Dataset:
         return self.train.sample(size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FederatedDataset:
     """A data set that comes in clients.
 
@@ -113,6 +124,14 @@ class FederatedDataset:
     test: Examples
     sample: Callable[[int], Examples]
     domains: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return a line that says what it has."""
+        return f"FederatedDataset({self.name!r}, {self.population.size:,} clients, test={self.test}{_of(self.domains)})"
+
+
+def _of(domains: tuple[str, ...]) -> str:
+    return f", {len(domains)} domains" if domains else ""
 
 
 def joined(name: str, domains: Mapping[str, tuple[Examples, Examples]]) -> Dataset:

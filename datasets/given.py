@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BeforeValidator
 from torch import Tensor
 
 from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
@@ -67,6 +68,16 @@ class Parts(NamedTuple):
     train: Rows
     test: Rows
     classes: int
+
+
+def _no_share(test: Any) -> Any:
+    if isinstance(test, int | float):
+        raise ValueError(f"it says where test examples are: for a share give hold_out={test}")
+    return test
+
+
+Held = Annotated[str, BeforeValidator(_no_share)]
+"""Where test examples are, in a configuration; a share, which is ``test`` in Python, is ``hold_out`` there."""
 
 
 def fail(where: str, problem: str, mend: str) -> NoReturn:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedfleet.datasets import arrays, given
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.files import DataError
-from fedfleet.datasets.given import Parts, Rows, fail
+from fedfleet.datasets.given import Held, Parts, Rows, fail
 from fedfleet.datasets.image_folder import MODES, read_images
 from fedfleet.simulator.errors import one_line
 
@@ -41,7 +41,7 @@ class HuggingFaceOptions(BaseModel):
     """Column that says the domain."""
     train: str = "train"
     """Split of training examples."""
-    test: str = "test"
+    test: Held = "test"
     """Split of test examples; where there is none, ``hold_out``."""
     hold_out: float = Field(default=0.1, gt=0, lt=1)
     """Without a split of test examples: the share, of clients if there are any, of examples else, that are tested on."""
@@ -92,6 +92,8 @@ def from_hf(
             if one is not None and not isinstance(one, int | float):
                 fail(where, f"is a {type(one).__name__}", "give a share, or a datasets.Dataset")
     share = 0.1 if there is None else there
+    if isinstance(features, str):
+        fail("features", f"is {features!r}", "give a list of columns")
     asked = HuggingFaceOptions.model_construct(
         client=client, label=label, features=features, domain=domain, side=side, channels=channels, classes=classes
     )
@@ -161,6 +163,7 @@ def _rows(where: str, data: Any, options: HuggingFaceOptions, *, clients: bool) 
         fail(where, f"no column {missing[0]!r}", f"choose among {', '.join(data.column_names)}")
     if not features:
         fail(where, "no columns are left for features", "name some")
+    _check_kinds(plain, features, where)
     count = len(about)
 
     def at(column: Any) -> str:
@@ -173,6 +176,23 @@ def _rows(where: str, data: Any, options: HuggingFaceOptions, *, clients: bool) 
         None if client is None else given.codes(about[client], at(client), "client", count),
         None if domain is None else given.codes(about[domain], at(domain), "domain", count, rising=True),
     )
+
+
+def _check_kinds(plain: Any, features: list[str], where: str) -> None:
+    """Refuse text, and lists or images beside other features. Raises DataError."""
+    kinds = {name: plain.features[name] for name in features}
+    texts = [name for name, kind in kinds.items() if getattr(kind, "dtype", None) in ("string", "large_string")]
+    whole = [name for name, kind in kinds.items() if type(kind).__name__ not in ("Value", "ClassLabel")]
+    if whole and len(features) > 1:
+        others = ", ".join(repr(name) for name in features if name != whole[0])
+        fail(
+            where,
+            f"column {whole[0]!r} is of lists or images, which are an example alone, and there is {others}",
+            f"give features=[{whole[0]!r}]",
+        )
+    if texts:
+        mend = "make it lists of integers of one length, by dataset.map and a tokeniser, or name features= without it"
+        fail(f"{where}: column {texts[0]!r}", "is text, no numbers", mend)
 
 
 def _examples(plain: Any, features: list[str], options: HuggingFaceOptions, at: Any) -> Any:

@@ -26,7 +26,7 @@ from fedfleet.datasets import given
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.folders import SUFFIXES
-from fedfleet.datasets.given import Parts, Rows, fail
+from fedfleet.datasets.given import Held, Parts, Rows, fail
 from fedfleet.simulator.errors import one_line
 
 Each = Literal["client", "domain", "class"]
@@ -46,7 +46,7 @@ class FolderOptions(BaseModel):
     """Pixels that both sides are resized to; all images have to be of one size if not given."""
     channels: int = Field(default=3, ge=1, le=3)
     """3, or 1 for grey."""
-    test: str | None = None
+    test: Held | None = None
     """Folder of test images in the same layout; if not given, a share is held out, ``hold_out``."""
     hold_out: float = Field(default=0.1, gt=0, lt=1)
     """Without ``test``: the share, of clients if these are folders, of images else, of every domain, that are tested on."""

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedfleet.datasets import given
 from fedfleet.datasets.files import DataError
-from fedfleet.datasets.given import Parts, Rows, fail
+from fedfleet.datasets.given import Held, Parts, Rows, fail
 from fedfleet.simulator.errors import one_line
 
 FEATURES, LABELS = ("pixels", "image", "x"), ("label", "y", "target")
@@ -28,7 +28,7 @@ class TffOptions(BaseModel):
 
     path: str
     """HDF5 file of the clients."""
-    test: str | None = None
+    test: Held | None = None
     """HDF5 file of test examples; if not given, those of a share of the clients are, ``hold_out``."""
     hold_out: float = Field(default=0.1, gt=0, lt=1)
     """Without ``test``: the share of clients, a fixed draw, whose examples are the test examples."""

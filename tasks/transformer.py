@@ -44,15 +44,18 @@ INSIDE = "net."
 
 
 class Logits(nn.Module):
-    """A transformer that takes tokens (B, T) to logits, (B, classes) or (B, T, words); ``task`` is what PEFT calls it."""
+    """A transformer that takes tokens (B, T), or images (B, channels, height, width), to logits, (B, classes) or (B, T, words).
 
-    def __init__(self, net: nn.Module, task: str):
+    ``task`` is what PEFT calls it, None where it has no name for it: of images.
+    """
+
+    def __init__(self, net: nn.Module, task: str | None):
         super().__init__()
         self.net, self.task = net, task
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits; every token counts, also one for padding."""
-        return self.net(input_ids=x.long()).logits
+        return self.net(pixel_values=x).logits if self.task is None else self.net(input_ids=x.long()).logits
 
 
 def of_configuration(
@@ -97,15 +100,15 @@ class _Made:
         import transformers  # here, for it takes seconds to import
 
         config = self._config(transformers)
-        auto = (
-            transformers.AutoModelForSequenceClassification
-            if self._use == "classify"
-            else transformers.AutoModelForCausalLM
-        )
-        if type(config) not in auto._model_mapping:
+        kinds = [transformers.AutoModelForCausalLM]
+        if self._use == "classify":
+            kinds = [transformers.AutoModelForSequenceClassification, transformers.AutoModelForImageClassification]
+        auto = next((kind for kind in kinds if type(config) in kind._model_mapping), None)
+        if auto is None:
             raise ConfigError(
                 f"{self._said}: transformers has no {config.model_type} that can {self._use}: take another model_type"
             )
+        of_images = auto is transformers.AutoModelForImageClassification
         made: Any = {"attn_implementation": "eager"}
         if self._folder is None or torch.get_default_device().type == "meta":
             net = auto.from_config(config, **made).float()
@@ -117,9 +120,9 @@ class _Made:
                 "dtype": torch.float32,
             }
             net = auto.from_pretrained(str(self._folder), config=config, **made)
-        if self._use == "classify" and net.config.pad_token_id is None:
+        if self._use == "classify" and not of_images and net.config.pad_token_id is None:
             net.config.pad_token_id = -1  # no token, so that the last one is looked at
-        return Logits(net, TASKS[self._use])
+        return Logits(net, None if of_images else TASKS[self._use])
 
     def _config(self, transformers: Any) -> Any:
         given = dict(self._given)

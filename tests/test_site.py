@@ -24,8 +24,10 @@ ROOT = Path(__file__).resolve().parents[1]
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("site")
     os.environ["NO_MKDOCS_2_WARNING"] = "1"
-    words = ["build", "--strict", "--quiet", "--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(out)]
-    mkdocs.cli.main(words, standalone_mode=False)  # which raises at a warning, such as of a link that leads nowhere
+    words = ["build", "--strict", "--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(out)]
+    mkdocs.cli.main(
+        words, standalone_mode=False
+    )  # raises at a warning, such as of a lost link; with --quiet it sees none
     return out
 
 

@@ -10,15 +10,18 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks import command
+import torch
+
+from benchmarks import command, limit
 from benchmarks.cases import CASES
 from benchmarks.command import say
+from benchmarks.peers import workload
 from benchmarks.peers.environments import Failure, default_folder, execute, ready
 from benchmarks.peers.workload import Case
 from benchmarks.results import result
@@ -140,12 +143,27 @@ def cell(values: Sequence[float | None] | None) -> str:
     return text if len(there) == 1 else f"{text} ({command.number(min(there))} to {command.number(max(there))})"
 
 
-def report(found: dict[str, dict[str, list[Run]]], names: Sequence[str]) -> None:
-    """Print the tables: speeds, ratios, failures."""
+def arithmetic(case: Case) -> float:
+    """Return the floating-point operations of a client update of FedAvg's, in the layers of the net."""
+    return limit.flop(workload.net(case), torch.randn(2, *case.shape)) * case.samples * case.epochs
+
+
+def report(
+    found: dict[str, dict[str, list[Run]]], names: Sequence[str], flop_per_s: float, of: Mapping[str, Case]
+) -> None:
+    """Print the tables: speeds, shares of what large products reach, ratios, failures."""
     others = [n for n in names if n != "fedfleet"]
     speeds = {case: {n: rates(r) for n, r in runs.items()} for case, runs in found.items()}
     title = "Client updates a second: median (least to most) over the turns"
     rows = [[case, *(cell(s.get(n)) for n in names)] for case, s in speeds.items()]
+    command.show(title, ["case", *(CONTESTANTS[n].title for n in names)], rows)
+    title = f"Their arithmetic over that of large products, {flop_per_s / 1e9:,.0f} GFLOP/s on {WORKERS} cores at once"
+    shares = {
+        c: {n: [r and r * arithmetic(of[c]) / flop_per_s for r in v] for n, v in s.items()}
+        for c, s in speeds.items()
+        if of[c].algorithm == "fedavg"
+    }
+    rows = [[case, *(cell(s.get(n)) for n in names)] for case, s in shares.items()]
     command.show(title, ["case", *(CONTESTANTS[n].title for n in names)], rows)
     title = "fedfleet with 2 actors, times as fast as: median (least to most) of the ratios within a turn"
     versus = {case: {n: ratios(s["fedfleet"], s[n]) for n in others if n in s} for case, s in speeds.items()}
@@ -179,13 +197,14 @@ def main(argv: list[str] | None = None) -> None:
     skipped = {n for n in ("jax", "pfl", "flower") if getattr(args, f"skip_{n}")}
     names = [n for n in CONTESTANTS if n not in skipped]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended too
-    found = {}
+    flop_per_s, found, of = limit.together(WORKERS), {}, {}
     for case in command.cases(args.case, rounds=args.rounds, warmup=args.warmup):
+        of[case.name] = case
         found[case.name] = compare(case, names, args)
         if args.json:
             about = {"machine": command.machine(), "repeats": args.repeats, "cases": [asdict(CASES[c]) for c in found]}
-            command.write(args.json, about | {"runs": found})
-    report(found, names)
+            command.write(args.json, about | {"flop_per_s": flop_per_s, "runs": found})
+    report(found, names, flop_per_s, of)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from fedfleet.config.schema import Config, load
     from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
     from fedfleet.experiments.experiment import Experiment
+    from fedfleet.experiments.progress import Progress
     from fedfleet.experiments.resume import resume
-    from fedfleet.experiments.run import Run
+    from fedfleet.experiments.run import Run, open_run
     from fedfleet.report import write_report
     from fedfleet.simulator.algorithm import Algorithm, Task
     from fedfleet.simulator.population import Population
@@ -38,8 +39,10 @@ __all__ = [
     "Experiment",
     "FederatedDataset",
     "FedfleetError",
+    "Progress",
     "Run",
     "load",
+    "open_run",
     "resume",
     "run",
     "write_report",
@@ -51,8 +54,10 @@ HOMES = {
     "Examples": "datasets.examples",
     "FederatedDataset": "datasets.examples",
     "Experiment": "experiments.experiment",
+    "Progress": "experiments.progress",
     "Run": "experiments.run",
     "load": "config.schema",
+    "open_run": "experiments.run",
     "resume": "experiments.resume",
     "write_report": "report",
 }
@@ -70,8 +75,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List what is there, imported yet or not."""
-    return sorted({*globals(), *__all__})
+    """List what there is for others, imported yet or not."""
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, "data", "tasks"})
 
 
 def run(
@@ -94,7 +99,7 @@ def run(
         task, algorithm, data: your own, instead of the configured ones. A ``Dataset`` is dealt to clients by the configured
             partition, a ``FederatedDataset`` comes in clients.
         population: clients of your own; their attribute ``test`` (``Examples``), or ``data``, is what models are tested on.
-        callbacks: who is told how it goes, round by round, and may stop it.
+        callbacks: who is told how it goes, round by round, and may stop it; ``fedfleet.Progress()`` shows it.
 
     Raises ConfigError or DataError for input that cannot run, FedfleetError for a run that failed.
 
@@ -102,5 +107,11 @@ def run(
     from fedfleet.config.schema import load
     from fedfleet.experiments.experiment import Experiment
 
-    experiment = Experiment(load(config, overrides), task=task, algorithm=algorithm, population=population, data=data)
-    return experiment.run(Path(out), callbacks)
+    own = {"task": task, "algorithm": algorithm, "population": population, "data": data}
+    experiment = Experiment(load(config, overrides), **own)
+    try:
+        return experiment.run(Path(out), callbacks)
+    except KeyboardInterrupt as e:
+        given = "".join(f", {name}=…" for name, part in own.items() if part is not None)
+        e.add_note(f"go on with fedfleet.resume({str(out)!r}{given})")
+        raise

@@ -409,9 +409,13 @@ def test_a_failing_peer_leaves_the_others_alone(monkeypatch, capsys):
     runs = peers.compare(TINY, list(contestants), Namespace(repeats=2))
     assert peers.ratios(peers.rates(runs["fedfleet"]), peers.rates(runs["other"])) == [3.0, 5.0]
     assert peers.ratios(peers.rates(runs["fedfleet"]), peers.rates(runs["broken"])) == [None, None]
-    peers.report({"tiny": runs}, list(contestants))
+    peers.report({"tiny": runs}, list(contestants), 1e6, {"tiny": TINY})
     shown = capsys.readouterr().out
     assert "4 (3 to 5)" in shown
+    assert (
+        peers.arithmetic(TINY) == 2 * 2 * 6 * 10 * 10 * 3
+    )  # a product forward, one for the weight, of 3 times 10 rows
+    assert "0.288 (0.216 to 0.36)" in shown
     assert "failed: tiny, broken: ImportError: no module" in shown
 
 

@@ -313,7 +313,12 @@ def test_bytes_in_lists_are_pixels_and_named_labels_keep_their_numbers():
         (lambda t, d: from_hf(t, test="test"), "test: is a str: give a share, or a datasets.Dataset"),
         (lambda t, d: from_hf(t, client="usr"), "train: no column 'usr': did you mean 'user'"),
         (lambda t, d: from_hf(t, features=["b"]), "train: no column 'b': choose among user, a, label"),
-        (lambda t, d: from_hf(t), "column 'user': is text, no numbers"),
+        (lambda t, d: from_hf(t), "column 'user': is text, no numbers: make it lists of integers of one length"),
+        (
+            lambda t, d: from_hf(bytes_of([[1], [2]]).add_column("mask", [[1], [1]])),
+            "train: column 'x' is of lists or images, which are an example alone, and there is 'mask': give features=['x']",
+        ),
+        (lambda t, d: from_hf(t, client="user", features="a"), "features: is 'a': give a list of columns"),
         (lambda t, d: from_hf(t, label="user", features=["a"]), "labels are no numbers"),
         (lambda t, d: from_hf(t, client="user", channels=2), "channels: is 2: give 3, or 1 for grey"),
         (lambda t, d: read("hf", path=str(d)), "cannot be read ("),
@@ -432,3 +437,12 @@ def test_clients_whose_rows_are_mixed_are_kept_together_with_their_domains(tmp_p
     assert held(there, 2)[0].tolist() == x[[2, 4]].tolist()
     assert there.population.domains(torch.arange(3)).tolist() == [0, 0, 1]
     assert (there.test.y.tolist(), there.test.domain.tolist()) == ([0, 1, 2, 3], [0, 1, 0, 1])
+
+
+@pytest.mark.parametrize("name", ["hf", "image_folder", "tff"])
+def test_a_share_of_test_examples_is_told_its_key(name: str):
+    given = {"population": {"dataset": {"name": name, "path": "x", "test": 0.2}}}
+    with pytest.raises(
+        fedfleet.ConfigError, match=r"^population.dataset.test=0.2: it says where .* for a share give hold_out=0.2$"
+    ):
+        load(given)

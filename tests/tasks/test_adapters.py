@@ -236,6 +236,26 @@ def test_a_language_model_of_hugging_face_learns_adapters_that_peft_reads(tmp_pa
         fedfleet.resume(tmp_path / "run", {"rounds": 2}, data=fedfleet.Dataset("words", words, words))
 
 
+def test_a_transformer_of_images_learns_adapters_that_peft_reads(tmp_path):
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    given = {"model_type": "vit", "image_size": 8, "patch_size": 4, "num_channels": 1, "hidden_size": 8}
+    given |= {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    (tmp_path / "vit.json").write_text(json.dumps(given))
+    task = {"model": f"transformers:{tmp_path / 'vit.json'}", "adapters": {"rank": 2, "alpha": 3}}
+    run = fedfleet.run({**CONFIG, "task": task}, out=tmp_path / "run")
+    base, x = run.model("base"), torch.rand(9, 1, 8, 8)
+    assert isinstance(base, transformers.ViTForImageClassification)
+    mine, before = run.model()(x).logits, base(x).logits
+    assert mine.shape == (9, 10)
+    theirs = peft.PeftModel.from_pretrained(base, str(run.save_adapters(tmp_path / "peft"))).eval()
+    assert torch.allclose(theirs(pixel_values=x).logits, mine, rtol=0, atol=1e-6)
+    assert (before - mine).abs().max() > 1e-3
+    assert json.loads((tmp_path / "peft" / "adapter_config.json").read_text())["task_type"] is None
+    (tmp_path / "vit.json").write_text(json.dumps({"model_type": "clip_text_model"}))
+    with pytest.raises(ConfigError, match=r"transformers has no clip_text_model that can classify: take another"):
+        fedfleet.Experiment(fedfleet.load({**CONFIG, "task": task}))
+
+
 BAD = {
     "no such layer": (
         {"targets": ["7"]},

@@ -52,17 +52,19 @@ def run(
     until: Annotated[str | None, typer.Option(help="Stop once a metric is reached, such as eval/auc=0.95.")] = None,
     max_seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds.")] = None,
     warm_start: Annotated[Path | None, typer.Option(help="Start from this model.safetensors.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each, instead of the configuration's.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, for a configuration of several runs.")] = 1,
     report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
 ) -> None:
-    """Run an experiment and write its run folder."""
+    """Run an experiment, or several of one configuration, and write its run folder."""
     if out is not None:
         check_free(out)
     chosen = loaded(config, overrides)
     from fedfleet.config.schema import with_overrides
     from fedfleet.experiments import campaign
 
-    given = {"until": until, "max_seconds": max_seconds, "warm_start": warm_start}
+    numbers = None if seeds is None else [*range(chosen.seed, chosen.seed + seeds)]
+    given = {"until": until, "max_seconds": max_seconds, "warm_start": warm_start, "seeds": numbers}
     chosen = with_overrides(chosen, {k: v for k, v in given.items() if v is not None})
     out = out or _new_folder(config)
     with interruptible(f"go on with `fedfleet resume {out}`"):
@@ -209,29 +211,15 @@ def invert(
 
 @app.command(name="list")
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, attacks, datasets, tasks, trackers or transforms")],
+    what: Annotated[str, typer.Argument(help="algorithms, datasets, tasks, partitions, attacks, trackers, …")] = "",
 ) -> None:
-    """List what can be named in a configuration."""
-    from fedfleet.algorithms.registry import ALGORITHMS
-    from fedfleet.attacks.registry import ATTACKS
-    from fedfleet.datasets.registry import NAMES
-    from fedfleet.tasks.registry import TASKS
-    from fedfleet.tracking.registry import TRACKERS
-    from fedfleet.transforms.registry import TRANSFORMS
+    """List what can be named in a configuration; `fedfleet show` has the options of each."""
+    from fedfleet.commands import show_named
 
-    kinds: dict[str, dict[str, str]] = {
-        "algorithms": {k: v.about for k, v in ALGORITHMS.items()},
-        "attacks": {k: v.about for k, v in ATTACKS.items()},
-        "datasets": dict(NAMES),
-        "tasks": {k: v.about for k, v in TASKS.items()},
-        "trackers": {k: v.about for k, v in TRACKERS.items()},
-        "transforms": {k: v.about for k, v in TRANSFORMS.items()},
-    }
-    if what not in kinds:
+    kinds = show_named.kinds()
+    if (found := show_named.called(what, kinds)) is None:
         raise ConfigError(f"list {what!r}: choose one of {', '.join(kinds)}")
-    width = max(map(len, kinds[what]))
-    for name, about in kinds[what].items():
-        typer.echo(f"{name:{width}}  {about}".rstrip())
+    typer.echo(show_named.listed(found))
 
 
 @app.command()

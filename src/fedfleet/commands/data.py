@@ -97,7 +97,10 @@ def trace(
 def show(
     what: Annotated[
         str,
-        typer.Argument(help="data; or a kind: algorithm, task, dataset, partition, availability, attack, tracker, …"),
+        typer.Argument(
+            help="data; or a kind: algorithm, task, dataset, partition, availability, attack, tracker, …; or a section: config, "
+            "cohort, evaluation, executor, …"
+        ),
     ],
     config: Annotated[
         Path | None,
@@ -107,7 +110,7 @@ def show(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it, too, as FILE.svg or FILE.png.")] = None,
     clients: Annotated[int, typer.Option(min=0, help="Clients that have a row of their own.")] = 20,
 ) -> None:
-    """Show who holds what: sizes, labels by client, domains; or a thing that can be named, with its options. Nothing is run."""
+    """Show who holds what: sizes, labels by client, domains; or the options of a name, or of a section. Nothing is run."""
     if what != "data":
         return _show_named(what, config, overrides)
     if config is None:
@@ -128,17 +131,17 @@ def show(
 def _show_named(kind: str, name: Path | None, more: list[str] | None) -> None:
     from fedfleet.commands import show_named
 
-    if kind not in (known := list(show_named.kinds())):
+    known = [*show_named.kinds(), *(sections := show_named.sections())]
+    if (found := show_named.called(kind, known)) is None:
         raise ConfigError(f"show {kind!r}: choose data, or one of {', '.join(known)}")
-    if more:
-        raise ConfigError(f"show {kind} {name} {more[0]}: give one name")
-    if name is None:
-        listed = list(show_named.names(kind))
-        for each, about in listed:
-            typer.echo(f"{each:{max(len(n) for n, _ in listed)}}  {about}".rstrip())
-    else:
-        console = Console(width=None if sys.stdout.isatty() else show_named.PLAIN_WIDTH)
-        console.print(show_named.page(kind, str(name)))
+    kind, section = found, found in sections
+    if more or (name is not None and section):
+        raise ConfigError(f"show {kind} {name}{' ' + more[0] if more else ''}: give {'no' if section else 'one'} name")
+    if name is None and not section:
+        typer.echo(show_named.listed(kind))
+        return
+    console = Console(width=None if sys.stdout.isatty() else show_named.PLAIN_WIDTH)
+    console.print(show_named.section_page(kind) if section else show_named.page(kind, str(name)))
 
 
 def partition(

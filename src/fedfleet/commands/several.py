@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedfleet.commands.arguments import ConfigArg, OverridesArg, loaded, there
-from fedfleet.commands.terminal import interruptible, progress, wide
+from fedfleet.commands.terminal import interruptible, progress, table, wide
 from fedfleet.simulator.errors import ConfigError
 
 
@@ -47,6 +47,10 @@ def study(
         return
     with interruptible("the same command goes on"):
         tables = studying.run(prepared, out, shown, jobs)
+    from fedfleet.report.study_page import finals
+
+    head, rows = finals(tables)
+    wide().print(table(head, rows))
     typer.echo(f"{out}: {len(tables.study)} trials")
 
 

@@ -1,4 +1,4 @@
-"""What can be named in a configuration, each thing with its options: their types, defaults and lines, as the code has them."""
+"""What can be named in a configuration, each thing with its options, and the other sections, as the code has them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -16,13 +16,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.attacks.registry import ATTACKS
+from fedfleet.commands.terminal import table
 from fedfleet.config.checking import unknown
-from fedfleet.config.schema import NAMED
+from fedfleet.config.schema import NAMED, Config
 from fedfleet.datasets.registry import NAMES
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tasks.registry import TASKS
@@ -32,6 +32,7 @@ from fedfleet.transforms.registry import TRANSFORMS
 
 BOUNDS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
 PLAIN_WIDTH = 140
+OPTION = ("option", "type", "default", "")
 YEAR = re.compile(r"\b(19|20)\d\d\b")
 
 
@@ -64,11 +65,38 @@ def kinds() -> dict[str, Kind]:
     return found
 
 
+def sections() -> dict[str, type[BaseModel]]:
+    """Return the sections of a configuration with keys of their own, and as "config" the whole."""
+    inner = {key: _section(field.annotation) for key, field in Config.model_fields.items() if key not in NAMED}
+    return {"config": Config} | {key: of for key, of in inner.items() if of is not None}
+
+
+def called(word: str, known: Container[str]) -> str | None:
+    """Return which of those known a word means, in the singular or in the plural."""
+    return next((each for each in (word, word.removesuffix("s")) if each in known), None)
+
+
+def section_page(name: str) -> RenderableType:
+    """Return what there is to say of a section: its keys; of the whole configuration those at the top."""
+    of = sections()[name]
+    whole = of is Config
+    rows = [row for row in fields(of) if not (whole and "." in row[0])]
+    more = "fedfleet show KEY, or KIND and NAME, says what is below a mapping." if whole else _sentence(of)
+    return Group(Text.assemble((name, "bold"), "  ", more), Text(""), table(OPTION, rows))
+
+
 def names(kind: str) -> Iterator[tuple[str, str]]:
     """Yield every name of a kind, and a line on it."""
     of = kinds()[kind]
     for name in of.options:
         yield name, about(of, name)
+
+
+def listed(kind: str) -> str:
+    """Return a line a name of a kind."""
+    found = list(names(kind))
+    width = max(len(name) for name, _ in found)
+    return "\n".join(f"{name:{width}}  {line}".rstrip() for name, line in found)
 
 
 def about(of: Kind, name: str) -> str:
@@ -87,12 +115,7 @@ def page(kind: str, name: str) -> RenderableType:
         parts += [Text(""), Text(said)]
     rows = list(fields(options, skip=of.key))
     if rows:
-        table = Table(show_lines=False)
-        for column in ("option", "type", "default", ""):
-            table.add_column(column, overflow="fold")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        parts += [Text(""), table]
+        parts += [Text(""), table(OPTION, rows)]
     parts += [Text(""), Text(example(kind, name))]
     return Group(*parts)
 
@@ -128,7 +151,7 @@ def example(kind: str, name: str) -> str:
         section, value = "transforms.down", [given, "bf16"]
     for part in reversed(section.split(".")):
         value = {part: value}
-    return yaml.safe_dump(value, sort_keys=False, default_flow_style=False).rstrip()
+    return yaml.safe_dump(value, sort_keys=False, default_flow_style=False, allow_unicode=True).rstrip()
 
 
 def _completed(given: dict[str, Any], options: type[BaseModel], key: str) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def plan(
     axes = given | {k: v for k, v in (config.vary or {}).items() if k not in given}
     if grid and not axes:
         raise ConfigError(
-            "--vary: nothing varies: give --vary dotted.key=value,value (or run the labels with fedfleet run)"
+            "--vary: nothing varies: give --vary dotted.key=value,value; for labels and seeds alone, fedfleet run CONFIG --seeds 3"
         )
     for key, values in axes.items():
         if key == "algorithm":  # a column of that name tells which it is

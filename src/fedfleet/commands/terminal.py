@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from fedfleet.commands.arguments import TERMINATED
 
@@ -23,6 +25,16 @@ class Interrupted(Exception):
 def wide() -> Console:
     """Return a console for tables."""
     return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table of texts as they are."""
+    found = Table(show_lines=False)
+    for column in head:
+        found.add_column(Text(column), overflow="fold")
+    for row in rows:
+        found.add_row(*map(Text, row))
+    return found
 
 
 def progress(*, stderr: bool = False) -> Any:

@@ -69,6 +69,9 @@ def read(path: Path) -> Mapping[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file: give the path of a YAML file") from None
     except (OSError, ValueError) as e:
+        if isinstance(e, IsADirectoryError) and (path / "config.yaml").exists():
+            mend = "open it by fedfleet.open_run, or give the config.yaml in it"
+            raise ConfigError(f"{path}: the folder of a run: {mend}") from None
         raise ConfigError(f"{path}: cannot be read ({one_line(e)}): give the path of a YAML file") from None
     try:
         found = parse(text)

@@ -27,7 +27,7 @@ from fedfleet.experiments.resume import resume as go_on
 from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import check_free, claim, summary_of
 from fedfleet.experiments.workers import Workers
-from fedfleet.report import write_report
+from fedfleet.report import finals, write_report
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 
 CAMPAIGN = "campaign.yaml"
@@ -145,6 +145,7 @@ def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report:
         _note(config, claim(out))
         done = _in_processes(plan, out, progress, jobs) if jobs > 1 else _in_turn(plan, out, progress, loaded)
         runs, failures = _parted(done)
+        _tell(plan, out, progress)
     return _reported(runs, failures, out, progress, report=report)
 
 
@@ -161,6 +162,7 @@ def resume(out: Path, overrides: list[str] | None, progress: Progress, *, report
     left = [trial for trial in plan if at_its_end(out / trial.place, trial.config) is None]
     progress.say(f"{len(plan) - len(left)} of {len(plan)} runs are at their end")
     runs, failures = _parted(_in_turn(left, out, progress, {}))
+    _tell(plan, out, progress)
     return _reported(runs, failures, out, progress, report=report)
 
 
@@ -176,6 +178,12 @@ def as_given(config: Config) -> str:
 
 def _parted(done: list[Run | FedfleetError]) -> tuple[list[Run], list[FedfleetError]]:
     return [r for r in done if isinstance(r, Run)], [e for e in done if isinstance(e, FedfleetError)]
+
+
+def _tell(plan: list[Trial], out: Path, progress: Progress) -> None:
+    """Say what came of each label, over the seeds that ended."""
+    for line in finals([folder for t in plan if summary_of(folder := out / t.place).get("final")]):
+        progress.say(line)
 
 
 def _reported(

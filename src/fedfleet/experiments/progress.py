@@ -18,22 +18,27 @@ QUIET = ("_worst_tenth", "_spread")  # metrics for the tables
 
 
 class Progress(Callback):
-    """Shows rounds as they end: round, what became of the invited, metric, rounds/s, client steps/s, virtual time, time left."""
+    """Shows rounds as they end: round, what became of the invited, metric, rounds/s, client steps/s, virtual time, time left.
 
-    def __init__(self, console: Console | None):
-        self._console = console
+    It is what the command line shows; ``fedfleet.run(…, callbacks=fedfleet.Progress())`` shows it in Python, in a notebook as one
+    line that replaces itself.
+    """
+
+    def __init__(self, console: Console | None = None, *, silent: bool = False):
+        self._console = None if silent else console or Console()
         self._live: Live | None = None
         self._handle: Any = None  # of the line in a notebook
         self._started = time.monotonic()
         self._shown = 0.0
         self._metric = ""
+        self._measured = 0  # rounds done when it was
         self._before = self._rounds = self._steps = 0
         self._virtual_s = 0.0
 
     @classmethod
     def silent(cls) -> Progress:
         """Return one that shows nothing."""
-        return cls(None)
+        return cls(silent=True)
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -43,7 +48,7 @@ class Progress(Callback):
     def start(self, run: Begun) -> None:
         """Show the initial model's ``eval/<metric>`` values; a run begins, or goes on after so many rounds."""
         self._started = self._shown = time.monotonic()
-        self._metric = _metrics(run.initial)
+        self._metric, self._measured = _metrics(run.initial), run.done
         self._before, self._rounds, self._steps, self._virtual_s = run.done, run.rounds, 0, 0.0
         self.say(f"going on after {run.done} rounds" if run.done else f"initial model: {self._metric}")
 
@@ -52,7 +57,8 @@ class Progress(Callback):
         if self._console is None:
             return
         metrics = _metrics({k: v for k, v in row.items() if k.startswith("eval/")})
-        self._metric = metrics or self._metric
+        if metrics:
+            self._metric, self._measured = metrics, row["round"] + 1
         self._steps += row["client_steps"]
         self._virtual_s += row["virtual_s"]
         done, rounds = row["round"] + 1, self._rounds
@@ -84,8 +90,9 @@ class Progress(Callback):
         spent = max(time.monotonic() - self._started, 1e-9)
         here = done - self._before
         left = spent / here * (rounds - done)
+        when = "" if self._measured == done else f" after {self._measured}"
         return (
-            f"round {done}/{rounds} | {_fates(phases)} | {self._metric} | {here / spent:.1f} rounds/s | "
+            f"round {done}/{rounds} | {_fates(phases)} | {self._metric}{when} | {here / spent:.1f} rounds/s | "
             f"{self._steps / spent:,.0f} client steps/s | virtual {self._virtual_s:,.0f} s | left {left:,.0f} s"
         )
 

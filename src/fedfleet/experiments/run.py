@@ -12,22 +12,50 @@ from typing import Any, Literal
 import pandas as pd
 from torch import nn
 
-from fedfleet.experiments.runfolder import BEST
+from fedfleet.experiments.runfolder import BEST, SUMMARY, summary_of
 from fedfleet.experiments.weights import net_of, save_adapters
 from fedfleet.simulator.algorithm import Task
 from fedfleet.simulator.errors import ConfigError
 
 WIDTH, HEIGHT, EDGE = 420, 150, 34  # pixels of the curve, and around it
 COLOR = "#0072B2"
+NAMED = 6  # runs of a folder of several that are named
 
 
-@dataclass(frozen=True)
+def open_run(folder: Path | str, task: Task | None = None) -> Run:
+    """Return the run in a folder, as ``fedfleet.run`` returned it when it ended; nothing is computed.
+
+    Args:
+        folder: what was given as ``out``, or the folder of one of several runs.
+        task: the one made in Python that the run had, if any, for ``model()``.
+
+    Raises ConfigError where no run has ended there.
+
+    """
+    folder = Path(folder)
+    if not (folder / SUMMARY).exists():
+        below = sorted(str(path.parent.relative_to(folder)) for path in folder.glob(f"*/**/{SUMMARY}"))
+        some = ", ".join(below[:NAMED]) + (", …" if len(below) > NAMED else "")
+        mend = f"there are {some}: give one of these" if below else "give the folder of a run that has ended"
+        raise ConfigError(f"{folder}: no {SUMMARY} there: {mend}")
+    return Run(folder, summary_of(folder), task)
+
+
+@dataclass(frozen=True, repr=False)
 class Run:
     """A finished run: its folder, its summary, its tables. A notebook shows it as a table and a curve."""
 
     folder: Path
     summary: Mapping[str, Any]
     task: Task | None = None
+
+    def __repr__(self) -> str:
+        """Return a line: where it is, how it ended, the last metrics; ``summary`` has all that there is."""
+        metrics = ", ".join(
+            f"{k.removeprefix('eval/')} {_number(v)}" for k, v in (self.summary.get("final") or {}).items()
+        )
+        ended = f"{self.summary.get('status')}, {self.summary.get('rounds')} rounds"
+        return f"Run({str(self.folder)!r}: {ended}{metrics and f', {metrics}'})"
 
     def table(self, name: str) -> pd.DataFrame:
         """Return a table of the run folder: "rounds", "phases", "fates" or "clients"."""

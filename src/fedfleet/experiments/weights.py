@@ -81,8 +81,8 @@ def task_of(folder: Path, summary: Mapping[str, Any]) -> Task:
     raw, examples = read(folder / "config.yaml"), summary.get("examples")
     if "own" in (raw.get("task") or {}):
         raise ConfigError(
-            f"{folder}: its task was made in Python, which no file brings back: take the Run that fedfleet.run or "
-            f"fedfleet.resume(…, task=…) returned"
+            f"{folder}: its task was made in Python, which no file brings back: take the Run that fedfleet.run "
+            f"returned, or fedfleet.open_run({str(folder)!r}, task=…)"
         )
     if examples is None:
         raise ConfigError(

@@ -8,11 +8,12 @@ May import: simulator, simulator.driver.evaluation.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["write_report"]
+__all__ = ["finals", "write_report"]
 
 ROUNDS = "rounds.parquet"
 SEARCH_DEPTH = 3  # a comparison folder is <label>/seed-<n>/, and one level more for a folder of comparisons
@@ -48,6 +49,26 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     drawn = figures.draw(found)
     html = page.render(found, drawn)
     return sheet.write(Path(out), html, drawn)
+
+
+def finals(runs: Sequence[Path]) -> list[str]:
+    """Return a line a label: final metrics, mean and sample standard deviation over its runs, of ``summary.json`` alone."""
+    from fedfleet.report.words import mean_sd
+
+    by_label: dict[str, list[dict[str, float | None]]] = {}
+    for folder in runs:
+        said = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        by_label.setdefault(said["label"], []).append(said.get("final") or {})
+    width = max(map(len, by_label), default=0)
+    lines = []
+    for label, found in by_label.items():
+        metrics = dict.fromkeys(name for one in found for name in one)
+        told = ", ".join(f"{m.removeprefix('eval/')} {mean_sd([one.get(m) for one in found])}" for m in metrics)
+        lines.append(
+            f"{label:{width}}  final {told or 'metrics are missing'}"
+            + (f" ({len(found)} runs)" if len(found) > 1 else "")
+        )
+    return lines
 
 
 def _expand(path: Path) -> Iterator[Path]:

@@ -180,6 +180,14 @@ def _results(tables: Tables) -> Grid:
     return Grid(head, rows, text)
 
 
+def finals(tables: Tables) -> tuple[list[str], list[list[str]]]:
+    """Return what a terminal shows of the table of results, its final metrics: head and rows."""
+    found = _results(tables)
+    first = len(tables.varied) + 2  # label, what varies, n
+    keep = [i for i, name in enumerate(found.head) if i < first or name.startswith(("final ", "reached "))]
+    return [found.head[i] for i in keep], [[str(row[i]) for i in keep] for row in found.rows]
+
+
 def _costs(tables: Tables) -> Grid | None:
     """Paired over seeds: each value of the first key less the first of its values."""
     key, *others = tables.varied

@@ -203,6 +203,20 @@ def test_one_failed_run_does_not_stop_the_others(command: Command, tiny: Path, j
     assert (out / "report.html").is_file()
 
 
+def test_of_several_seeds_the_mean_and_the_deviation_are_said(command: Command, tiny: Path) -> None:
+    out = tiny.parent / "all"
+    given = ("run", tiny, "compare={a: {}, long: {algorithm.lr: 0.2}}", "rounds=1", "--no-report", "--out", out)
+    status, said, _ = command(*given, "--seeds", 2, "seed=3")
+    assert status == 0
+    found = [summary(out / "long" / f"seed-{seed}")["final"]["eval/accuracy"] for seed in (3, 4)]
+    mean, deviation = sum(found) / 2, abs(found[0] - found[1]) / 2**0.5
+    first, second = said.splitlines()[-2:]
+    assert first.startswith("a     final accuracy ")
+    told = [float(x) for x in second.removeprefix("long  final accuracy ").split(",")[0].split(" ± ")]
+    assert told == pytest.approx([mean, deviation], abs=1e-3)
+    assert second.endswith(" (2 runs)")
+
+
 def begun(initial: dict[str, float], rounds: int) -> Begun:
     return Begun(folder=Path(), name="", config={}, rounds=rounds, initial=initial)
 

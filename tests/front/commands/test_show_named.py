@@ -52,6 +52,22 @@ def test_of_a_kind_alone_its_names_are_listed(command: Command) -> None:
     assert "Each client goes on and off at random" in page
 
 
+@pytest.mark.parametrize("word", ["availability", "partitions", "algorithm"])
+def test_a_list_is_what_show_says_of_a_kind(command: Command, word: str) -> None:
+    status, page, _ = command("list", word)
+    assert (status, page) == command("show", word)[:2]
+    assert page.count("\n") == len(KINDS[word.removesuffix("s")].options)
+
+
+@pytest.mark.parametrize("section", show_named.sections())
+def test_every_section_has_a_page_of_its_keys(command: Command, section: str) -> None:
+    status, page, _ = command("show", section)
+    assert status == 0
+    rows = [line.split("│")[1].strip() for line in page.splitlines() if line.startswith("│")]
+    assert set(show_named.sections()[section].model_fields) <= set(rows)
+    assert ("population.clients" in rows) is False
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -59,6 +75,7 @@ def test_of_a_kind_alone_its_names_are_listed(command: Command) -> None:
         (["algoritm", "x"], "show 'algoritm': choose data, or one of task, algorithm,"),
         (["attack", "alie", "noise"], "show attack alie noise: give one name"),
         (["data"], "show data: give a configuration"),
+        (["cohort", "invite"], "show cohort invite: give no name"),
     ],
 )
 def test_what_is_not_there_is_said_in_one_line(command: Command, words: list[str], said: str) -> None:

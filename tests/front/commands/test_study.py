@@ -428,11 +428,15 @@ def test_a_dry_run_says_what_would_be_run(config, tmp_path, done, command):
 def test_the_command_runs_it_and_tells_how_far_it_is(config, tmp_path, command):
     arguments = [config, "compare=null", "--vary", VARY[0], "--jobs", "1", "--out", str(tmp_path / "study")]
     status, said, error = command("study", *arguments)
-    assert (status, said) == (0, f"{tmp_path / 'study'}: 2 trials\n")
+    assert status == 0
+    assert said.endswith(f"\n{tmp_path / 'study'}: 2 trials\n")
     assert "trial 1/2 | left" in error
     assert "trial 2/2 | left 0 s | rate-0.2/seed-0: done" in error
     rows = pd.read_parquet(tmp_path / "study" / "study.parquet")
     assert rows["label"].tolist() == ["cdma_one"] * 2
+    cells = [[c.strip() for c in line.split("│")[1:4]] for line in said.splitlines() if line.startswith("│")]
+    assert cells == [["cdma_one", rate, "1"] for rate in ("1", "0.2")]
+    assert all(f"{value:.4f}" in said for value in rows["final/auc"])
     failing = [
         *arguments[:-1],
         str(tmp_path / "failing"),

@@ -1,0 +1,118 @@
+"""Runs opened from their folders, and what is shown of runs and of data in a line."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedfleet
+from fedfleet.simulator.errors import ConfigError
+
+CONFIG = {
+    "rounds": 2,
+    "population": {"clients": 4},
+    "cohort": {"invite": 2},
+    "task": {"model": "logistic"},
+    "executor": {"kind": "local", "inner": "serial"},
+}
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("opened") / "several"
+    for seed in (0, 1):
+        fedfleet.run(CONFIG, {"seed": seed}, out=out / "FedAvg" / f"seed-{seed}")
+    return out
+
+
+def test_a_run_that_has_ended_is_opened_as_it_was_returned(several: Path, tmp_path: Path) -> None:
+    returned = fedfleet.run(CONFIG, {"seed": 1}, out=tmp_path / "run")
+    opened = fedfleet.open_run(str(several / "FedAvg" / "seed-1"))
+    assert opened.rounds["train_loss"].tolist() == returned.rounds["train_loss"].tolist()
+    for ours, theirs in zip(opened.model().parameters(), returned.model().parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    final = returned.summary["final"]["eval/accuracy"]
+    assert repr(opened).startswith(f"Run('{opened.folder}': finished, 2 rounds, accuracy {final:.4f}, loss ")
+
+
+def test_a_folder_that_is_no_run_is_refused_saying_what_is_below_it(several: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"several: no summary.json there: there are FedAvg/seed-0, FedAvg/seed-1: give"
+    ):
+        fedfleet.open_run(several)
+    with pytest.raises(ConfigError, match=r"no summary.json there: give the folder of a run that has ended"):
+        fedfleet.open_run(tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"seed-0: the folder of a run: open it by fedfleet.open_run"):
+        fedfleet.load(several / "FedAvg" / "seed-0")
+
+
+def test_the_net_of_a_task_made_in_python_comes_back_with_the_task(tmp_path: Path) -> None:
+    own = {k: v for k, v in CONFIG.items() if k != "task"}
+    task = fedfleet.tasks.from_module(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), loss="cross_entropy")
+    run = fedfleet.run(own, task=task, out=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"made in Python, .* or fedfleet.open_run\('.*run', task=…\)"):
+        fedfleet.open_run(run.folder).model()
+    opened = fedfleet.open_run(run.folder, task=task).model()
+    assert torch.equal(opened.state_dict()["1.weight"], run.model().state_dict()["1.weight"])
+
+
+def test_an_interruption_says_how_to_go_on(tmp_path: Path) -> None:
+    class Interrupting(fedfleet.Callback):
+        def round(self, row, phases):
+            raise KeyboardInterrupt
+
+    data = fedfleet.data.from_arrays(torch.zeros(80, 2), [0, 1] * 40)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        fedfleet.run(CONFIG, data=data, out=tmp_path / "run", callbacks=Interrupting())
+    assert raised.value.__notes__ == [f"go on with fedfleet.resume('{tmp_path / 'run'}', data=…)"]
+    assert fedfleet.resume(tmp_path / "run", data=data).summary["status"] == "finished"
+
+
+def test_progress_is_shown_in_python_and_says_of_which_round_a_metric_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fedfleet.run(CONFIG, {"evaluation.every": 2}, out=tmp_path / "run", callbacks=fedfleet.Progress())
+    shown = capsys.readouterr().out
+    assert "initial model: accuracy " in shown
+    assert "round 2/2 | heard 2 of 2 " in shown
+    progress = fedfleet.Progress()
+    progress._metric, progress._rounds = "accuracy 0.5", 3
+    assert "| accuracy 0.5 after 0 |" in progress._line([], 1, 3)
+    progress._measured = 1
+    assert "| accuracy 0.5 |" in progress._line([], 1, 3)
+    shutil.rmtree(tmp_path / "run")
+    fedfleet.run(CONFIG, out=tmp_path / "run", callbacks=fedfleet.Progress(silent=True))
+    assert not capsys.readouterr().out
+
+
+def test_data_say_in_a_line_what_they_have() -> None:
+    x, y = torch.zeros(20, 3, 4, 4, dtype=torch.uint8), torch.arange(20) % 2
+    dealt = fedfleet.data.from_arrays(x, y, test=0.1)
+    assert repr(dealt) == (
+        "Dataset('arrays', train=Examples(18 of uint8 (3, 4, 4), 2 classes), test=Examples(2 of uint8 (3, 4, 4), 2 classes))"
+    )
+    held = fedfleet.data.from_arrays(
+        x, target=y.float(), client=torch.arange(20) // 5, domain=torch.arange(20) // 10, test=0.5
+    )
+    assert repr(held) == (
+        "FederatedDataset('arrays', 2 clients, test=Examples(10 of uint8 (3, 4, 4), targets ()), 2 domains)"
+    )
+
+
+def test_every_column_of_the_tables_is_in_the_documentation(several: Path) -> None:
+    run = fedfleet.open_run(several / "FedAvg" / "seed-0")
+    page = (Path(__file__).parents[3] / "docs" / "concepts.md").read_text(encoding="utf-8")
+    table = page[page.index("| column of `rounds.parquet`") : page.index("`phases.parquet` has the same")]
+    named = {
+        name
+        for line in table.splitlines()[2:]
+        for name in re.findall(r"`([\w/<>]+)`", line.split("|")[1] if "|" in line else "")
+    }
+    assert named == {"eval/<metric>" if name.startswith("eval/") else name for name in run.rounds}
+    assert run.table("phases").columns.difference(run.rounds.columns).tolist() == ["attempt", "phase"]
+    assert {"client", "fate", "virtual_s"} <= set(run.table("fates"))
