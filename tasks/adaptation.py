@@ -253,6 +253,10 @@ class DomainAdaptation:
         y = batch.y.clamp(min=0)
         return {"accuracy": (logits.argmax(1) == batch.y).float(), "loss": cross_entropy(logits, y)}
 
+    def predicted(self, outputs: Tree) -> Tensor:
+        """Return the class that the net says of each example (n,)."""
+        return outputs["logits"].argmax(1)
+
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
         """Return accuracy, mean cross-entropy and, where the adversary tells known domains apart, its accuracy."""
         right = outputs["logits"].argmax(1) == data["y"]

@@ -113,6 +113,10 @@ class RobustTraining:
         )
         return {"robust": robust, "clean": clean, "squared_norm": norm}
 
+    def predicted(self, outputs: Tree) -> Tensor:
+        """Return the class that the net says of each perturbed example (n,)."""
+        return outputs["robust"].argmax(1)
+
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
         """Return robust loss and accuracy, and the accuracy without perturbation."""
         robust, clean = (outputs[k].argmax(1) == data["y"] for k in ("robust", "clean"))

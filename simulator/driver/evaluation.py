@@ -28,6 +28,8 @@ SPREAD, END = re.compile(r"(^|[_/])(spread|std|gap)(_|$)"), re.compile(r"(loss|s
 VALIDATION = "validation"
 AIMED_AT = {"attack": "test", "all_attack": "all"}
 """Splits of the examples that an attack is aimed at, with the labels that it wants, and of which they are."""
+TESTED = ("test", "all")
+"""Splits of which is told what a model says of each class; the later one of those that are there counts."""
 CHUNK = 500  # fixed, since the chunk decides the bits
 
 
@@ -37,10 +39,11 @@ def measure(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, 
 
 
 class Measured(NamedTuple):
-    """Metrics by name, and where test examples have domains those by domain, see ``by_domain``."""
+    """Metrics by name; where test examples have domains those by domain, see ``by_domain``; and classes, see ``confusions``."""
 
     metrics: dict[str, float]
     domains: dict[str, Tensor]
+    classes: dict[str, Tensor] | None = None
 
 
 class Measurement:
@@ -61,12 +64,13 @@ class Measurement:
         """Return the task's metrics on every split; those of the split "test" have no prefix. To be called once."""
         found: dict[str, float] = {}
         domains: dict[str, Tensor] = {}
+        classes = None
         for split, pending in self._outputs.items():
             outputs, data = T.concat(list(pending)), self._data[split]
-            metrics, by = measured(self._task, split, outputs, data)
-            domains = by or domains
+            metrics, by, of_split = measured(self._task, split, outputs, data)
+            domains, classes = by or domains, of_split or classes
             found |= {f"{'' if split == 'test' else f'{split}_'}{name}": value for name, value in metrics.items()}
-        return Measured(found | of_model(self._task, self._z, self._data), domains)
+        return Measured(found | of_model(self._task, self._z, self._data), domains, classes)
 
 
 def of_model(task: Task, z: Tree, data: Mapping[str, Any]) -> dict[str, float]:
@@ -97,7 +101,34 @@ def measured(task: Task, split: str, outputs: Tree, data: Mapping[str, Tensor]) 
     if split == VALIDATION and guess is not None and "target" in data and data["target"].any():
         measures = label_free(guess(T.index(outputs, data["target"])))
         found |= {f"target_{name}": value for name, value in measures.items()}
-    return Measured(found, domains)
+    return Measured(found, domains, confusions(task, outputs, data) if split in TESTED else None)
+
+
+def confusions(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """Return of which label (k,) a model says which (k,), and of how many examples (k,), none left out that is not 0; int64.
+
+    Where there are domains, their number (k,) comes first; rows rise. What a model says is the task's ``predicted``, else the
+    likeliest of its ``probabilities``; None where it has neither.
+    """
+    if not says_classes(task):
+        return None
+    says: Any = getattr(task, "predicted", None)
+    said = says(outputs) if says is not None else _likeliest(task.probabilities(outputs))  # type: ignore[attr-defined]
+    if said.shape != data["y"].shape:  # a task of one's own may say something else
+        return None
+    columns = {"label": data["y"], "predicted": said}
+    columns = ({"domain": data["domain"]} if "domain" in data else {}) | columns
+    rows, counts = torch.stack(list(columns.values()), 1).long().unique(dim=0, return_counts=True)
+    return dict(zip(columns, rows.T, strict=True)) | {"examples": counts}
+
+
+def says_classes(task: Task) -> bool:
+    """Say whether a task can be asked for the class of an example."""
+    return hasattr(task, "predicted") or getattr(task, "probabilities", None) is not None
+
+
+def _likeliest(likely: Tensor) -> Tensor:
+    return likely.argmax(1) if likely.dim() == 2 else likely[:0]
 
 
 def has_rows(outputs: Tree, size: int) -> bool:

@@ -65,7 +65,11 @@ def test_wheel_and_source_hold_every_module_once(built):
     with tarfile.open(source) as tar:
         files = {m.name.partition("/")[2] for m in tar.getmembers() if m.isfile()}
     in_source = {name.removeprefix("src/") for name in files}
-    wanted = {"fedfleet/py.typed", "fedfleet/report/report.html.j2", "fedfleet/commands/cli.py"}
+    wanted = {
+        "fedfleet/py.typed",
+        *(f"fedfleet/report/report.{kind}" for kind in ("html.j2", "css", "js")),
+        "fedfleet/commands/cli.py",
+    }
     for folder in FOLDERS:
         wanted |= {f"fedfleet/{path.relative_to(ROOT)}" for path in (ROOT / folder).rglob("*.py")}
     assert not wanted - in_wheel

@@ -16,8 +16,8 @@ from fedfleet.config.schema import Config, complete, named
 from fedfleet.datasets import partition_file
 from fedfleet.datasets.examples import Dataset, fixed_draw
 from fedfleet.report.data_figures import Holdings
-from fedfleet.report.page import share
 from fedfleet.report.tables import gini
+from fedfleet.report.words import share
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.population import Population
 

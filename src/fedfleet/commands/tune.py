@@ -13,8 +13,8 @@ from fedfleet.config import schema as C
 from fedfleet.config.schema import Config
 from fedfleet.config.search import searched
 from fedfleet.experiments.progress import Progress
-from fedfleet.report.page import number, quantity
 from fedfleet.report.tuning_tables import Findings
+from fedfleet.report.words import number, quantity
 from fedfleet.tuning import found as findings
 from fedfleet.tuning import search as searching
 from fedfleet.tuning.search import Search

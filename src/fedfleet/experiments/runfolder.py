@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import pandas as pd
 import torch
 import yaml
 from safetensors import SafetensorError
@@ -157,6 +158,12 @@ class RunFolder:
         """Write images (n, c, h, w) in [-1, 1] that the model generates."""
         with self.writing(), whole(self.folder / "samples.safetensors") as scratch:
             save_file({"images": ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)}, scratch)
+
+    def keep_classes(self, rounds: int, classes: Mapping[str, torch.Tensor]) -> None:
+        """Write what the model after so many rounds says of the test examples of each class."""
+        frame = pd.DataFrame({"rounds": rounds, **{name: column.numpy() for name, column in classes.items()}})
+        with self.writing(), whole(self.folder / "classes.parquet") as scratch:
+            frame.to_parquet(scratch, index=False)
 
     def keep_plane(self, plane: Mapping[str, torch.Tensor]) -> None:
         """Write points, and what the model says of the plane around them."""

@@ -22,7 +22,7 @@ from fedfleet.experiments.stopping import DIVERGED, Stopping, paused, told
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.client_metrics import ClientMetrics
 from fedfleet.simulator.driver.codec import encode
-from fedfleet.simulator.driver.evaluation import Measured, Measurement, less_is_better, summarised
+from fedfleet.simulator.driver.evaluation import Measured, Measurement, less_is_better, says_classes, summarised
 from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.simulator.driver.server import model
 from fedfleet.simulator.driver.simulate import RoundRecord, Void, play, start
@@ -64,6 +64,7 @@ class Runner:
         self.scorer: str | None = None
         self.of_last: dict[str, float] = {}  # of the last model, on all test examples
         self.best: dict[str, float] = {}  # of every metric, the initial model's included
+        self.classes: Mapping[str, torch.Tensor] | None = None  # of the last model, if this process has evaluated it
         self.selected: Mapping[str, float] = {}  # what was measured of the model that is kept as the best
         self.invites = {experiment.config.cohort.invite}  # what is known of
         self.held: _Held | None = None
@@ -139,7 +140,7 @@ class Runner:
     def _rounds(self, executor: Executor) -> str:
         x, gauges = self.x, EXECUTORS[self.x.config.executor.kind].gauges()
         if self.initial is None:
-            self.initial, _ = self._result(self._measure(executor, None), self.at.state, 0)
+            self.initial, *_ = self._result(self._measure(executor, None), self.at.state, 0)
             self.folder.tables.metrics = tuple(self.initial)
             self._save()
         self.told.start(self._begun(self.initial))
@@ -228,7 +229,7 @@ class Runner:
     def _evaluate_again(self, executor: Executor) -> None:
         """Evaluate the round of the checkpoint, whose evaluation was under way."""
         evaluation = self._measure(executor, self.at.index - 1)
-        metrics, domains = self._result(evaluation, self.at.state, self.at.index)
+        metrics, domains, _ = self._result(evaluation, self.at.state, self.at.index)
         self._enter_domains(self.at.index - 1, domains)
         self.folder.tables.measured(metrics)
         self.unevaluated = False
@@ -248,13 +249,13 @@ class Runner:
         if self.held is None:
             return {}
         record, evaluation = self.held
-        metrics, domains = self._result(evaluation, record.state, record.index + 1)
+        metrics, domains, _ = self._result(evaluation, record.state, record.index + 1)
         self._enter(record, metrics, domains)
         return metrics
 
     def _result(self, evaluation: _Evaluation, state: Any, rounds: int) -> Measured:
         """Wait for the evaluation of the state after so many rounds; write its model if no earlier one was as good."""
-        found, domains = evaluation.measurement.result()
+        found, domains, self.classes = evaluation.measurement.result()
         if (clients := evaluation.clients) is not None:
             by_domain = clients.by_domain(self.x.client_domains)
             found, domains = {**found, **clients.summary(), **summarised(by_domain)}, {**domains, **by_domain}
@@ -330,9 +331,15 @@ class Runner:
         return _Evaluation(measurement, self._evaluate_clients(executor, index))
 
     def _measure_last(self, executor: Executor) -> dict[str, float]:
-        """Return the metrics of the last model on all test examples, where only some were evaluated on so far."""
-        found = Measurement(executor, self.x.task, self._model(), self.x.final).result().metrics
-        return {f"eval/{name}": value for name, value in found.items()}
+        """Return the metrics of the last model on all test examples, where only some were evaluated on so far; keep its classes."""
+        x, z = self.x, self._model()
+        found = Measurement(executor, x.task, z, x.final).result()
+        classes = found.classes or self.classes
+        if classes is None and says_classes(x.task):  # this process went on with a run that had come to its end
+            classes = Measurement(executor, x.task, z, {"test": x.evaluation["test"]}).result().classes
+        if classes is not None:
+            self.folder.keep_classes(self.at.index, classes)
+        return {f"eval/{name}": value for name, value in found.metrics.items()}
 
     def _newest(self) -> Mapping[str, float]:
         """Return the last evaluation."""

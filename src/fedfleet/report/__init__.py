@@ -1,7 +1,7 @@
 """The report of one run, or of a comparison of many: one HTML page that stands alone, and its figures as PNG files.
 
 It reads run folders and nothing else, so it also serves runs that were made on another machine or were cut short.
-`tables` reads them, `figures` draws, `page` writes the HTML.
+`tables` reads them, `figures` draws, `overview` says what happened, `page` puts together what `sheet` writes as HTML.
 
 May import: simulator, simulator.driver.evaluation.
 """
@@ -34,7 +34,13 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     Raises:
         ValueError: no runs given, a folder that is or holds no run, or a run folder with an unreadable file.
     """
-    from fedfleet.report import figures, groups, page, tables  # here, for matplotlib takes most of a second to import
+    from fedfleet.report import (  # here, for matplotlib takes most of a second to import
+        figures,
+        groups,
+        page,
+        sheet,
+        tables,
+    )
 
     folders = list(dict.fromkeys(run.resolve() for path in runs for run in _expand(Path(path))))
     if not folders:
@@ -42,12 +48,12 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     found = groups.grouped([tables.read(folder) for folder in folders])
     drawn = figures.draw(found)
     html = page.render(found, drawn)
-    return page.write(Path(out), html, drawn)
+    return sheet.write(Path(out), html, drawn)
 
 
 def finals(runs: Sequence[Path]) -> list[str]:
     """Return a line a label: final metrics, mean and sample standard deviation over its runs, of ``summary.json`` alone."""
-    from fedfleet.report.page import mean_sd
+    from fedfleet.report.words import mean_sd
 
     by_label: dict[str, list[dict[str, float | None]]] = {}
     for folder in runs:

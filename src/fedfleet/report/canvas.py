@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import math
 import re
@@ -15,8 +16,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedfleet.report.page import Picture, quantity
-from fedfleet.report.tables import Curve, Run, band, smooth
+from fedfleet.report import vector
+from fedfleet.report.curves import Curve, Strand, bundles
+from fedfleet.report.picture import Picture
+from fedfleet.report.tables import Run
+from fedfleet.report.words import quantity
 
 Groups = Mapping[str, Sequence[Run]]
 
@@ -27,9 +31,12 @@ CLOCK = ((3 * 86400, 86400, "days"), (3 * 3600, 3600, "hours"), (180, 60, "minut
 X_LABELS = {
     "completed": "rounds",
     "total/floats_up": "floats received by the server",
+    "total/bytes_up": "bytes received by the server",
     "total/virtual_s": "virtual time",
 }
-SMOOTH_FROM = 100  # rounds; fewer are readable as they are
+STILL = [
+    against for against in X_LABELS if against != "total/bytes_up"
+]  # bytes go with floats; where nothing moves, one will do
 DPI = 200  # twice what the page shows
 STYLE: Any = {
     "axes.edgecolor": "#8A8F98", "axes.grid": True, "axes.labelcolor": "#30343B", "axes.labelsize": 9.5,
@@ -38,50 +45,53 @@ STYLE: Any = {
     "font.size": 9, "grid.color": "#E4E6EA", "grid.linewidth": 0.7, "legend.fontsize": 9, "legend.frameon": False,
     "lines.linewidth": 1.7, "lines.solid_capstyle": "round", "text.color": "#1B1E23", "xtick.color": "#8A8F98",
     "xtick.labelcolor": "#30343B", "ytick.color": "#8A8F98", "ytick.labelcolor": "#30343B",
-    "legend.handletextpad": 0.5,
+    "legend.handletextpad": 0.5, "svg.fonttype": "none", "svg.hashsalt": "fedfleet",
 }  # fmt: skip
 
 
 def lines(axes: Axes, groups: Groups, column: str, against: str, smoothed: bool = False) -> int:
     """One line a label, with a band if it has several seeds. Returns the greatest smoothing window used, in rounds."""
-    found = {label: [c for run in runs if len((c := run.curve(column, against))[0])] for label, runs in groups.items()}
-    scale, name = 1.0, X_LABELS[against]
-    if against == "total/virtual_s":
-        top = max(x[-1] for curves in found.values() for x, _ in curves)
-        scale, name = next((unit, f"{name}, {word}") for least, unit, word in CLOCK if top >= least)
+    name, found = scaled(groups, column, against)
     axes.set_xlabel(name)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=against == "completed", steps=[1, 2, 2.5, 5, 10]))
-    if against == "total/floats_up":
+    if against in ("total/floats_up", "total/bytes_up"):
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
-    longest = 1
-    for label, curves in found.items():
-        color, dash = look(groups, label)
-        curves = [(x / scale, y) for x, y in curves]
-        width = max((window(len(x)) for x, _ in curves), default=1) if smoothed else 1
-        if width > 1:
-            if len(curves) == 1:
-                axes.plot(*curves[0], color=color, linewidth=0.7, alpha=0.3)
-            curves = [(x, smooth(y, width)) for x, y in curves]
-        longest = max(longest, width)
-        _line_and_band(axes, curves, color, dash)
-    return longest
+    drawn = bundles(found, smoothed=smoothed)
+    for label, bundle in drawn.items():
+        for strand in bundle.strands:
+            _draw(axes, strand, *look(groups, label))
+    return max((bundle.window for bundle in drawn.values()), default=1)
 
 
-def _line_and_band(axes: Axes, curves: Sequence[Curve], color: str, dash: str) -> None:
-    middle = band(curves)
-    if middle is None:
-        for x, y in curves:  # the seeds share no range of x: each alone
-            axes.plot(x, y, color=color, linestyle=dash, linewidth=0.8, marker="o", markersize=2.5)
-        return
-    grid, mean, low, high = middle
-    marker = "o" if len(grid) <= 15 else ""
-    axes.plot(grid, mean, color=color, linestyle=dash, marker=marker, markersize=3.5)
-    if len(curves) > 1:
-        axes.fill_between(grid, low, high, color=color, alpha=0.16, linewidth=0)
-        for x, y in curves:
-            beyond = x >= grid[-1]
-            if beyond.sum() > 1 and x[-1] > 1.1 * grid[-1]:  # shorter tails would only be whiskers
-                axes.plot(x[beyond], y[beyond], color=color, linestyle=dash, linewidth=0.7, alpha=0.7)
+def scaled(groups: Groups, column: str, against: str) -> tuple[str, dict[str, list[Curve]]]:
+    """What an axis is called, and the curves of each label against it; virtual time in a unit that suits the longest."""
+    found = {label: [c for run in runs if len((c := run.curve(column, against))[0])] for label, runs in groups.items()}
+    if against != "total/virtual_s":
+        return X_LABELS[against], found
+    top = max(x[-1] for curves in found.values() for x, _ in curves)
+    scale, word = next((unit, word) for least, unit, word in CLOCK if top >= least)
+    return f"{X_LABELS[against]}, {word}", {k: [(x / scale, y) for x, y in curves] for k, curves in found.items()}
+
+
+def _draw(axes: Axes, strand: Strand, color: str, dash: str) -> None:
+    x, y, between, kind = strand
+    if kind == "pale":
+        axes.plot(x, y, color=color, linewidth=0.7, alpha=0.3)
+    elif kind == "thin":
+        axes.plot(
+            x,
+            y,
+            color=color,
+            linestyle=dash,
+            linewidth=0.8,
+            alpha=0.8,
+            marker="o" if len(x) <= 15 else "",
+            markersize=2.5,
+        )
+    else:
+        axes.plot(x, y, color=color, linestyle=dash, marker="o" if len(x) <= 15 else "", markersize=3.5)
+    if between is not None:
+        axes.fill_between(x, *between, color=color, alpha=0.16, linewidth=0)
 
 
 def steps(axes: Axes, bars: np.ndarray, edges: np.ndarray, color: str, filled: bool) -> None:
@@ -141,22 +151,26 @@ def band_note(groups: Groups) -> str:
     )
 
 
-def window(rounds: int) -> int:
-    """An odd number of rounds to average over: 1 for short runs, about a twenty-fifth of long ones."""
-    return 1 if rounds <= SMOOTH_FROM else rounds // 50 * 2 + 1
-
-
 def plain(text: str) -> str:
     """Text for matplotlib: no mathematics, no leading underscore (a legend would hide it), not too long."""
     text = text if len(text) <= 48 else text[:47] + "…"
     return text.replace("$", r"\$").replace("_", "\u200a_", 1) if text.startswith("_") else text.replace("$", r"\$")
 
 
-def picture(figure: Figure, name: str, title: str, caption: str) -> Picture:
+def picture(figure: Figure, name: str, title: str, caption: str, chart: Mapping[str, Any] | None = None) -> Picture:
+    """The figure as a PNG, and as SVG for the page; `chart` is what the page's script draws in its place."""
+    image = png(figure)
+    figure.set_layout_engine("none")  # what was laid out for the PNG stands
+    mark = f"f{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    drawn = vector.element(figure, mark, title, caption.strip())
+    return Picture(name=name, title=title, caption=caption.strip(), png=image, svg=drawn, chart=chart)
+
+
+def png(figure: Figure) -> bytes:
     """The figure as PNG bytes."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
-    return Picture(name=name, title=title, caption=caption.strip(), png=buffer.getvalue())
+    return buffer.getvalue()
 
 
 def distinct(pictures: Iterable[Picture]) -> Iterator[Picture]:

@@ -64,11 +64,11 @@ def write(seen: Holdings, path: Path) -> None:
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(canvas.STYLE)
-        matplotlib.rcParams["svg.hashsalt"] = "fedfleet"
         drawn = figure(seen)
+        matplotlib.rcParams["svg.fonttype"] = "path"  # whoever looks at the file may have no such font
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".png":
-            path.write_bytes(canvas.picture(drawn, path.stem, "", "").png)
+            path.write_bytes(canvas.png(drawn))
         else:
             drawn.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
 

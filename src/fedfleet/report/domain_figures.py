@@ -14,8 +14,9 @@ from matplotlib.ticker import MaxNLocator
 
 from fedfleet.report import canvas
 from fedfleet.report.canvas import Groups
-from fedfleet.report.page import Picture, number
+from fedfleet.report.picture import Picture
 from fedfleet.report.tables import Run, by_domain, domain_columns, domain_names
+from fedfleet.report.words import number
 
 FEW = 14  # domains that lines can tell apart
 ROWS = 100  # of a heat map, at most

@@ -14,15 +14,19 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedfleet.report import canvas, domain_figures, plane, samples
+from fedfleet.report import canvas, charts, domain_figures, plane, samples
 from fedfleet.report.canvas import Groups
-from fedfleet.report.page import Picture, joined, number, quantity, share
-from fedfleet.report.tables import FATES, Curve, Run, band, fate_shares, gini, heard_counts, smooth, worst_tenth
+from fedfleet.report.curves import Curve, band, smooth, window, worst_tenth
+from fedfleet.report.meanings import meaning
+from fedfleet.report.picture import Picture
+from fedfleet.report.tables import FATES, Run, fate_shares, gini, heard_counts
+from fedfleet.report.words import joined, number, quantity, share
 from fedfleet.simulator.driver.evaluation import less_is_better
 
 FATE_COLORS: dict[str, str] = dict(zip(FATES, ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#C4C7CC"), strict=True))
-DOMAINS = "Domains"
+DOMAINS, CLIENTS = "Domains", "Clients and messages"
 OF_DOMAINS = re.compile(r"^(domains-|cosines$)|_(worst_domain|spread)$|^metric-(validation_)?(source|target|gap)_")
+OF_CLIENTS = re.compile(r"^(clients-|participation$|fates$|communication$)")
 NO_METRICS = {"round", "client", "copy", "domain", "seed", "num_examples"}  # columns of clients.parquet
 
 
@@ -44,17 +48,19 @@ def draw(groups: Groups) -> list[Picture]:
         drawn += [_clients(groups, column) for column in dict.fromkeys(c for run in runs for c in _client_metrics(run))]
         drawn += domain_figures.draw(groups)
     placed = [_placed(picture) for picture in drawn if picture]
-    return list(canvas.distinct(sorted(placed, key=lambda picture: picture.section == DOMAINS)))
+    order = ("Learning", DOMAINS, CLIENTS)
+    return list(canvas.distinct(sorted(placed, key=lambda picture: order.index(picture.section))))
 
 
 def _placed(picture: Picture) -> Picture:
-    """Put what is about domains below a heading of its own."""
-    return dataclasses.replace(picture, section=DOMAINS) if OF_DOMAINS.search(picture.name) else picture
+    """Put what is about domains, and about clients, below headings of their own."""
+    section = DOMAINS if OF_DOMAINS.search(picture.name) else CLIENTS if OF_CLIENTS.search(picture.name) else None
+    return picture if section is None else dataclasses.replace(picture, section=section)
 
 
 def _metric(groups: Groups, metric: str) -> Picture | None:
     column = f"eval/{metric}"
-    shown = [x for x in canvas.X_LABELS if canvas.drawable(groups, column, x)]
+    shown = [x for x in canvas.STILL if canvas.drawable(groups, column, x)]
     if not shown:
         return None
     figure, panels = canvas.panels(len(shown), width=4.1, height=3.3, share_y=True)
@@ -63,15 +69,16 @@ def _metric(groups: Groups, metric: str) -> Picture | None:
     panels[0].set_ylabel(canvas.plain(metric))
     canvas.legend(figure, groups)
     against = joined([canvas.X_LABELS[x] for x in shown])
-    caption = f"{metric} at each evaluation, against {against}. {canvas.band_note(groups)}"
-    return canvas.picture(figure, f"metric-{metric}", metric, caption)
+    meant = meaning(groups, metric)
+    caption = f"{metric} at each evaluation, against {against}. {meant}{canvas.band_note(groups)}"
+    return canvas.picture(figure, f"metric-{metric}", metric, caption, charts.chart(groups, column, metric))
 
 
 def _train_loss(groups: Groups) -> Picture | None:
     if not canvas.drawable(groups, "train_loss", "completed"):
         return None
     figure, (axes,) = canvas.panels(1, width=7.2, height=3.4)
-    window = canvas.lines(axes, groups, "train_loss", "completed", smoothed=True)
+    width = canvas.lines(axes, groups, "train_loss", "completed", smoothed=True)
     low, high = axes.dataLim.intervaly
     if low > 0 and high / low > 50:
         axes.set_yscale("log")
@@ -79,9 +86,12 @@ def _train_loss(groups: Groups) -> Picture | None:
     axes.set_ylabel("training loss" + (", log scale" if axes.get_yscale() == "log" else ""))
     canvas.legend(figure, groups)
     pale = "" if all(len(runs) > 1 for runs in groups.values()) else " (pale: as recorded)"
-    smoothed = f"Smoothed: centred means over {window} rounds{pale}. " if window > 1 else ""
-    caption = f"Training loss on the clients that took part, by round. {smoothed}{canvas.band_note(groups)}"
-    return canvas.picture(figure, "train-loss", "Training loss", caption)
+    smoothed = f"Smoothed: centred means over {width} rounds{pale}. " if width > 1 else ""
+    meant = meaning(groups, "train_loss")
+    caption = f"Training loss on the clients that took part, by round. {meant}{smoothed}{canvas.band_note(groups)}"
+    log = axes.get_yscale() == "log"
+    chart = charts.chart(groups, "train_loss", "training loss", smoothed=True, log=log)
+    return canvas.picture(figure, "train-loss", "Training loss", caption, chart)
 
 
 def _participation(groups: Groups) -> Picture | None:
@@ -128,16 +138,16 @@ def _fates(groups: Groups) -> Picture | None:
         return None
     one = len(shares) == 1
     figure, panels = canvas.panels(len(shares), width=7.2 if one else 4.1, height=3.2 if one else 2.6, share_y=True)
-    window = max(canvas.window(len(rounds)) for rounds, _ in shares.values())
+    width = max(window(len(rounds)) for rounds, _ in shares.values())
     averages = np.mean([table.mean(axis=0) for _, table in shares.values()], axis=0)
     means: dict[str, float] = dict(zip(FATES, averages.tolist(), strict=True))
     seen = [fate for fate in FATES if means[fate] > 0]
     colors = [FATE_COLORS[fate] for fate in seen]
     for panel, (label, (rounds, table)) in zip(panels, shares.items(), strict=True):
         x = np.append(rounds, rounds[-1] + 1)  # a share holds for its whole round, from t to t + 1
-        y = [smooth(table[:, FATES.index(fate)], window) for fate in seen]
+        y = [smooth(table[:, FATES.index(fate)], width) for fate in seen]
         y = [np.append(values, values[-1]) for values in y]
-        panel.stackplot(x, y, colors=colors, alpha=0.9, linewidth=0, step="post" if window == 1 else None)
+        panel.stackplot(x, y, colors=colors, alpha=0.9, linewidth=0, step="post" if width == 1 else None)
         panel.set(xlim=(x[0], x[-1]), ylim=(0, 1), xlabel="rounds")
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
         panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -148,7 +158,7 @@ def _fates(groups: Groups) -> Picture | None:
     squares = [Line2D([], [], marker="s", linestyle="", markersize=7, color=color, alpha=0.9) for color in colors]
     figure.legend(squares, seen, loc="outside lower center", ncols=len(seen))
     totals = joined([f"{share(means[fate])} {fate}" for fate in seen])
-    smoothed = f" Areas are centred means over {window} rounds." if window > 1 else ""
+    smoothed = f" Areas are centred means over {width} rounds." if width > 1 else ""
     caption = f"What became of the invited clients, by round; on average {totals}.{smoothed}"
     return canvas.picture(figure, "fates", "Fates of invited clients", caption)
 

@@ -39,7 +39,7 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for label, several in by_label.items():
         kinds: dict[str, list[Run]] = {}
         for run in several:
-            kinds.setdefault(json.dumps(_identity(run), sort_keys=True, default=str), []).append(run)
+            kinds.setdefault(json.dumps(identity(run), sort_keys=True, default=str), []).append(run)
         for name, group in zip(_names(label, [group[0] for group in kinds.values()]), kinds.values(), strict=True):
             number, free = 1, name
             while free in found:
@@ -49,7 +49,7 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return found
 
 
-def _identity(run: Run) -> dict[str, Any]:
+def identity(run: Run) -> dict[str, Any]:
     """What a run did: its configuration, that of what was made in Python included, by dotted key.
 
     What was made in Python of things that nothing is known of may be the same as in another run, or not: it is the run's own.
@@ -71,7 +71,7 @@ def _names(label: str, kinds: Sequence[Run]) -> list[str]:
     """A name for each kind of run of a label: the label, and how it differs from the others."""
     if len(kinds) == 1:
         return [label]
-    all_of = [_identity(run) for run in kinds]
+    all_of = [identity(run) for run in kinds]
     keys = [k for k in {k: None for one in all_of for k in one} if len({repr(one.get(k)) for one in all_of}) > 1]
     told = {k.partition(".own.")[0] for k in keys if not k.endswith((DIGEST, ".own.module"))}
     keys = [k for k in keys if not (k.endswith(DIGEST) and k.removesuffix(DIGEST) in told)]

@@ -2,76 +2,52 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from fedfleet.report import classes
 from fedfleet.report.groups import versions
+from fedfleet.report.overview import headline, of_comparison, of_run
+from fedfleet.report.picture import Picture
+from fedfleet.report.settings import settings
+from fedfleet.report.sheet import Grid, blocks, fill
 from fedfleet.report.tables import Run, at_equal_floats, by_domain, domain_columns, domain_names, heard_counts
+from fedfleet.report.words import MISSING, count, duration, joined, mean_sd, number, quantity, share, whole
 
 WORST_FIRST = ("failed", "interrupted", "stopped", "unknown", "finished")
-PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-MISSING = "–"
-FIGURES = "figures"
-SPENT = ("epsilon_spent", "example_epsilon_spent")  # of which there is no best
+ORDER = ("Runs", "Learning", "Classes", "Domains", "Clients and messages", "Phases", "Settings")
 DOMAINS = 14  # columns of a table, at most
-
-
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    """A figure: `name` is its file name without .png, `caption` says what one sees, `png` holds the file's bytes, and `section` is
-    the heading of the page below which it stands.
-    """
-
-    name: str
-    title: str
-    caption: str
-    png: bytes
-    section: str = "Figures"
-
-    @property
-    def url(self) -> str:
-        """The picture itself as a data URL."""
-        return "data:image/png;base64," + base64.b64encode(self.png).decode("ascii")
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height in pixels of the page: half the PNG's own, which is drawn for fine screens."""
-        width, height = (int.from_bytes(self.png[at : at + 4], "big") for at in (16, 20))  # the IHDR chunk
-        return width // 2, height // 2
 
 
 def render(groups: Mapping[str, Sequence[Run]], pictures: Sequence[Picture]) -> str:
     """The page as text. `groups` holds the runs by label; every group has at least one."""
     runs = [run for group in groups.values() for run in group]
     several = len(runs) > 1
-    shown = {
-        "Runs": _table(groups) if several else None,
-        "Phases": _phases(runs[0]) if len(runs) == 1 else None,
-        "By domain": _domains(groups),
-    }
+    shown = [
+        ("Runs", _table(groups) if several else None),
+        ("Settings", settings(groups)),
+        ("Learning", None),
+        *(("Classes", grid) for grid in classes.tables(groups)),
+        ("Domains", _domains(groups)),
+        ("Phases", None if several else _phases(runs[0])),
+    ]
     statuses = Counter(str(run.summary.get("status") or "unknown") for run in runs)
     return fill(
         title=_title(runs),
         status=_status(statuses),
         status_kind=next((status for status in WORST_FIRST if status in statuses), "unknown"),
-        subtitle=f"{len(runs)} runs under {_count(len(groups), 'label')}" if several else str(runs[0].path),
+        subtitle=f"{len(runs)} runs under {count(len(groups), 'label')}" if several else str(runs[0].path),
         errors=[(_name(run), str(run.summary["error"])) for run in runs if run.summary.get("error")],
         notes=[note for label, group in groups.items() for note in _notes(label, group)],
         cards=_cards(runs),
-        tables=[(title, table) for title, table in shown.items() if table],
-        sections=sections(pictures),
-        figures_first=False,
+        told=of_comparison(groups) if several else of_run(runs[0]),
+        blocks=blocks(pictures, shown, order=ORDER),
         empty=not any(run.rounds_done for run in runs),
         # Seeds of a label share all but the seed: shown once, for the names tell the seeds.
         configs=_merged((_name(run), _config(run, several)) for run in runs),
@@ -82,77 +58,6 @@ def render(groups: Mapping[str, Sequence[Run]], pictures: Sequence[Picture]) -> 
         several=several,
         command="report",
     )
-
-
-def sections(pictures: Iterable[Picture]) -> dict[str, list[Picture]]:
-    """Heading -> the pictures below it, in the order of the first of each."""
-    found: dict[str, list[Picture]] = {}
-    for picture in pictures:
-        found.setdefault(picture.section, []).append(picture)
-    return found
-
-
-def fill(**parts: Any) -> str:
-    """The page as text, of the parts that the template names."""
-    loader = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("report.html.j2").render(**parts)
-
-
-def write(out: Path, html: str, pictures: Sequence[Picture]) -> Path:
-    """Write `report.html`, which stands alone, and the pictures as files in `figures`; return the page's path."""
-    folder = out / FIGURES
-    folder.mkdir(parents=True, exist_ok=True)
-    for picture in pictures:
-        (folder / f"{picture.name}.png").write_bytes(picture.png)
-    target = out / "report.html"
-    partial = target.with_suffix(".html.partial")  # whoever has the page open never sees half of it
-    partial.write_text(html, encoding="utf-8")
-    return partial.replace(target)
-
-
-def quantity(value: float | None, unit: str = "") -> str:
-    """Three digits and a decimal prefix: 1250000 -> '1.25 M', with a unit '1.25 M floats' or '3.4 MB'."""
-    if value is None or not math.isfinite(value):
-        return MISSING
-    for scale, prefix in PREFIXES:
-        if abs(value) >= 0.9995 * scale:  # 999 950 is 1 M, not 1e+03 k
-            return f"{value / scale:.3g} {prefix}{'' if unit == 'B' or not unit else ' '}{unit}"
-    return f"{value:.3g} {unit}".strip()
-
-
-def duration(seconds: float | None) -> str:
-    """A length of time: '250 ms', '12.5 s', '3 min 20 s', '5 h 12 min', '3.2 days'."""
-    if seconds is None or not math.isfinite(seconds):
-        return MISSING
-    if seconds < 0.9995:
-        return f"{1000 * seconds:.3g} ms" if seconds else "0 s"
-    if seconds < 99.95:
-        return f"{seconds:.3g} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 48 * 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{quantity(whole / 86400)} days"
-
-
-def number(value: Any) -> str:
-    """A metric with four digits, a dash if there is none."""
-    finite = isinstance(value, int | float | np.number) and math.isfinite(value)
-    return f"{value:.4g}" if finite else MISSING if value is None or value != value else str(value)
-
-
-def share(value: float) -> str:
-    """A fraction as a percentage with up to three digits; only all of it is 100 %."""
-    return f"{min(100 * value, 99.9) if value < 1 else 100:.3g} %"
-
-
-def joined(words: Sequence[str]) -> str:
-    """'a', 'a and b', 'a, b and c'."""
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -168,7 +73,7 @@ def _title(runs: Sequence[Run]) -> str:
 def _status(statuses: Mapping[str, int]) -> str:
     if len(statuses) == 1:
         return next(iter(statuses))
-    return ", ".join(f"{count} {status}" for status, count in statuses.items())
+    return ", ".join(f"{many} {status}" for status, many in statuses.items())
 
 
 def _cards(runs: Sequence[Run]) -> list[tuple[str, list[str], str]]:
@@ -180,7 +85,7 @@ def _cards(runs: Sequence[Run]) -> list[tuple[str, list[str], str]]:
         if known:
             cards.append((name, list(dict.fromkeys(show(value) for value in (min(known), max(known)))), remark))
 
-    for metric in [m for m in _metrics(runs) if m not in SPENT][:4]:
+    for metric in headline(runs)[:3]:
         best = [value for run in runs if (value := run.summarised("best", f"eval/{metric}")) is not None]
         spread = " to ".join(dict.fromkeys(number(value) for value in (min(best), max(best)))) if best else ""
         add(f"final {metric}", (run.final(metric) for run in runs), number, f"best {spread}" if best else "")
@@ -190,7 +95,7 @@ def _cards(runs: Sequence[Run]) -> list[tuple[str, list[str], str]]:
         add(title, (p["epsilon"] for p in promised), number, told)
     steps = [total for run in runs if (total := run.total("client_steps"))]
     remark = f"{quantity(sum(steps) / len(steps))} client steps" + (" a run" if len(runs) > 1 else "") if steps else ""
-    add("rounds", (run.rounds_done for run in runs), _whole, remark)
+    add("rounds", (run.rounds_done for run in runs), whole, remark)
     add("floats up", (run.total("floats_up") for run in runs), quantity, "received by the server")
     up, down = (quantity(runs[0].total(count), "B") for count in ("bytes_up", "bytes_down"))
     remark = f"{up} up, {down} down" if len(runs) == 1 else "up and down"
@@ -207,8 +112,8 @@ def _cards(runs: Sequence[Run]) -> list[tuple[str, list[str], str]]:
     return cards
 
 
-def _table(groups: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
-    """The table of labels: `head` (cells), `rows` (cells, the first is the label), `caption`."""
+def _table(groups: Mapping[str, Sequence[Run]]) -> Grid:
+    """The table of labels: a row a label."""
     metrics = _metrics([run for runs in groups.values() for run in runs])
     equal = {metric: at_equal_floats(list(groups.values()), metric) for metric in metrics}
     head = ["label", "runs finished", "seeds"]
@@ -235,10 +140,10 @@ def _table(groups: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
             " At equal floats: the metric once the server had received as many floats as the run that received fewest, "
             "interpolated between evaluations."
         )
-    return {"head": head, "rows": rows, "caption": text}
+    return Grid(head, rows, text)
 
 
-def _domains(groups: Mapping[str, Sequence[Run]]) -> dict[str, Any] | None:
+def _domains(groups: Mapping[str, Sequence[Run]]) -> Grid | None:
     """The table of domains at the last evaluation: a row a label and column of domains.parquet; None for one domain, or many."""
     rows, width = [], 0
     for column in domain_columns(groups):
@@ -253,12 +158,12 @@ def _domains(groups: Mapping[str, Sequence[Run]]) -> dict[str, Any] | None:
     names = domain_names(groups)[:width]
     head = ["last evaluation", *names, *(f"domain {k}" for k in range(len(names), width))]
     rows = [row + [MISSING] * (width + 1 - len(row)) for row in rows]
-    return {"head": head, "rows": rows, "caption": "Mean ± sample standard deviation over seeds, if there are several."}
+    return Grid(head, rows, "Mean ± sample standard deviation over seeds, if there are several.", "By domain")
 
 
-def _phases(run: Run) -> dict[str, Any] | None:
+def _phases(run: Run) -> Grid | None:
     """The table of phases of one run, None if it has fewer than two: they sum to the rounds."""
-    shows = {"invited": _whole, "heard": _whole, "floats_up": quantity, "floats_down": quantity}
+    shows = {"invited": whole, "heard": whole, "floats_up": quantity, "floats_down": quantity}
     shown = {name: show for name, show in shows.items() if name in run.phases}
     names = run.phases.get("phase", np.empty(0))
     phases = list(dict.fromkeys(names))
@@ -269,7 +174,7 @@ def _phases(run: Run) -> dict[str, Any] | None:
         for phase in phases
     ]
     head = ["phase", *(name.replace("_", " ") for name in shown)]
-    return {"head": head, "rows": rows, "caption": "Sums over all rounds."}
+    return Grid(head, rows, "Sums over all rounds.")
 
 
 def _notes(label: str, runs: Sequence[Run]) -> list[str]:
@@ -288,25 +193,9 @@ def _metrics(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(metric for run in runs for metric in run.metrics))
 
 
-def _whole(value: float | None) -> str:
-    return MISSING if value is None else f"{value:,.0f}"
-
-
 def _sum(run: Run, *counts: str) -> float | None:
     known = [total for count in counts if (total := run.total(count)) is not None]
     return sum(known) if known else None
-
-
-def mean_sd(values: Sequence[float | None]) -> str:
-    """'0.731 ± 0.019': mean and sample standard deviation of the known values; the value alone if it is one."""
-    known = np.array([value for value in values if value is not None and math.isfinite(value)])
-    if not len(known):
-        return MISSING
-    if len(known) == 1 or known.std() == 0:
-        return number(known.mean()) + (" ± 0" if len(known) > 1 else "")
-    spread = known.std(ddof=1)
-    digits = min(6, max(0, 1 - math.floor(math.log10(spread))))  # two digits of the spread, and the mean to match
-    return f"{known.mean():.{digits}f} ± {spread:.{digits}f}"
 
 
 def _mean_text(runs: Sequence[Run], count: str, show: Callable[[float | None], str]) -> str:
@@ -328,7 +217,3 @@ def _merged(named: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     for name, text in named:
         by_text.setdefault(text, []).append(name)
     return [("; ".join(names), text) for text, names in by_text.items() if text.strip()]
-
-
-def _count(many: int, word: str) -> str:
-    return f"{many} {word}" + ("s" if many != 1 else "")

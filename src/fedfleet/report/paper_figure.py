@@ -46,7 +46,7 @@ def draw(title: str, found: Found, printed: Mapping[str, Mapping[str, float]]) -
         figure.set_figheight(figure.get_figheight() + ROW * len(lines))
         figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=10)
         figure.supxlabel(CAPTION, fontsize=8, color="#5A606A")
-        return canvas.picture(figure, "table", title, CAPTION).png
+        return canvas.png(figure)
 
 
 def _row(axes: Axes, place: int, values: Sequence[float], paper: float | None) -> None:

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from fedfleet.report import canvas
 from fedfleet.report.canvas import Groups
-from fedfleet.report.page import Picture
+from fedfleet.report.picture import Picture
 from fedfleet.report.tables import Run, Table
 
 MARKERS = "os^DvP*X"

@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 
 from fedfleet.report import canvas
 from fedfleet.report.canvas import Groups
-from fedfleet.report.page import Picture
+from fedfleet.report.picture import Picture
 from fedfleet.report.tables import Run
 
 COLUMNS, ROWS = 8, 4

@@ -13,8 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedfleet.report import canvas
-from fedfleet.report.page import Picture, quantity, share
+from fedfleet.report.picture import Picture
 from fedfleet.report.study_tables import TO_TARGET, Frame, Tables, interval
+from fedfleet.report.words import quantity, share
 
 MEASURES = {"target/rounds": "rounds", "target/floats": "floats, up and down", "target/virtual_s": "virtual time"}
 LOG_FROM = 30  # largest over least value of the varied key from which its axis is logarithmic

@@ -11,8 +11,10 @@ import numpy as np
 import pandas as pd
 
 from fedfleet.report.groups import versions
-from fedfleet.report.page import MISSING, fill, joined, mean_sd, number, quantity, sections, share, write
+from fedfleet.report.settings import settings
+from fedfleet.report.sheet import Grid, blocks, fill, write
 from fedfleet.report.study_tables import DONE, Frame, Tables, interval, paired
+from fedfleet.report.words import MISSING, count, joined, mean_sd, number, quantity, share
 
 NAMED = 12  # points that a sentence names at most; the table has them all
 
@@ -34,26 +36,45 @@ def render(tables: Tables, pictures: Sequence[Any], out: Path, config: str) -> s
     for _, row in failed.iterrows():
         errors.setdefault(str(row["error"]), []).append(_name(tables, row))
     seeds = study["seed"].nunique()
-    grid = [_count(len(tables.labels), "label"), *(f"{len(v)} values of {k}" for k, v in tables.varied.items())]
+    grid = [count(len(tables.labels), "label"), *(f"{len(v)} values of {k}" for k, v in tables.varied.items())]
     return fill(
         title=f"Study: {joined(tables.metrics[:1]) or 'nothing measured'} against {key}",
         status="failed" if len(failed) == len(study) else f"{len(failed)} failed" if len(failed) else "finished",
         status_kind="failed" if len(failed) else "finished",
-        subtitle=f"{' × '.join([*grid, _count(seeds, 'seed')])}: {_count(len(study), 'trial')} in {out}",
+        subtitle=f"{' × '.join([*grid, count(seeds, 'seed')])}: {count(len(study), 'trial')} in {out}",
         errors=[
-            (f"{_count(len(names), 'trial')} failed", f"{'; '.join(names)}:\n{text}") for text, names in errors.items()
+            (f"{count(len(names), 'trial')} failed", f"{'; '.join(names)}:\n{text}") for text, names in errors.items()
         ],
         notes=list(_notes(tables)),
         cards=_cards(tables, len(failed)),
-        tables=[(title, table) for title, table in _tables(tables) if table],
-        sections=sections(pictures),
-        figures_first=True,
+        told=list(_told(tables)),
+        blocks=blocks(pictures, _tables(tables), order=("Learning", "Results")),
         empty=False,
         configs=[("study", config)],
         environments=[],
         several=True,
         command="study",
     )
+
+
+def _told(tables: Tables) -> Iterator[str]:
+    """What was tried, and what the first varied key does to each label."""
+    study, key = tables.study, next(iter(tables.varied))
+    ended = study[study["status"].isin(DONE)]
+    seeds = count(study["seed"].nunique(), "seed")
+    keys = joined([f"{len(values)} values of {k}" for k, values in tables.varied.items()])
+    done = f"{len(ended)} of {count(len(study), 'trial')} came to their end"
+    yield f"{joined(tables.labels)} were tried at {keys}, on {seeds}; {done}."
+    first, *_, last = [*tables.varied[key], None] if len(tables.varied[key]) < 2 else tables.varied[key]
+    if last is None or not tables.metrics:
+        return
+    metric = tables.metrics[0]
+    for label in tables.labels[:NAMED]:
+        of = ended[ended["label"] == label]
+        ends = [of[of[key] == value][f"final/{metric}"].mean() for value in (first, last)]
+        if np.isfinite(ends).all():
+            at = f"{number(ends[0])} at {key} = {_text(first)}, {number(ends[1])} at {_text(last)}"
+            yield f"{label}: mean final {metric} {at}."
 
 
 def never(tables: Tables) -> list[tuple[str, int, int]]:
@@ -113,14 +134,17 @@ def _cards(tables: Tables, failed: int) -> list[tuple[str, list[str], str]]:
     return cards
 
 
-def _tables(tables: Tables) -> Iterator[tuple[str, dict[str, Any] | None]]:
+def _tables(tables: Tables) -> Iterator[tuple[str, Grid | None]]:
     yield "Results", _results(tables)
     if tables.metrics:
         yield f"What {next(iter(tables.varied))} costs", _costs(tables)
         yield "Labels compared", _compared(tables)
+    trials = list(zip(tables.study["label"], tables.runs, strict=True))
+    of_labels = {label: [run for of, run in trials if run is not None and of == label] for label in tables.labels}
+    yield "Settings", settings({label: runs for label, runs in of_labels.items() if runs}, tables.varied)
 
 
-def _results(tables: Tables) -> dict[str, Any]:
+def _results(tables: Tables) -> Grid:
     metrics, study = tables.metrics, tables.study
     to_target = tables.target is not None and "target/rounds" in study
     head = ["label", *tables.varied, "n"]
@@ -153,18 +177,18 @@ def _results(tables: Tables) -> dict[str, Any]:
     text = "Mean ± sample standard deviation over n seeds. Trials that failed do not count."
     if to_target:
         text += " Rounds, floats (up and down) and virtual seconds to the target are means, given only where every seed got there."
-    return {"head": head, "rows": rows, "caption": text}
+    return Grid(head, rows, text)
 
 
 def finals(tables: Tables) -> tuple[list[str], list[list[str]]]:
     """Return what a terminal shows of the table of results, its final metrics: head and rows."""
     found = _results(tables)
     first = len(tables.varied) + 2  # label, what varies, n
-    keep = [i for i, name in enumerate(found["head"]) if i < first or name.startswith(("final ", "reached "))]
-    return [found["head"][i] for i in keep], [[row[i] for i in keep] for row in found["rows"]]
+    keep = [i for i, name in enumerate(found.head) if i < first or name.startswith(("final ", "reached "))]
+    return [found.head[i] for i in keep], [[str(row[i]) for i in keep] for row in found.rows]
 
 
-def _costs(tables: Tables) -> dict[str, Any] | None:
+def _costs(tables: Tables) -> Grid | None:
     """Paired over seeds: each value of the first key less the first of its values."""
     key, *others = tables.varied
     base, *values = tables.varied[key]
@@ -178,10 +202,10 @@ def _costs(tables: Tables) -> dict[str, Any] | None:
             cells = [_difference(of[of[key] == value], of[of[key] == base], f"final/{metric}") for value in values]
             rows.append([label, *map(_text, point.values()), *cells])
     text = f"Final {metric} less that at {key} = {_text(base)}, {_PAIRED}"
-    return {"head": ["label", *others, *map(_text, values)], "rows": rows, "caption": text}
+    return Grid(["label", *others, *map(_text, values)], rows, text)
 
 
-def _compared(tables: Tables) -> dict[str, Any] | None:
+def _compared(tables: Tables) -> Grid | None:
     """Paired over seeds: each label less the first one."""
     first, *labels = tables.labels
     if not labels:
@@ -192,7 +216,7 @@ def _compared(tables: Tables) -> dict[str, Any] | None:
         cells = [_difference(of[of["label"] == label], of[of["label"] == first], f"final/{metric}") for label in labels]
         rows.append([*map(_text, point.values()), *cells])
     text = f"Final {metric} of each label less that of {first}, {_PAIRED}"
-    return {"head": [*tables.varied, *labels], "rows": rows, "caption": text}
+    return Grid([*tables.varied, *labels], rows, text)
 
 
 _PAIRED = (
@@ -235,7 +259,3 @@ def _name(tables: Tables, row: Any) -> str:
 
 def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
-
-
-def _count(many: int, word: str) -> str:
-    return f"{many} {word}" + ("s" if many != 1 else "")

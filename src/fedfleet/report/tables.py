@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from fedfleet.report.curves import Curve, at
 from fedfleet.simulator.errors import one_line
 
 Table = dict[str, np.ndarray]  # columns (n,): float64 with nan for null, or str objects
-Curve = tuple[np.ndarray, np.ndarray]  # x and y, each (n,), x not decreasing
 COUNTS = ("seconds", "invited", "heard", "stale", "merged_stale", "late", "failed", "offline", "client_steps")
 COUNTS += ("floats_up", "floats_down", "bytes_up", "bytes_down", "virtual_s")
 FATES = ("heard", "stale", "late", "failed", "offline")
@@ -41,6 +41,7 @@ class Run:
     fates: Table
     clients: Table
     domains: Table
+    classes: Table
 
     @property
     def metrics(self) -> list[str]:
@@ -101,17 +102,6 @@ class Run:
     def seed(self) -> Any:
         """The seed in the config, or None."""
         return self.config.get("seed")
-
-
-def at(x: np.ndarray, y: np.ndarray, where: np.ndarray) -> np.ndarray:
-    """Interpolate y (n,) linearly at `where` (m,): nan before the first x, the last value held after the last x.
-
-    x does not decrease; where it repeats (a round in which nobody was heard) the later value counts.
-    """
-    if len(x) == 0:
-        return np.full(np.shape(where), np.nan)
-    last = np.append(np.diff(x) > 0, True)
-    return np.interp(where, x[last], y[last], left=np.nan)
 
 
 def gini(counts: np.ndarray, size: int) -> float:
@@ -178,26 +168,6 @@ def by_domain(run: Run, column: str) -> dict[float, np.ndarray] | None:
     return dict(zip(at.tolist(), np.split(values[order], first[1:]), strict=True))
 
 
-def band(curves: Sequence[Curve], points: int = 300) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
-    """Mean, least and greatest of several curves on a common grid of x: (grid, mean, low, high), each (m,).
-
-    The grid is the x that all share, else `points` values over the range that all cover (None if that is empty).
-    """
-    curves = [curve for curve in curves if len(curve[0])]
-    if not curves:
-        return None
-    grid = curves[0][0]
-    if not all(np.array_equal(grid, x) for x, _ in curves):
-        start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
-        if start > end:
-            return None
-        grid = np.linspace(start, end, points)
-        y = np.stack([at(x, y, grid) for x, y in curves])
-    else:
-        y = np.stack([y for _, y in curves])
-    return grid, y.mean(0), y.min(0), y.max(0)
-
-
 def at_equal_floats(groups: Sequence[Sequence[Run]], metric: str) -> tuple[float, list[np.ndarray]] | None:
     """Every run's metric once the server had received as many floats as the run that received fewest, in all.
 
@@ -212,19 +182,6 @@ def at_equal_floats(groups: Sequence[Sequence[Run]], metric: str) -> tuple[float
     curves = [[run.curve(f"eval/{metric}", "total/floats_up") for run in runs] for runs in groups]
     found = [np.concatenate([at(x, y, where) for x, y in group]) for group in curves]
     return (least, found) if np.isfinite(np.concatenate(found)).any() else None
-
-
-def worst_tenth(values: np.ndarray, high_is_bad: bool) -> float:
-    """Mean of the worst 10 % of values (n,), at least one of them; nan if there are none."""
-    ordered = np.sort(values)[::-1] if high_is_bad else np.sort(values)
-    return float(ordered[: max(1, math.ceil(len(values) / 10))].mean()) if len(values) else math.nan
-
-
-def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Centred mean of values (n,) over an odd window, over what there is of it at the ends."""
-    kernel, edge = np.ones(window), window // 2
-    sums = np.convolve(values, kernel)[edge : edge + len(values)]
-    return sums / np.convolve(np.ones(len(values)), kernel)[edge : edge + len(values)]
 
 
 def fate_shares(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray] | None:
@@ -280,6 +237,7 @@ def read(path: Path) -> Run:
         fates=_table(path / "fates.parquet"),
         clients=_table(path / "clients.parquet"),
         domains=_table(path / "domains.parquet"),
+        classes=_table(path / "classes.parquet"),
     )
 
 

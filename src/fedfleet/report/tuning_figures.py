@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.axes import Axes
 
 from fedfleet.report import canvas
-from fedfleet.report.page import Picture
+from fedfleet.report.picture import Picture
 from fedfleet.report.tuning_tables import Findings, Row
 
 QUIET, BEST, FIRST = "#9AA1AB", canvas.PALETTE[1], canvas.PALETTE[0]

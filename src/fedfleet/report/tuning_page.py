@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedfleet.report.page import fill, joined, number, quantity, sections, share, write
+from fedfleet.report.sheet import Grid, blocks, fill, write
 from fedfleet.report.tuning_tables import Findings
+from fedfleet.report.words import count, joined, number, quantity, share
 
 ABOUT = {
     "sha": "successive halving: at each rung the best of all that had come there went on",
@@ -42,15 +43,32 @@ def render(found: Findings, pictures: Sequence[Any], out: Path, config: str) -> 
         errors=[(f"{len(names)} failed", f"trial {', '.join(names)}:\n{text}") for text, names in errors.items()],
         notes=list(_notes(found)),
         cards=list(_cards(found)),
-        tables=list(_tables(found)),
-        sections=sections(pictures),
-        figures_first=False,
+        told=list(_told(found)),
+        blocks=blocks(pictures, _tables(found), order=("The winner", "Learning", "What matters", "Trials")),
         empty=False,
         configs=[*best, ("tune.yaml", config)],
         environments=[],
         several=True,
         command="tune",
     )
+
+
+def _told(found: Findings) -> Iterator[str]:
+    """What was tried, what won, and what it cost."""
+    keys = joined(list(found.keys))
+    yield f"{len(found.rows)} trials of {keys}, {SEARCHERS[found.searcher]}, on {count(len(found.seeds), 'seed')}; {_about(found)}."
+    if found.winner is None:
+        yield "Every trial failed."
+        return
+    row = found.rows[found.winner]
+    chosen = joined([f"{key} = {number(row[key])}" for key in found.keys])
+    value = f"{found.metric} is {number(row['value'])}, the {found.of} of {row['rounds']} rounds"
+    yield f"Trial {found.winner} won, with {chosen}: its {value}."
+    yield _spent(found)
+
+
+def _spent(found: Findings) -> str:
+    return f"{found.spent[0].upper()}{found.spent[1:]}."
 
 
 def _about(found: Findings) -> str:
@@ -78,22 +96,22 @@ def _cards(found: Findings) -> Iterator[tuple[str, list[str], str]]:
     yield "sent, up and down", [quantity(size, "B")], f"{quantity(everything, 'B')} for all in full"
 
 
-def _tables(found: Findings) -> Iterator[tuple[str, dict[str, Any]]]:
+def _tables(found: Findings) -> Iterator[tuple[str, Grid]]:
     yield "Trials", _trials(found)
     if found.final:
         rows = [[name.removeprefix("eval/"), number(value)] for name, value in found.final.items()]
         text = f"After its last round{', means over seeds' if len(found.seeds) > 1 else ''}."
-        yield "The winner", {"head": ["metric", "value"], "rows": rows, "caption": text}
+        yield "The winner", Grid(["metric", "value"], rows, text)
     if found.importances:
         rows = [[key, share(value)] for key, value in found.importances.items()]
         text = (
             f"Share of the variance of {found.metric} after {found.rungs[0]} rounds, where all trials can be compared, that a key "
             f"explains (functional ANOVA on a random forest). With few trials it is a hint."
         )
-        yield "What matters", {"head": ["key", "importance"], "rows": rows, "caption": text}
+        yield "What matters", Grid(["key", "importance"], rows, text)
 
 
-def _trials(found: Findings) -> dict[str, Any]:
+def _trials(found: Findings) -> Grid:
     after = [f"after/{rounds}" for rounds in found.rungs]
     head = ["trial", *found.keys, "state", "rounds", *(f"after {rounds}" for rounds in found.rungs), "sent"]
     rows = [
@@ -109,5 +127,5 @@ def _trials(found: Findings) -> dict[str, Any]:
     ]
     best = {"last": "the last", "best": "the best so far"}[found.of]
     seeds = f", mean over {len(found.seeds)} seeds" if len(found.seeds) > 1 else ""
-    text = f"{found.metric} ({best}{seeds}) at each rung; those that went furthest first. {found.spent.capitalize()}."
-    return {"head": head, "rows": rows, "caption": text}
+    text = f"{found.metric} ({best}{seeds}) at each rung; those that went furthest first. {_spent(found)}"
+    return Grid(head, rows, text)

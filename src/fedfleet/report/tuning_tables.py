@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedfleet.report.page import quantity
+from fedfleet.report.words import quantity
 
 Row = Mapping[str, Any]
 

@@ -283,7 +283,7 @@ def test_nothing_finished_is_still_a_report(tmp_path):
         for seed in (0, 1):
             assert f"{label}, rate = 0.001, seed {seed}" in page
     assert "in 1 cohorts in a row" in page
-    assert "<img" not in page
+    assert "<figure" not in page
 
 
 def test_the_report_shows_everything(done):
@@ -296,7 +296,7 @@ def test_the_report_shows_everything(done):
         assert text in page
     for text in ("Participation", "never heard", "Gini", "Labels compared", "paired by seed", "Results", "t-interval"):
         assert text in page
-    assert page.count("data:image/png;base64,") == 5
+    assert page.count("<figure ") == page.count('role="img"') == 5
     assert {p.stem for p in (done / "figures").glob("*.png")} == {
         "final-auc",
         "target",
@@ -304,7 +304,13 @@ def test_the_report_shows_everything(done):
         "participation",
         "evenness",
     }
-    assert "<script" not in page
+    assert page.count("<script") == 1  # the page's own
+    study = pd.read_parquet(done / "study.parquet")
+    ends = [study.query("label == 'ONE' and `availability.rate` == @rate")["final/auc"].mean() for rate in (1.0, 0.2)]
+    assert f"ONE: mean final auc {ends[0]:.4g} at availability.rate = 1, {ends[1]:.4g} at 0.2." in page
+    settings = page.split('id="at-settings"')[1].split("</table>")[0]
+    assert '<th scope="col">ONE</th><th scope="col">par</th>' in settings
+    assert "availability.rate" not in settings  # which the study varies
 
 
 def test_the_report_names_what_never_reached_the_target(tmp_path):

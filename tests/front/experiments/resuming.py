@@ -60,7 +60,7 @@ CASES: dict[str, dict[str, Any]] = {
 for name, case in CASES.items():
     if name != "asynchronous":
         case["cohort"] = {"invite": 8, "respond": "siwer", **case.get("cohort", {})}
-TABLES = ("rounds", "phases", "fates", "clients")
+TABLES = ("rounds", "phases", "fates", "clients", "classes")
 
 
 def config(case: str) -> fedfleet.Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -61,12 +62,13 @@ def make_run(path: Path, **changes: Any) -> Path:
         "fates": pd.DataFrame(fates, columns=["round", "client", "fate"]).assign(phase="mean", virtual_s=1.0),
         "phases": None,
         "clients": None,
+        "classes": None,
         "config": config,
         "summary": summary,
         "environment": {"python": "3.12"},
     } | changes
     path.mkdir(parents=True)
-    for name in ("rounds", "fates", "phases", "clients"):
+    for name in ("rounds", "fates", "phases", "clients", "classes"):
         if parts[name] is not None:
             parts[name].to_parquet(path / f"{name}.parquet")
     if parts["config"] is not None:
@@ -93,6 +95,16 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.words.append(data)
+
+    @property
+    def charts(self) -> dict[str, Any]:
+        """What the page's script is given, with its numbers in their places."""
+        held = re.search(r'<script type="application/json" id="charts">(.*?)</script>', self.html, re.DOTALL)
+        told = json.loads(held[1]) if held else {"charts": {}, "pool": []}
+        for chart in told["charts"].values():
+            for line in (line for axis in chart["axes"] for line in axis["lines"]):
+                line |= {name: told["pool"][line[name]] for name in ("x", "y", "low", "high") if name in line}
+        return told["charts"]
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.tags if name == tag]

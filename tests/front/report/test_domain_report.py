@@ -11,7 +11,9 @@ import pytest
 from matplotlib.figure import Figure
 from safetensors.numpy import save_file
 
-from fedfleet.report import canvas, page, plane, tables, write_report
+from fedfleet.report import canvas, plane, sheet, tables, write_report
+from fedfleet.report.picture import Picture
+from fedfleet.report.sheet import Grid
 from tests.front.report.report_runs import Page, figures, make_run, rounds_table
 
 NAMES = ["ink", "oil", "chalk"]
@@ -36,8 +38,8 @@ def run(path: Path, lift: float = 0.0, seed: int = 0, label: str | None = None, 
 def test_the_section_of_domains(tmp_path: Path) -> None:
     html = Page(write_report([run(tmp_path / "run")], tmp_path / "out"))
     assert {"cosines", "domains-accuracy", "domains-cosine", "metric-gap-accuracy"} <= figures(tmp_path / "out")
-    before, after = html.html.split("<h2>Domains</h2>")
-    assert "<h2>Figures</h2>" in before
+    before, after = html.html.split(">Domains</h2>")
+    assert ">Learning</h2>" in before
     for name in ("cosines", "domains-accuracy", "metric-gap-accuracy", "metric-accuracy-worst-domain"):
         assert f'id="{name}"' in after
     assert 'id="metric-accuracy"' in before
@@ -94,9 +96,15 @@ def test_domains_of_which_nothing_is_known_in_the_end_and_points_between_gaps(
     assert marks == {"domains-cosine": {"o"}, "domains-accuracy": {""}}
 
 
-def test_sections_keep_the_order_of_their_first_picture() -> None:
-    made = [page.Picture(name=n, title="", caption="", png=b"", section=s) for n, s in ("aX", "bY", "cX")]
-    assert {k: [p.name for p in v] for k, v in page.sections(made).items()} == {"X": ["a", "c"], "Y": ["b"]}
+def test_sections_have_tables_and_pictures_of_one_heading_in_the_order_asked_for() -> None:
+    made = [Picture(name=n, title="", caption="", png=b"", section=s) for n, s in ("aX", "bY", "cX")]
+    one, two = Grid(["h"], [["1"]]), Grid(["h"], [["2"]])
+    found = sheet.blocks(made, [("Z", one), ("Y", two), ("W", None)], order=("Y", "W"))
+    assert [(b.title, b.tables, [p.name for p in b.pictures]) for b in found] == [
+        ("Y", [two], ["b"]),
+        ("Z", [one], []),
+        ("X", [], ["a", "c"]),
+    ]
 
 
 # The plane

@@ -12,8 +12,8 @@ PRINTED = {"A": {"x": 2.5}}
 
 def drawn(monkeypatch) -> Figure:
     kept: list[Figure] = []
-    picture = canvas.picture
-    monkeypatch.setattr(canvas, "picture", lambda figure, *given: kept.append(figure) or picture(figure, *given))
+    png = canvas.png
+    monkeypatch.setattr(canvas, "png", lambda figure: kept.append(figure) or png(figure))
     assert paper_figure.draw("Costs $5 " + "and more " * 20, FOUND, PRINTED).startswith(b"\x89PNG")
     return kept[0]
 

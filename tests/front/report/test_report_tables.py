@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedfleet.report.canvas import window
-from fedfleet.report.page import duration, number, quantity, share
-from fedfleet.report.tables import at, band, fate_shares, gini, heard_counts, read, smooth, worst_tenth
+from fedfleet.report.curves import at, band, smooth, window, worst_tenth
+from fedfleet.report.tables import fate_shares, gini, heard_counts, read
+from fedfleet.report.words import duration, number, quantity, share
 from tests.front.report.report_runs import make_run, rounds_table
 
 

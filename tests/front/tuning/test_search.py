@@ -19,6 +19,7 @@ from fedfleet.commands import tune as command
 from fedfleet.config.schema import load
 from fedfleet.experiments import runner
 from fedfleet.experiments.progress import Progress
+from fedfleet.report.words import quantity
 from fedfleet.tuning import found as findings
 from fedfleet.tuning import search as searching
 from fedfleet.tuning import searchers
@@ -114,7 +115,8 @@ def test_what_is_written_of_it(done):
     page = (out / "report.html").read_text()
     assert "chosen on the test examples" in page
     assert "stopped at rung 1" in page
-    assert f"trial {found.winner}" in page
+    assert f"Trial {found.winner} won, with " in page
+    assert f"Cost: 16 rounds and {quantity(spent, 'B')}; all" in page
     assert fedfleet.write_report([out], out / "compared").exists(), "its run folders are like any other"
     text = " ".join(findings.lines(found))
     assert "cost: 16 rounds" in text

@@ -1,0 +1,188 @@
+"""What happened, in a few sentences of plain words, from the records of runs alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from fedfleet.report.tables import Run, heard_counts
+from fedfleet.report.words import count, duration, joined, mean_sd, number, quantity, share, whole
+from fedfleet.simulator.driver.evaluation import less_is_better
+
+SPENT = ("epsilon_spent", "example_epsilon_spent")  # of which there is no best
+LEARNS = {
+    "classification": "classify examples of",
+    "stochastic": "classify examples of",
+    "attentive": "classify examples of",
+    "two_heads": "classify examples of",
+    "robust": "classify examples of, under a perturbation that all images share,",
+    "auc": "rank one class above the others (AUC) on",
+    "gan": "generate images like those of",
+    "language_model": "predict the next word of",
+    "domain_adaptation": "classify examples of domains without labels, from those with labels, of",
+}
+"""Task -> what it is to learn, before the name of the data."""
+
+
+def of_run(run: Run) -> list[str]:
+    """Sentences about one run; nothing is said of what is not on record."""
+    paragraphs = [_who, _heard, _metrics], [_end, _cost, _beset]
+    return [" ".join(sentence for part in parts for sentence in part(run)) for parts in paragraphs]
+
+
+def of_comparison(groups: Mapping[str, Sequence[Run]]) -> list[str]:
+    """Sentences about runs under several labels, or of several seeds."""
+    runs = [run for group in groups.values() for run in group]
+    seeds = {repr(run.seed) for run in runs if run.seed is not None}
+    words = f"{count(len(groups), 'label')}, {count(len(runs), 'run')}" + (
+        f", {count(len(seeds), 'seed')}" if seeds else ""
+    )
+    told = [f"Compared here: {words}. {_same(runs)}".strip()]
+    metrics = headline(runs)
+    if metrics:
+        told.append(_ranking(groups, metrics[0]))
+    ended = Counter(str(run.summary.get("status") or "unknown") for run in runs)
+    if set(ended) != {"finished"}:
+        told.append(f"Of the runs, {joined([f'{many} {status}' for status, many in ended.items()])}.")
+    attacked = {label: said for label, group in groups.items() if (said := _attack(group[0]))}
+    told += (
+        [f"Under attack: {'; '.join(f'“{label}” ({said})' for label, said in attacked.items())}."] if attacked else []
+    )
+    if len(seeds) < 2:
+        told.append("There is one seed a label: no spread can be told, and a difference may be chance.")
+    return told
+
+
+def headline(runs: Sequence[Run]) -> list[str]:
+    """The metrics that were evaluated, the first the one that a model is selected by; not what is spent of a budget."""
+    known = list(dict.fromkeys(metric for run in runs for metric in run.metrics if metric not in SPENT))
+    chosen = {str(run.get("checkpoint", "best")).removeprefix("eval/") for run in runs}
+    return sorted(known, key=lambda metric: metric not in chosen)
+
+
+def _who(run: Run) -> Iterator[str]:
+    name = run.get("algorithm", "name")
+    if name is None:
+        return
+    model, floats = run.get("task", "model"), run.summarised("model_floats")
+    size = f"{floats:,.0f} numbers" if floats else ""
+    using = f", with {model}{f', {size}' if size else ''}" if model else f", with a model of {size}" if size else ""
+    yield f"{name} learnt {_goal(run)}{_among(run)}{using}."
+
+
+def _goal(run: Run) -> str:
+    task, data = run.get("task", "name"), run.get("population", "dataset")
+    if task not in LEARNS:
+        return f"the task {task} on {data}" if task else f"from {data}"
+    positive = run.get("task", "positive_class")
+    learns = LEARNS[task].replace("one class", "one class" if positive is None else f"class {positive}")
+    return f"to {learns} {data}"
+
+
+def _among(run: Run) -> str:
+    population = run.config.get("population")
+    population = population if isinstance(population, dict) else {}
+    clients, partition = population.get("clients"), population.get("partition")
+    dealt = f" ({partition['kind']})" if isinstance(partition, dict) and "kind" in partition else ""
+    return f", held by {clients:,} clients{dealt}" if isinstance(clients, int) else ""
+
+
+def _heard(run: Run) -> Iterator[str]:
+    asked, heard = run.total("invited"), run.total("heard")
+    if not asked or heard is None:
+        return
+    ever = ""
+    if counts := heard_counts(run):
+        ever = f"; {len(counts[0]):,} of {counts[1]:,} clients were heard at least once"
+    rounds = run.rounds_done
+    often = f" in {count(rounds, 'round')}, {asked / rounds:.3g} a round" if rounds else ""
+    yield f"Of {whole(asked)} invitations{often}, {share(heard / asked)} were answered in time ({whole(heard)}){ever}."
+
+
+def _metrics(run: Run) -> Iterator[str]:
+    for metric in headline([run])[:1]:
+        rounds, values = run.curve(f"eval/{metric}", "completed")
+        final = run.final(metric)
+        if final is None:
+            continue
+        if len(values) < 2:
+            yield f"The final model's {metric} is {number(final)}."
+            continue
+        best = int(np.argmin(values) if less_is_better(metric) else np.argmax(values))
+        first = "before the first round" if rounds[0] == 0 else f"after round {rounds[0]:.0f}"
+        at = "of the initial model" if rounds[best] == 0 else f"after round {rounds[best]:.0f}"
+        yield f"{metric} went from {number(values[0])} {first} to {number(final)}; the best was {number(values[best])}, {at}."
+
+
+def _end(run: Run) -> Iterator[str]:
+    status, asked, done = run.summary.get("status"), run.config.get("rounds"), run.rounds_done
+    of = f"{done:,} of {asked:,} rounds" if isinstance(asked, int) else count(done, "round")
+    stopped = run.section("stopped")
+    if status == "finished":
+        yield "It ran to its last round."
+    elif status == "stopped":
+        yield f"It stopped after {of}" + (f": {stopped['why']}." if stopped.get("why") else ".")
+    elif status == "failed":
+        first = str(run.summary.get("error") or "").partition("\n")[0]
+        yield f"It failed after {of}" + (f": {first}" if first else ".")
+    elif status == "interrupted":
+        yield f"It was interrupted after {of}."
+    else:
+        yield f"How it ended is not on record; {of} are."
+
+
+def _cost(run: Run) -> Iterator[str]:
+    time, up, down = (run.total(name) for name in ("virtual_s", "bytes_up", "bytes_down"))
+    parts = [f"{duration(time)} of virtual time"] if time else []
+    parts += [f"{quantity(up, 'B')} sent by clients"] if up else []
+    parts += [f"{quantity(down, 'B')} sent to them"] if down else []
+    if parts:
+        yield f"On the simulated fleet that took {joined(parts)}."
+
+
+def _beset(run: Run) -> Iterator[str]:
+    for key, whom in (("privacy", "a client"), ("example_privacy", "an example")):
+        told = run.section(key)
+        if isinstance(told.get("epsilon"), int | float) and isinstance(told.get("delta"), int | float):
+            spent = f"ε = {number(told['epsilon'])} at δ = {told['delta']:g}"
+            yield f"It spent {spent} of the privacy of {whom} ({told.get('accounting')})."
+    if run.config.get("secure_aggregation"):
+        yield "The server saw sums of clients' updates alone (secure aggregation)."
+    if said := _attack(run):
+        yield f"It was attacked: {said}."
+
+
+def _attack(run: Run) -> str | None:
+    told = run.config.get("attack")
+    if not isinstance(told, dict) or told.get("kind") in (None, "none"):
+        return None
+    part, clients = told.get("share"), told.get("clients")
+    who = f" by {share(part)} of the clients" if isinstance(part, int | float) else ""
+    who = f" by {count(len(clients), 'client')}" if isinstance(clients, list) else who
+    return f"{told['kind']}{who}"
+
+
+def _same(runs: Sequence[Run]) -> str:
+    """What all runs learn, where that is the same."""
+    found = {f"{_goal(run)}{_among(run)}" for run in runs if run.get("population", "dataset")}
+    return f"All learn {found.pop()}." if len(found) == 1 else ""
+
+
+def _ranking(groups: Mapping[str, Sequence[Run]], metric: str) -> str:
+    """The labels by their mean final metric; runs of one label are those of one code and one configuration."""
+    means: dict[str, tuple[float, str]] = {}
+    for label, group in groups.items():
+        values = [value for run in group if (value := run.final(metric)) is not None and math.isfinite(value)]
+        if values:
+            means[label] = float(np.mean(values)), mean_sd(values)
+    order = sorted(means, key=lambda label: means[label][0], reverse=not less_is_better(metric))
+    if not order:
+        return f"Nothing was measured of {metric} at the end."
+    named = [f"“{label}” {means[label][1]}" for label in order[:6]]
+    more = f", and {len(order) - 6} more" if len(order) > 6 else ""
+    how = " (mean ± sample standard deviation over seeds)" if any(len(group) > 1 for group in groups.values()) else ""
+    best = "lowest" if less_is_better(metric) else "highest"
+    return f"Final {metric}, the {best} first: {', '.join(named)}{more}{how}."

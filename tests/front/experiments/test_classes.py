@@ -1,0 +1,96 @@
+"""What the last model says of each class is on record, for tasks that have classes: the same examples as its accuracy, counted."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedfleet
+from fedfleet.simulator.driver.evaluation import confusions
+
+BASE: dict[str, Any] = {
+    "rounds": 3,
+    "population": {"clients": 9, "partition": {"kind": "dirichlet", "alpha": 0.3}},
+    "task": {"name": "classification", "model": "logistic"},
+    "algorithm": {"name": "fedavg", "lr": 0.05, "steps": 2},
+    "cohort": {"invite": 6},
+    "executor": {"kind": "local"},
+    "evaluation": {"every": 2},
+}
+
+
+def right(table: pd.DataFrame) -> float:
+    return table.loc[table["label"] == table["predicted"], "examples"].sum() / table["examples"].sum()
+
+
+def test_counts_are_of_the_last_model_and_all_test_examples(tmp_path):
+    done = fedfleet.run(BASE, {"evaluation.test_examples": 50}, out=tmp_path / "run")
+    found = pd.read_parquet(done.folder / "classes.parquet")
+    assert list(found.columns) == ["rounds", "label", "predicted", "examples"]
+    assert set(found.dtypes) == {np.dtype("int64")}
+    assert set(found["rounds"]) == {3}
+    final = done.summary["final"]
+    assert right(found) == pytest.approx(final["eval/all_accuracy"], abs=1e-12)
+    assert final["eval/all_accuracy"] != final["eval/accuracy"], "a test that cannot fail"
+    assert found["examples"].sum() > 50
+    assert found.equals(found.sort_values(["label", "predicted"], ignore_index=True))
+    again = fedfleet.resume(done.folder, {"rounds": 4})
+    assert set(pd.read_parquet(again.folder / "classes.parquet")["rounds"]) == {4}
+    whole = fedfleet.run(BASE, {"evaluation.test_examples": 50, "rounds": 4}, out=tmp_path / "whole")
+    same = [(run.folder / "classes.parquet").read_bytes() for run in (again, whole)]
+    assert same[0] == same[1]
+
+
+def test_domains_are_counted_apart(tmp_path):
+    domains = {"dataset": {"name": "digits", "classes": [1, 4, 8], "label_domains": True}, "clients": 9}
+    config = {**BASE, "population": {**domains, "partition": {"kind": "by_domain"}}, "rounds": 2}
+    done = fedfleet.run(config, out=tmp_path / "run")
+    found = pd.read_parquet(done.folder / "classes.parquet")
+    last = done.table("domains").query("round == 1").set_index("domain")
+    assert set(found["domain"]) == {0, 1, 2}
+    for domain, mine in found.groupby("domain"):
+        assert right(mine) == pytest.approx(last.loc[domain, "accuracy"], abs=1e-12)
+        assert mine["examples"].sum() == last.loc[domain, "examples"]
+
+
+def test_a_robust_task_is_counted_under_its_perturbation_and_one_without_classes_not_at_all(tmp_path):
+    robust = {
+        **BASE,
+        "task": {"name": "robust", "model": "logistic", "ascent_steps": 3, "ascent_lr": 30.0},
+        "rounds": 1,
+    }
+    done = fedfleet.run(robust, {"algorithm": {"name": "local_sgda"}}, out=tmp_path / "robust")
+    found, final = pd.read_parquet(done.folder / "classes.parquet"), done.summary["final"]
+    assert right(found) == pytest.approx(final["eval/robust_accuracy"], abs=1e-12)
+    assert final["eval/robust_accuracy"] != final["eval/accuracy"], "a test that cannot fail"
+    auc = {**BASE, "task": {"name": "auc", "model": "logistic"}, "rounds": 1}
+    done = fedfleet.run(auc, {"algorithm": {"name": "local_sgda"}}, out=tmp_path / "auc")
+    assert not (done.folder / "classes.parquet").exists()
+
+
+def test_by_hand_and_what_is_no_class_an_example():
+    logits = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0], [1.0, 0.0]])
+    data = {"y": torch.tensor([0, 1, 1, 0]), "domain": torch.tensor([1, 0, 0, 1])}
+    likely: Any = SimpleNamespace(probabilities=lambda outputs: outputs.softmax(1))
+    found = confusions(likely, logits, data)
+    assert found is not None
+    assert {name: column.tolist() for name, column in found.items()} == {
+        "domain": [0, 0, 1],
+        "label": [1, 1, 0],
+        "predicted": [0, 1, 0],
+        "examples": [1, 1, 2],
+    }
+    says: Any = SimpleNamespace(probabilities=None, predicted=lambda outputs: 1 - outputs.argmax(1))
+    found = confusions(says, logits, {"y": data["y"]})
+    assert found is not None
+    assert found["predicted"].tolist() == [1, 0, 1]
+    assert confusions(SimpleNamespace(probabilities=None), logits, data) is None  # type: ignore[arg-type]
+    odd: Any = SimpleNamespace(probabilities=lambda outputs: outputs[:, 0])
+    assert confusions(odd, logits, data) is None
+    several: Any = {"y": torch.zeros(4, 3, dtype=torch.int64)}
+    assert confusions(likely, logits, several) is None

@@ -1,0 +1,173 @@
+"""What a report says in words: what happened, with which settings, and what losses of minimax tasks mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedfleet.report import overview
+from fedfleet.report.groups import grouped
+from fedfleet.report.meanings import OF_TASK, meaning
+from fedfleet.report.settings import settings
+from fedfleet.report.tables import Run, read
+from fedfleet.tasks.registry import TASKS
+from tests.front.report.report_runs import comparison, make_run, rounds_table
+
+CONFIG = {
+    "seed": 0,
+    "rounds": 9,
+    "population": {"dataset": "digits", "clients": 5, "partition": {"kind": "iid"}},
+    "task": {"name": "auc", "model": "logistic", "positive_class": 8},
+    "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 7, "steps": None, "eps": 1e-8},
+    "cohort": {"invite": 10, "respond": "all", "attempts": 10},
+    "attack": {"kind": "sign_flip", "share": 0.2},
+    "secure_aggregation": {"protocol": "secagg"},
+    "privacy": None,
+}
+SUMMARY = {
+    "status": "stopped",
+    "stopped": {"by": "until", "why": "eval/accuracy is 0.5, and until=eval/accuracy>=0.5"},
+    "model_floats": 650,
+    "rounds": 4,
+    "initial": {"eval/accuracy": 0.1},
+    "final": {"eval/accuracy": 0.5},
+    "privacy": {"epsilon": 3.25, "delta": 1e-5, "accounting": "sampling"},
+}
+
+
+def run(path: Path, config: dict[str, Any] | None = None, summary: dict[str, Any] | None = None, **parts: Any) -> Run:
+    changes = {"config": {**CONFIG, **(config or {})}, "summary": {**SUMMARY, **(summary or {})}, **parts}
+    return read(make_run(path, **changes))
+
+
+def test_a_run_in_words(tmp_path: Path) -> None:
+    table = rounds_table(4, accuracy=[0.2, 0.6, None, 0.5])
+    assert overview.of_run(run(tmp_path / "run", rounds=table)) == [
+        "fedavg learnt to rank class 8 above the others (AUC) on digits, held by 5 clients (iid), with logistic, 650 numbers. "
+        "Of 40 invitations in 4 rounds, 10 a round, 60 % were answered in time (24); 2 of 5 clients were heard at least once. "
+        "accuracy went from 0.1 before the first round to 0.5; the best was 0.6, after round 2.",
+        "It stopped after 4 of 9 rounds: eval/accuracy is 0.5, and until=eval/accuracy>=0.5. "
+        "On the simulated fleet that took 20 s of virtual time, 1.6 kB sent by clients and 3.2 kB sent to them. "
+        "It spent ε = 3.25 at δ = 1e-05 of the privacy of a client (sampling). "
+        "The server saw sums of clients' updates alone (secure aggregation). "
+        "It was attacked: sign_flip by 20 % of the clients.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("summary", "said"),
+    [
+        ({"status": "finished"}, "It ran to its last round."),
+        ({"status": "interrupted"}, "It was interrupted after 4 of 9 rounds."),
+        (
+            {"status": "failed", "error": "client 7: no such file\nat line 3"},
+            "It failed after 4 of 9 rounds: client 7: no such file",
+        ),
+        ({"status": None}, "How it ended is not on record; 4 of 9 rounds are."),
+    ],
+)
+def test_how_it_ended(tmp_path: Path, summary: dict[str, Any], said: str) -> None:
+    assert overview.of_run(run(tmp_path / "run", summary=summary))[1].startswith(
+        f"{said} On the" if said.endswith(".") else said
+    )
+
+
+def test_a_loss_is_best_where_it_is_least_and_what_is_not_on_record_is_not_said(tmp_path: Path) -> None:
+    table = rounds_table(4).rename(columns={"eval/accuracy": "eval/loss"}).assign(**{"eval/loss": [3.0, 1.0, 2.0, 2.5]})
+    bare = {"config": {"seed": 0}, "summary": {"status": "finished"}, "fates": None, "environment": None}
+    only = make_run(tmp_path / "run", **bare, rounds=table[["round", "eval/loss"]])
+    assert overview.of_run(read(only)) == [
+        "loss went from 3 after round 1 to 2.5; the best was 1, after round 2.",
+        "It ran to its last round.",
+    ]
+    nothing = make_run(tmp_path / "nothing", config=None, summary=None, fates=None, rounds=rounds_table(0))
+    assert overview.of_run(read(nothing)) == ["", "How it ended is not on record; 0 rounds are."]
+
+
+def test_the_metric_that_models_are_selected_by_comes_first_and_epsilon_is_none(tmp_path: Path) -> None:
+    table = rounds_table(4).assign(**{"eval/epsilon_spent": 1.0, "eval/source_accuracy": 0.3})
+    for best, first in (("eval/source_accuracy", "source_accuracy"), ("auto", "accuracy")):
+        one = run(tmp_path / first, {"checkpoint": {"best": best}}, rounds=table)
+        assert overview.headline([one])[0] == first
+        assert "epsilon_spent" not in overview.headline([one])
+
+
+def test_a_comparison_in_words_ranks_labels_and_pools_no_code(tmp_path: Path) -> None:
+    root = comparison(tmp_path)
+    for seed, source in ((0, "a"), (1, "b")):
+        own = {"name": "mine", "module": "lab", "source": source * 64, "options": {}}
+        config = {"seed": seed, "algorithm": {"own": own}, "attack": {"kind": "zero", "clients": [1]}}
+        summary = {"status": "finished", "label": "mine", "final": {"eval/accuracy": 0.9 + seed / 100}}
+        make_run(root / "own" / str(seed), config=config, summary=summary)
+    groups = grouped([read(path.parent) for path in sorted(root.glob("*/*/rounds.parquet"))])
+    assert overview.of_comparison(groups) == [
+        "Compared here: 4 labels, 5 runs, 2 seeds.",
+        "Final accuracy, the highest first: “mine (source bbbbbbbb)” 0.91, “mine (source aaaaaaaa)” 0.9, "
+        "“label A” 0.60 ± 0.28, “label B” 0.4 (mean ± sample standard deviation over seeds).",
+        "Under attack: “mine (source aaaaaaaa)” (zero by 1 client); “mine (source bbbbbbbb)” (zero by 1 client).",
+    ]
+    alone = {label: groups[label] for label in ("mine (source aaaaaaaa)", "label B")}
+    assert "There is one seed a label" in overview.of_comparison(alone)[-1]
+    table = settings(groups)
+    assert table is not None
+    rows = {str(row[0]): list(row[1:]) for row in table.rows}
+    assert list(table.head) == ["setting", "label A", "label B", "mine (source aaaaaaaa)", "mine (source bbbbbbbb)"]
+    assert rows["algorithm.own.source"][2:] == ["a" * 59 + "…", "b" * 59 + "…"]
+
+
+def test_settings_of_a_run_are_those_that_matter_and_are_on(tmp_path: Path) -> None:
+    table = settings({"fedavg": [run(tmp_path / "run")]})
+    assert table is not None
+    assert [list(row) for row in table.rows] == [
+        ["algorithm", "fedavg"],
+        ["algorithm.lr", "0.1"],
+        ["algorithm.batch_size", "7"],
+        ["rounds", "9"],
+        ["cohort.invite", "10"],
+        ["cohort.respond", "all"],
+        ["population.dataset", "digits"],
+        ["population.clients", "5"],
+        ["task", "auc"],
+        ["task.model", "logistic"],
+        ["task.positive_class", "8"],
+        ["population.partition", "iid"],
+        ["attack", "sign_flip"],
+        ["attack.share", "0.2"],
+        ["secure_aggregation.protocol", "secagg"],
+    ]
+    assert settings({"bare": [read(make_run(tmp_path / "bare", config=None))]}) is None
+
+
+def test_settings_that_differ_come_first_whatever_they_are_and_what_is_varied_is_left_out(tmp_path: Path) -> None:
+    changed = {"algorithm": {"name": "scaffold", "lr": 0.2, "global_lr": 1.0, "eps": 1e-8}, "cohort": {"attempts": 5}}
+    groups = {"A": [run(tmp_path / "A")], "B": [run(tmp_path / "B", changed)]}
+    table = settings(groups, varied=["algorithm.lr"])
+    assert table is not None
+    rows = [list(row) for row in table.rows]
+    assert rows[:3] == [
+        ["algorithm", "fedavg", "scaffold"],
+        ["algorithm.batch_size", "7", "–"],
+        ["cohort.invite", "10", "–"],
+    ]
+    assert ["cohort.attempts", "10", "5"] in rows[:6]
+    assert ["algorithm.global_lr", "–", "1.0"] in rows[:6]
+    assert "The first 6 differ." in table.caption
+    assert not {"algorithm.lr", "algorithm.eps"} & {row[0] for row in rows}
+
+
+def test_what_losses_of_minimax_tasks_mean_is_said_for_their_tasks_alone(tmp_path: Path) -> None:
+    auc = {"auc": [run(tmp_path / "auc")]}
+    assert meaning(auc, "train_loss").startswith("The relaxed AUC objective")
+    assert meaning(auc, "train_auc").startswith("How likely an example of the positive class")
+    assert meaning(auc, "clients_loss").endswith("below 0. ")
+    assert meaning(auc, "clients_loss_std") == ""
+    other = run(tmp_path / "other", {"task": {"name": "classification"}})
+    assert meaning({"other": [other]}, "train_loss") == meaning(auc | {"other": [other]}, "train_loss") == ""
+    gan = run(tmp_path / "gan", {"task": {"name": "gan"}})
+    assert meaning({"gan": [gan]}, "train_loss").startswith("The generator's loss")
+    assert meaning(auc | {"gan": [gan]}, "train_loss") == ""
+    assert set(OF_TASK) <= set(TASKS)
+    assert set(overview.LEARNS) <= set(TASKS)
+    assert set(TASKS["gan"].build.measured) <= set(OF_TASK["gan"])  # type: ignore[attr-defined]
