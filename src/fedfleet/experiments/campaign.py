@@ -27,7 +27,7 @@ from fedfleet.experiments.resume import resume as go_on
 from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import check_free, claim, summary_of
 from fedfleet.experiments.workers import Workers
-from fedfleet.report import finals, write_report
+from fedfleet.report import finals, told, write_report
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 
 CAMPAIGN = "campaign.yaml"
@@ -190,6 +190,9 @@ def _reported(
     runs: list[Run], failures: list[FedfleetError], out: Path, progress: Progress, *, report: bool
 ) -> list[Run]:
     if report:
+        if [run.folder for run in runs] == [out]:
+            for line in told(out):
+                progress.say(line)
         progress.say(f"report: {write_report([out], out)}")
     if failures:
         raise FedfleetError(f"{len(failures)} of {len(runs) + len(failures)} runs: {failures[0]}")

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["finals", "write_report"]
+__all__ = ["finals", "told", "write_report"]
 
 ROUNDS = "rounds.parquet"
 SEARCH_DEPTH = 3  # a comparison folder is <label>/seed-<n>/, and one level more for a folder of comparisons
@@ -49,6 +49,13 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     drawn = figures.draw(found)
     html = page.render(found, drawn)
     return sheet.write(Path(out), html, drawn)
+
+
+def told(run: Path) -> list[str]:
+    """Return what happened in a run, a paragraph a line, as its report says it. Raises ValueError."""
+    from fedfleet.report import overview, tables
+
+    return overview.of_run(tables.read(run))
 
 
 def finals(runs: Sequence[Path]) -> list[str]:

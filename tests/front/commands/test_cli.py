@@ -60,6 +60,15 @@ def test_list(command: Command, what: str, names: Any) -> None:
     assert (status, [line.split()[0] for line in out.splitlines()]) == (0, list(names))
 
 
+def test_a_run_says_at_its_end_what_happened(command: Command, tiny: Path, tmp_path: Path) -> None:
+    status, out, _ = command("run", tiny, "--out", tmp_path / "run")
+    assert status == 0
+    *_, who, end, report = out.splitlines()
+    assert who.startswith("fedavg learnt to classify examples of digits, held by 20 clients")
+    assert end.startswith("It ran to its last round.")
+    assert report == f"report: {tmp_path / 'run' / 'report.html'}"
+
+
 HEAVY = {"torch", "torchvision", "ray", "pandas", "pyarrow", "matplotlib", "sklearn", "scipy", "numpy"}
 COMMAND = """
 import sys
