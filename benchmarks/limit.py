@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import command
+from benchmarks.peers import workload
+from benchmarks.peers.workload import Case
 
 WIDE = {"cuda": 8192, "cpu": 1024}
 SECONDS = 2.0  # of products, where processes work at once
@@ -25,6 +27,11 @@ def flop(net: nn.Module, inputs: Tensor) -> float:
     with FlopCounterMode(display=False) as counter:
         net(inputs).sum().backward()
     return counter.get_total_flops() / len(inputs)
+
+
+def of_update(case: Case) -> float:
+    """Return the floating-point operations of a client update of FedAvg's, in the layers of the net."""
+    return flop(workload.net(case), torch.randn(2, *case.shape)) * case.samples * case.epochs
 
 
 def reached(device: str, wide: int, seconds: float = 0.0) -> float:

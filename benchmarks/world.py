@@ -97,6 +97,14 @@ def population(case: Case) -> InMemoryPopulation:
     return found.withholding(torch.tensor([is_target(c) for c in range(case.clients)]).repeat_interleave(case.samples))
 
 
+def enlarged(population: InMemoryPopulation, clients: int) -> InMemoryPopulation:
+    """Return so many clients of equal size; client i holds the data of client i modulo the given ones."""
+    rows = population.indices.reshape(population.size, -1)
+    owner = torch.arange(clients) % population.size
+    offsets = torch.arange(0, clients * rows.shape[1] + 1, rows.shape[1])
+    return InMemoryPopulation(population.data, rows[owner].flatten(), offsets, population.domain[owner])
+
+
 def build(case: Case, clients: Population | None = None) -> World:
     """Return a case made ready."""
     of = task(case)

@@ -76,7 +76,7 @@ def test_pages_fetch_nothing_from_other_hosts(site: Path):
         ("algorithms/afl.md", "../../README.md", "../index.md"),
         ("performance.md", "../benchmarks/README.md", "benchmarks.md"),
         ("benchmarks.md", "../docs/performance.md", "performance.md"),
-        ("benchmarks.md", "gpu.py", "files/benchmarks/gpu.py"),
+        ("benchmarks.md", "limit.py", "files/benchmarks/limit.py"),
         ("concepts.md", "https://example.org/x.md", "https://example.org/x.md"),
         ("concepts.md", "#roles", "#roles"),
     ],

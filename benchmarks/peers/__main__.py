@@ -16,12 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import torch
-
 from benchmarks import command, limit
 from benchmarks.cases import CASES
 from benchmarks.command import say
-from benchmarks.peers import workload
 from benchmarks.peers.environments import Failure, default_folder, execute, ready
 from benchmarks.peers.workload import Case
 from benchmarks.results import result
@@ -143,11 +140,6 @@ def cell(values: Sequence[float | None] | None) -> str:
     return text if len(there) == 1 else f"{text} ({command.number(min(there))} to {command.number(max(there))})"
 
 
-def arithmetic(case: Case) -> float:
-    """Return the floating-point operations of a client update of FedAvg's, in the layers of the net."""
-    return limit.flop(workload.net(case), torch.randn(2, *case.shape)) * case.samples * case.epochs
-
-
 def report(
     found: dict[str, dict[str, list[Run]]], names: Sequence[str], flop_per_s: float, of: Mapping[str, Case]
 ) -> None:
@@ -159,7 +151,7 @@ def report(
     command.show(title, ["case", *(CONTESTANTS[n].title for n in names)], rows)
     title = f"Their arithmetic over that of large products, {flop_per_s / 1e9:,.0f} GFLOP/s on {WORKERS} cores at once"
     shares = {
-        c: {n: [r and r * arithmetic(of[c]) / flop_per_s for r in v] for n, v in s.items()}
+        c: {n: [r and r * limit.of_update(of[c]) / flop_per_s for r in v] for n, v in s.items()}
         for c, s in speeds.items()
         if of[c].algorithm == "fedavg"
     }

@@ -18,18 +18,18 @@ from benchmarks import (
     dropout,
     engine,
     examples,
-    gpu,
     invitations,
+    limit,
     loops,
     memory,
     privacy,
-    published,
     results,
     rules,
     scaling,
     server_step,
     world,
 )
+from benchmarks.gpu import __main__ as gpu
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import environments, workload
 from benchmarks.peers.workload import Case
@@ -161,29 +161,6 @@ def test_hiding_clients_is_measured_beside_not_hiding_them(monkeypatch, capsys):
     monkeypatch.setattr(privacy, "measure", lambda *_: found)
     privacy.main([])
     assert f"{found['over']['norm follows']['median']:.2f} times" in capsys.readouterr().out
-
-
-def test_published_jobs_are_tried_at_a_small_scale(tmp_path, capsys):
-    published.main(["--scale", "small", "--device", "cpu", "--json", str(tmp_path / "found.json")])
-    found = json.loads((tmp_path / "found.json").read_text())["jobs"]
-    assert [job["job"] for job in found] == list(published.JOBS)
-    for job in found:
-        assert job["rounds"] == job["of"] == 2
-        assert 0 < job["share"] < 1
-        small = published.reduced(published.JOBS[job["job"]])
-        assert job["flop"] == pytest.approx(published.flop(small) * small.samples * 2 * 2)  # of two rounds
-    assert "Published jobs" in capsys.readouterr().out
-
-
-def test_the_arithmetic_of_a_published_job_is_that_of_its_layers():
-    job = published.JOBS["pfl_cifar10"]
-    multiplications = 30 * 30 * 32 * 27 + 28 * 28 * 64 * 288 + 12544 * 128 + 128 * 10
-    first = 30 * 30 * 32 * 27  # of whose inputs no gradient is taken
-    assert published.flop(job) == pytest.approx(2 * (3 * multiplications - first))
-    sizes = published.population(published.JOBS["nvflare_cifar10"]).offsets.diff()
-    assert len(sizes) == 8
-    assert float(sizes.double().mean()) == pytest.approx(6250, rel=0.01)
-    assert sizes.max() > 2 * sizes.min()
 
 
 def test_rounds_in_which_clients_drop_out_are_measured_beside_others(monkeypatch, capsys):
@@ -325,6 +302,7 @@ MISTAKES = [
     (memory.main, ["--rounds", "3"]),
     (rules.main, ["--seconds", "0"]),
     (gpu.main, ["--budget", "-1"]),
+    (gpu.main, ["--part", "all"]),
     (gpu.main, ["--json", "no/such/folder/file.json"]),
     (peers.main, ["--repeats", "0"]),
 ]
@@ -340,35 +318,8 @@ def test_a_mistake_on_a_command_line_is_told_in_one_line(main, argv, capsys):
     assert shown.err.count("\n") == 1
 
 
-def test_without_a_cuda_device_one_line_says_so(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit) as e:
-        gpu.main([])
-    assert e.value.code == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("no CUDA device")
-    assert shown.count("\n") == 1
-
-
-def test_the_table_of_a_device_is_made_unattended(capsys, tmp_path):
-    precisions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    gpu.main(["--scale", "small", "--device", "cpu", "--json", str(tmp_path / "gpu.json")])
-    found = json.loads((tmp_path / "gpu.json").read_text())["cells"]
-    assert [(c["precision"], c["case"], c["inner"], c["cohort"]) for c in found] == [
-        (mode, name, inner, cohort)
-        for mode in gpu.SMALL.precisions
-        for name in gpu.NAMES
-        for inner in gpu.INNERS
-        for cohort in gpu.SMALL.cohorts
-    ]
-    assert all(c["client_updates_per_s"] > 0 and c["note"] == "" for c in found)
-    assert all(("ratio" in c) == (c["inner"] != "serial") for c in found)
-    assert "times serial" in capsys.readouterr().out
-    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == precisions
-
-
 def test_further_clients_share_data():
-    population = gpu.enlarged(world.population(TINY), 7)
+    population = world.enlarged(world.population(TINY), 7)
     assert population.size == 7
     rows = population.local_data(torch.arange(7)).rows
     assert torch.equal(rows[4:], rows[:3])
@@ -412,9 +363,7 @@ def test_a_failing_peer_leaves_the_others_alone(monkeypatch, capsys):
     peers.report({"tiny": runs}, list(contestants), 1e6, {"tiny": TINY})
     shown = capsys.readouterr().out
     assert "4 (3 to 5)" in shown
-    assert (
-        peers.arithmetic(TINY) == 2 * 2 * 6 * 10 * 10 * 3
-    )  # a product forward, one for the weight, of 3 times 10 rows
+    assert limit.of_update(TINY) == 2 * 2 * 6 * 10 * 10 * 3  # a product forward, one for the weight, of 3 times 10 rows
     assert "0.288 (0.216 to 0.36)" in shown
     assert "failed: tiny, broken: ImportError: no module" in shown
 

@@ -37,8 +37,8 @@ class Sizes(NamedTuple):
 
 
 SIZES = {"cpu": Sizes(1e9, 4e9, 8, 512), "cuda": Sizes(1e11, 1e12, 64, 4096)}
-"""A GPU does about a hundred times the arithmetic of a core at the same fixed cost a step. That is an estimate: benchmarks/gpu.py
-tells whether it is right."""
+"""A GPU does about a hundred times the arithmetic of a core at the same fixed cost a step. That is an estimate:
+`python -m benchmarks.gpu` tells whether it is right."""
 
 
 STEP_S, FLOP_S = 2e-3, 1e10

@@ -1,16 +1,17 @@
-"""Jobs that others have published times of, in shape: ``python -m benchmarks.published --json published.json``, on a CUDA device.
+"""Jobs that others have published times of, in shape.
 
 Nets, clients, cohorts, batches, epochs and rounds are theirs; examples are tensors of the right shapes without meaning, so that
-nothing is downloaded, and nothing is evaluated. Where a budget ends before all rounds are done, the rest is reckoned from those
-that were, and said. The arithmetic of a job, forward and backward, over its time is set beside what large products of the same
-precision reach on the same device in the same run. ``--scale small`` has a few rounds of few clients, to try it out.
+nothing is downloaded, and nothing is evaluated, or changed on its way into a batch. Where a budget ends before all rounds are
+done, the rest is reckoned from those that were, and said. The arithmetic of a job, forward and backward, over its time is set
+beside what large products of the same precision reach on the same device in the same run. Where pfl-research can be installed,
+its own job runs on the device, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from itertools import islice
 from statistics import median
@@ -19,9 +20,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from benchmarks import command, gpu, limit, world
+from benchmarks import command, limit, world
 from benchmarks.command import say
-from benchmarks.peers.workload import cnn
+from benchmarks.gpu.device import emptied, precision, why
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers.environments import Failure
+from benchmarks.peers.workload import Case, cnn
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config import rules
@@ -30,11 +34,13 @@ from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.driver.probe import probe
 from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.driver.simulate import simulate
+from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.tasks.module import from_module
 
 SEQUENCE, WORDS = 20, 10_000
+PFL_ROUNDS = 10
 
 
 class Job(NamedTuple):
@@ -42,7 +48,7 @@ class Job(NamedTuple):
 
     Attributes:
         published: what others say of it, and where.
-        must_s: seconds it must take here at most, on one H100; None for none.
+        must_s, aim_s: seconds it must take here at most, and is to take, on one H100; None for no aim.
         net: what makes the net.
         loss: of ``fedfleet.tasks.from_module``.
         clients, samples: how many there are, with how many examples each, on average.
@@ -54,7 +60,8 @@ class Job(NamedTuple):
     """
 
     published: str
-    must_s: float | None
+    must_s: float
+    aim_s: float | None
     net: Callable[[], nn.Module]
     loss: str
     clients: int
@@ -67,13 +74,14 @@ class Job(NamedTuple):
 
 
 def moderate_cnn() -> nn.Module:
-    """Return NVFlare's ModerateCNN, for images 3x32x32 (``examples/advanced/cifar10``), without its dropout."""
+    """Return NVFlare's ModerateCNN, for images 3x32x32 (``examples/advanced/cifar10``)."""
     conv = lambda i, o: (nn.Conv2d(i, o, 3, padding=1), nn.ReLU())  # noqa: E731
     return nn.Sequential(
         *(*conv(3, 32), *conv(32, 64), nn.MaxPool2d(2)),
-        *(*conv(64, 128), *conv(128, 128), nn.MaxPool2d(2)),
+        *(*conv(64, 128), *conv(128, 128), nn.MaxPool2d(2), nn.Dropout2d(0.05)),
         *(*conv(128, 256), *conv(256, 256), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(4096, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)),
+        *(nn.Flatten(), nn.Dropout(0.1), nn.Linear(4096, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU()),
+        *(nn.Dropout(0.1), nn.Linear(512, 10)),
     )
 
 
@@ -100,6 +108,7 @@ JOBS = {
     "pfl_cifar10": Job(
         "pfl-research, benchmarks/image_classification: CIFAR10 IID, 1,000 clients of 50 images; minutes not read",
         60.0,
+        30.0,
         cnn,
         "cross_entropy",
         *(1000, 50, None, 1500, 50),
@@ -109,6 +118,7 @@ JOBS = {
     "nvflare_cifar10": Job(
         "NVFlare, examples/advanced/cifar10/pt/cifar10-real-world: 9.1 min, two jobs at once on one H100",
         180.0,
+        60.0,
         moderate_cnn,
         "cross_entropy",
         *(8, 6250, 1.0, 50, 8),
@@ -118,6 +128,7 @@ JOBS = {
     "nvflare_edge": Job(
         "NVFlare, examples/advanced/edge: 40,000 devices, 200 at work, FedBuff of 20; no time given",
         10.0,
+        None,
         cnn,
         "cross_entropy",
         *(40_000, 100, None, 200, 200),
@@ -127,6 +138,7 @@ JOBS = {
     "pfl_stackoverflow": Job(
         "pfl-research, benchmarks/lm: a cohort of 400, about 4 s a round, later 2 (GPUs not named)",
         800.0,  # 0.4 s a round
+        None,
         Words,
         "token_cross_entropy",
         *(4000, 64, None, 2000, 400),
@@ -166,7 +178,7 @@ def population(job: Job) -> InMemoryPopulation:
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
     domain = torch.zeros(owners, dtype=torch.int64)
     found = InMemoryPopulation(examples(job, total), torch.arange(total), offsets, domain)
-    return found if job.clients == owners else gpu.enlarged(found, job.clients)
+    return found if job.clients == owners else world.enlarged(found, job.clients)
 
 
 def flop(job: Job) -> float:
@@ -174,8 +186,8 @@ def flop(job: Job) -> float:
     return limit.flop(job.net(), examples(job, 2)["x"])
 
 
-def measure(name: str, job: Job, mode: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Return seconds of a job, and what they are set beside."""
+def measure(name: str, job: Job, mode: str, peak: float, args: argparse.Namespace) -> dict[str, Any]:
+    """Return seconds of a job; ``peak`` is what large products reach, in floating-point operations a second."""
     task = from_module(job.net, loss=job.loss)
     entry, people = ALGORITHMS[job.algorithm], population(job)
     algorithm = entry.build(entry.options(**job.options), task, CohortOptions(invite=job.cohort))
@@ -185,7 +197,7 @@ def measure(name: str, job: Job, mode: str, args: argparse.Namespace) -> dict[st
     how = world.How(rules.inner(z, learned, args.device), rules.block_size(job.cohort, z, learned, args.device))
     setup = Setup.of(algorithm, task, people, how.inner, device=args.device)
     seconds, trained, began = list[float](), 0, time.perf_counter()
-    with closing(LocalExecutor(args.threads)) as executor, gpu.precision(mode, args.device):
+    with closing(LocalExecutor(args.threads)) as executor, precision(mode, args.device):
         executor.start(setup)
         conditions = Conditions(seed=0, block_size=how.block_size)
         records = simulate(algorithm, z, problem, conditions, executor, job.rounds)
@@ -196,46 +208,51 @@ def measure(name: str, job: Job, mode: str, args: argparse.Namespace) -> dict[st
             limit.synchronise(args.device)
             seconds.append(time.perf_counter() - started)
             trained += sum(p.counts["heard"] + p.counts["merged_stale"] for p in record.phases)
-        peak = limit.reached(args.device, limit.WIDE[args.device])
     settled = seconds[len(seconds) // 3 :]
-    whole = sum(seconds) + (job.rounds - len(seconds)) * median(settled)
     an_update = flop(job) * job.samples * (job.options.get("epochs") or 1)
     return {
-        "job": name,
-        "precision": mode,
         "inner": how.inner,
         "block_size": how.block_size,
         "rounds": len(seconds),
-        "of": job.rounds,
-        "seconds": whole,
-        "must_s": job.must_s,
+        "seconds": sum(seconds) + (job.rounds - len(seconds)) * median(settled),
         "client_updates_per_s": trained / sum(seconds),
         "flop": an_update * trained * job.rounds / len(seconds),
         "share": an_update * trained / sum(seconds) / peak,
-        "published": job.published,
     }
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Run the command."""
-    ask = command.parser("benchmarks.published", __doc__)
-    ask.add_argument("--job", action="append", choices=JOBS, help="one, or several by repeating; default: all")
-    ask.add_argument("--precision", action="append", choices=gpu.PRECISIONS, help="default: float32 and tf32")
-    ask.add_argument("--budget", type=command.seconds, default=240, help="seconds a job may take (default 240)")
-    ask.add_argument("--scale", choices=["full", "small"], default="full", help="small: to try it out")
-    ask.add_argument("--threads", type=command.count, default=1, help="torch threads (default 1)")
-    ask.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to try it out")
-    ask.add_argument("--json", type=command.writable, metavar="FILE", help="write everything measured, after every job")
-    args = ask.parse_args(argv)
-    gpu.leave_without(args.device)
-    found = []
-    for name in args.job or JOBS:
-        job = reduced(JOBS[name]) if args.scale == "small" else JOBS[name]
-        for mode in args.precision or (("float32",) if args.device == "cpu" else ("float32", "tf32")):
+def measured(args: argparse.Namespace, limits: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+    """Measure all jobs in each precision; "note" says why one has no time.
+
+    ``limits`` has what large products reach by precision.
+    """
+    for name, job in JOBS.items():
+        job = reduced(job) if args.scale == "small" else job
+        for mode in args.precision:
+            about = {"job": name, "precision": mode, "of": job.rounds, "must_s": job.must_s, "aim_s": job.aim_s}
+            about |= {"published": job.published}
             say(f"{name}, {mode}: {job.rounds:,} rounds")
-            found.append(measure(name, job, mode, args))
-            if args.json:
-                command.write(args.json, {"machine": command.machine(), "jobs": found})
+            emptied(args.device)
+            try:
+                yield about | measure(name, job, mode, limits[mode], args) | {"note": ""}
+            except (RuntimeError, FedfleetError) as e:
+                yield about | {"note": why(e)}
+
+
+def pfl(args: argparse.Namespace) -> dict[str, Any]:
+    """Let pfl-research do its job with two processes on the device; "note" says why there is no rate."""
+    job = reduced(JOBS["pfl_cifar10"]) if args.scale == "small" else JOBS["pfl_cifar10"]
+    shape = (3, 32, 32)
+    case = Case("pfl_cifar10", "cnn", shape, job.clients, job.cohort, job.samples, rounds=PFL_ROUNDS, warmup=PFL_ROUNDS)
+    say("pfl_cifar10 by pfl-research, two processes")
+    try:
+        return {"job": "pfl_cifar10", **peers.pfl(case, args), "note": ""}
+    except Failure as e:
+        return {"job": "pfl_cifar10", "note": str(e)}
+
+
+def show(found: list[dict[str, Any]], peer: dict[str, Any] | None) -> None:
+    """Print the table, and how many times as fast as the peer its job is here."""
     columns = [
         "job",
         "precision",
@@ -243,26 +260,27 @@ def main(argv: list[str] | None = None) -> None:
         "rounds",
         "seconds",
         "must",
+        "aim",
         "client updates/s",
-        "share of products",
+        "share",
         "published",
     ]
     rows = [
         [
-            *(
-                r["job"],
-                r["precision"],
-                r["inner"],
-                f"{r['rounds']:,} of {r['of']:,}",
-                r["seconds"],
-                r["must_s"] or "-",
-            ),
-            *(r["client_updates_per_s"], f"{r['share']:.1%}", r["published"]),
+            *(r["job"], r["precision"], r.get("inner", "-"), f"{r.get('rounds', 0):,} of {r['of']:,}"),
+            *(r.get("seconds", "-"), r["must_s"], r["aim_s"] or "-", r.get("client_updates_per_s", "-")),
+            *(f"{r['share']:.1%}" if "share" in r else "-", r["note"] or r["published"]),
         ]
         for r in found
     ]
     command.show("Published jobs, in shape", columns, rows)
-
-
-if __name__ == "__main__":
-    main()
+    if peer is None:
+        return
+    theirs = peer.get("client_updates_per_s")
+    if theirs is None:
+        print(f"pfl-research did not run: {peer['note']}")
+        return
+    for r in found:
+        if r["job"] == peer["job"] and "client_updates_per_s" in r:
+            times = r["client_updates_per_s"] / theirs
+            print(f"{r['job']}, {r['precision']}: {times:.1f} times {peer['version']} on this device (must be 10)")
