@@ -75,8 +75,9 @@ def main(argv: list[str] | None = None) -> None:
         found.append(measure(c, args))
     emit(found, "fedfleet", args.json)
     if args.overhead and not args.json:
-        keys = ("case", "blocks", "phase_ms", "map_ms", "map_model_ms")
-        columns = ["case", "blocks", "empty phase, ms", "empty map, ms", "map of the model, ms"]
+        keys = ("case", "blocks", "phase_ms", "draws_ms", "driver_ms", "map_ms", "map_model_ms")
+        columns = ["case", "blocks", "empty phase, ms", "draws, ms", "driver computes, ms"]
+        columns += ["empty map, ms", "map of the model, ms"]
         command.show("A phase without client work", columns, [[r[k] for k in keys] for r in found])
 
 

@@ -21,6 +21,7 @@ from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.work import BatchPlan, LocalWork, Message, Phase, Stage
 
 REPEATS = 30
+PHASES = 150
 
 
 def nothing(setup: Setup, shared: Message, task: int) -> int:
@@ -53,7 +54,8 @@ def idle(cohort: int) -> Algorithm:
 def measure(world: World, executor: Executor, how: How) -> dict[str, Any]:
     """Return medians in milliseconds: a whole phase, a bare map, a map that brings back and adds a model a block.
 
-    The executor has been started for ``world`` and stays so for the maps; the phases start it anew.
+    Of a phase, ``draws_ms`` go by while it is found out who is invited and who answers, and ``driver_ms`` are what the driver's
+    thread computes, draws among them; in the rest it waits. The executor has been started for ``world`` and stays so for the maps; the phases start it anew.
     """
     blocks = -(-world.case.cohort // how.block_size)
     shared = Message(send={"z": world.task.init(0)})
@@ -63,8 +65,21 @@ def measure(world: World, executor: Executor, how: How) -> dict[str, Any]:
         "map_model_ms": _milliseconds(lambda: reduce(T.add, executor.map(echo, shared, range(blocks)))),
     }
     executor.close()
-    records = list(play(replace(world, algorithm=idle(world.case.cohort)), executor, how, REPEATS))
-    return found | {"phase_ms": 1000 * median(r.seconds for r in records[3:])}
+    phases, computed = [], []
+    playing = play(replace(world, algorithm=idle(world.case.cohort)), executor, how, PHASES)
+    while True:
+        started = time.thread_time()
+        record = next(playing, None)
+        if record is None:
+            break
+        phases.append(record)
+        computed.append(time.thread_time() - started)
+    settled = slice(PHASES // 3, None)
+    return found | {
+        "phase_ms": 1000 * median(r.seconds for r in phases[settled]),
+        "draws_ms": 1000 * median(r.sampling_s for r in phases[settled]),
+        "driver_ms": 1000 * median(computed[settled]),
+    }
 
 
 def _milliseconds(action: Callable[[], object]) -> float:

@@ -2,7 +2,7 @@
 
 In turns: the product's own way (pipes, and memory that the driver and its actors share), Ray's compiled graphs over their channels,
 and Ray's calls with the model in its object store. Actors answer with a copy of the model. ``--busy`` has as many other processes
-at work as there are CPUs. At the end an actor is killed, and each way has to answer again.
+at work as there are CPUs. At the end an actor stands still for a while, and then it is killed, and each way has to answer again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -29,6 +30,7 @@ from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.work import Message
 
 ACTORS = 2
+FREEZE_S = 12.0  # longer than a compiled graph waits for an answer where nothing is said
 OURS, GRAPH, CALLS = "pipes and shared memory", "compiled graph", "calls"
 
 
@@ -88,8 +90,24 @@ def _after_death(process: int, answers: Callable[[], object], again: Callable[[]
     return {"came": came, "again_s": time.perf_counter() - started}
 
 
-def measure(case: Any, number: int) -> dict[str, Any]:
-    """Return milliseconds a model there and back, medians, over those of the first way; seconds until answers after a death."""
+def _after_freeze(process: int, answers: Callable[[], object], seconds: float) -> dict[str, Any]:
+    """Let an actor stand still for so long; return what comes of an answer asked for meanwhile, and the seconds until it comes."""
+    os.kill(process, signal.SIGSTOP)
+    thaw = threading.Timer(seconds, os.kill, (process, signal.SIGCONT))
+    thaw.start()
+    started = time.perf_counter()
+    try:
+        answers()
+        came = "answered"
+    except Exception as e:
+        came = type(e).__name__
+    took = time.perf_counter() - started
+    thaw.join()
+    return {"came": came, "seconds": took}
+
+
+def measure(case: Any, number: int, freeze_s: float = FREEZE_S) -> dict[str, Any]:
+    """Return milliseconds a model there and back, medians, over those of the first way; what comes of a freeze and of a death."""
     import ray
 
     from benchmarks.engine import executor
@@ -113,6 +131,13 @@ def measure(case: Any, number: int) -> dict[str, Any]:
         }
         found = turns.taken({name: _timed(way) for name, way in ways.items()}, case, number, OURS, list(ways)[1:])
         first = next(iter(ours.map(pid, Message(), range(ACTORS))))
+        frozen = {
+            OURS: _after_freeze(first, ways[OURS], freeze_s),
+            GRAPH: _after_freeze(process, ways[GRAPH], freeze_s),
+        }
+        if frozen[GRAPH]["came"] != "answered":  # what came too late would be taken for the next answer
+            compiled.teardown()
+            compiled = graph(bound, T.num_bytes(z))
         after = {OURS: _after_death(first, ways[OURS], ways[OURS])}
 
         def compiled_anew() -> None:
@@ -122,7 +147,7 @@ def measure(case: Any, number: int) -> dict[str, Any]:
             whole.teardown()
 
         after[GRAPH] = _after_death(process, ways[GRAPH], compiled_anew)
-    return {"megabytes": T.num_bytes(z) / 1e6, **found, "after_a_death": after}
+    return {"megabytes": T.num_bytes(z) / 1e6, **found, "frozen": frozen, "after_a_death": after}
 
 
 def _busy(stack: ExitStack) -> None:
@@ -155,7 +180,11 @@ def main(argv: list[str] | None = None) -> None:
         over = found["over"].get(name)
         times = f", {over['median']:.2f} times ({over['least']:.2f} to {over['most']:.2f})" if over else ""
         death = found["after_a_death"].get(name)
-        told = f"; an actor killed: {death['came']}, answers again after {death['again_s']:.2f} s" if death else ""
+        frozen = found["frozen"].get(name)
+        told = (
+            f"; an actor still for {FREEZE_S:.0f} s: {frozen['came']} after {frozen['seconds']:.1f} s" if frozen else ""
+        )
+        told += f"; an actor killed: {death['came']}, answers again after {death['again_s']:.2f} s" if death else ""
         print(f"{name:24} {ms:8.3f} ms{times}{told}")
 
 

@@ -136,7 +136,8 @@ def test_the_engine_answers_with_one_json_object(capsys):
     assert found["client_steps_per_s"] == pytest.approx(2 * found["client_updates_per_s"])
     assert found["client_updates_per_s"] == pytest.approx(6 / found["seconds_per_round"])
     assert {"cpu", "cores", "torch", "ray", "python"} <= set(found["machine"])
-    assert found["phase_ms"] > 0
+    assert 0 < found["draws_ms"] < found["phase_ms"]
+    assert found["driver_ms"] > 0
 
 
 def test_the_ways_to_run_a_block_are_measured_side_by_side(monkeypatch, capsys):

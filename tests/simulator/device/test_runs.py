@@ -65,6 +65,26 @@ RUNS = {
         "algorithm.batch_size": 2,
     },
     "module": {"task": {"name": "module", "model": "tests.tasks.own_nets:mlp", "loss": "cross_entropy"}},
+    "private": {
+        "privacy": {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 0.5},
+        "algorithm.weight": "uniform",
+    },
+    "private for examples": {"example_privacy": {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 0.5}},
+    "compressed": {
+        "transforms.up": [{"name": "top_k", "share": 0.1, "feedback": True}, {"name": "qsgd", "levels": 7}],
+        "transforms.down": ["delta", "rotation", {"name": "uniform", "levels": 16}],
+    },
+    "thin": {"transforms.up": [{"name": "low_rank", "rank": 2, "feedback": True}]},
+    "masked": {"secure_aggregation": {"threshold": 0.5, "bits": 16, "clip": 1.0}},
+    "attacked": {
+        "algorithm": {"name": "robust", "of": "fedavg", "rule": "geometric_median"},
+        "attack": {"kind": "alie", "share": 0.4, "z": 1.5},
+    },
+    "backdoor": {
+        "algorithm": {"name": "robust", "of": "fedavg", "rule": "foolsgold"},
+        "attack": {"kind": "backdoor", "share": 0.4, "target": 0, "scale": 5},
+    },
+    "adapters": {"task.adapters": {"rank": 2}, "executor.inner": "factored"},
     "a server's optimiser": {"algorithm.name": "fedopt", "selection.kind": "oort", "faults.non_finite": "drop_client"},
 }
 
@@ -102,3 +122,7 @@ def test_a_run_on_a_device(what, tmp_path, monkeypatch):
     told = run.summary["final"]
     assert all(math.isfinite(value) for value in told.values() if isinstance(value, float))
     assert set(MEASURED.get(what, ())) <= told.keys()
+    monkeypatch.setattr(Prepared, "setup", setup)
+    monkeypatch.setattr(Prepared, "conditions", conditions)
+    here = fedfleet.Experiment(fedfleet.load(BASE, RUNS[what]), data=words).run(tmp_path / "here")
+    assert told == pytest.approx(here.summary["final"], rel=1e-4, abs=1e-4, nan_ok=True)
