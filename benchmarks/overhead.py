@@ -55,7 +55,8 @@ def measure(world: World, executor: Executor, how: How) -> dict[str, Any]:
     """Return medians in milliseconds: a whole phase, a bare map, a map that brings back and adds a model a block.
 
     Of a phase, ``draws_ms`` go by while it is found out who is invited and who answers, and ``driver_ms`` are what the driver's
-    thread computes, draws among them; in the rest it waits. The executor has been started for ``world`` and stays so for the maps; the phases start it anew.
+    thread computes, draws among them; in the rest it waits. The executor has been started for ``world`` and stays so for the
+    maps; the phases start it anew.
     """
     blocks = -(-world.case.cohort // how.block_size)
     shared = Message(send={"z": world.task.init(0)})
