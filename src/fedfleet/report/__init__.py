@@ -22,6 +22,8 @@ SEARCH_DEPTH = 3  # a comparison folder is <label>/seed-<n>/, and one level more
 def write_report(runs: Sequence[Path], out: Path) -> Path:
     """Write `out/report.html`, which embeds its figures, and the same figures as `out/figures/*.png`.
 
+    Where `out` is the folder of the one run that there is, and has a model, its `model_card.md` is written too.
+
     Args:
         runs: run folders, or comparison folders, which stand for the run folders up to three levels below them.
             Runs of one label (`summary.json`'s, else the algorithm's name) are one line with a band over seeds; those that
@@ -35,6 +37,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
         ValueError: no runs given, a folder that is or holds no run, or a run folder with an unreadable file.
     """
     from fedfleet.report import (  # here, for matplotlib takes most of a second to import
+        card,
         figures,
         groups,
         page,
@@ -45,9 +48,12 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     folders = list(dict.fromkeys(run.resolve() for path in runs for run in _expand(Path(path))))
     if not folders:
         raise ValueError("no run to report on: give at least one run folder, such as runs/my-run")
-    found = groups.grouped([tables.read(folder) for folder in folders])
+    read = [tables.read(folder) for folder in folders]
+    found = groups.grouped(read)
     drawn = figures.draw(found)
     html = page.render(found, drawn)
+    if folders == [Path(out).resolve()] and (folders[0] / card.WEIGHTS).is_file():
+        (folders[0] / card.CARD).write_text(card.card(read[0]), encoding="utf-8")
     return sheet.write(Path(out), html, drawn)
 
 

@@ -1,0 +1,92 @@
+"""The model card of a run: what was learnt, how, of whose data, what it is worth and how to load it, as hubs of models show it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from fedfleet.report.overview import headline, of_run
+from fedfleet.report.settings import settings
+from fedfleet.report.sheet import Grid
+from fedfleet.report.tables import Run
+from fedfleet.report.words import number
+
+CARD = "model_card.md"
+WEIGHTS = "model.safetensors"
+USE = """```python
+import fedfleet
+
+net = fedfleet.open_run("{folder}").model()  # a torch.nn.Module in eval mode; "best" for the best round's
+```
+
+`{weights}` has the tensors by name; `config.yaml` with `environment.json` is all that the run followed from, and `fedfleet run config.yaml`
+makes it again."""
+
+
+def card(run: Run) -> str:
+    """Return the card as Markdown, after a head in YAML that hubs read."""
+    parts = [
+        f"---\n{yaml.safe_dump(_head(run), sort_keys=False, allow_unicode=True)}---",
+        f"# {_name(run)}",
+        *of_run(run),
+        "## Measured",
+        _measured(run),
+        "## How it was trained",
+        _markdown(settings({run.label: [run]})),
+        "## Use",
+        USE.format(folder=run.path.name, weights=WEIGHTS),
+        "## What is not promised",
+        " ".join(_not_promised(run)),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _name(run: Run) -> str:
+    algorithm, data = run.get("algorithm", "name") or run.label, run.get("population", "dataset")
+    return f"{algorithm} on {data}" if data else str(algorithm)
+
+
+def _head(run: Run) -> dict[str, Any]:
+    """What hubs of models look for: tags, and the final metrics of the test examples."""
+    algorithm, data, task = run.get("algorithm", "name"), run.get("population", "dataset"), run.get("task", "name")
+    known = ((metric, run.final(metric)) for metric in headline([run]))
+    metrics = [{"type": m, "name": m, "value": v} for m, v in known if v is not None and math.isfinite(v)]
+    tags = list(dict.fromkeys(str(tag) for tag in ("federated-learning", algorithm, task) if tag))
+    result = {
+        "task": {"type": str(task or "other")},
+        "dataset": {"type": str(data or "other"), "name": str(data or "other")},
+        "metrics": metrics,
+    }
+    index = [{"name": _name(run), "results": [result]}] if metrics else []
+    return {"library_name": "fedfleet", "tags": tags} | ({"model-index": index} if index else {})
+
+
+def _measured(run: Run) -> str:
+    """A table of the metrics, each of the first, the last and the best model."""
+    rows = [
+        [metric, *(number(run.summarised(key, f"eval/{metric}")) for key in ("initial", "final", "best"))]
+        for metric in headline([run])
+    ]
+    return _markdown(Grid(["metric", "initial", "final", "best"], rows, "")) if rows else "Nothing was."
+
+
+def _markdown(grid: Grid | None) -> str:
+    if grid is None:
+        return ""
+    rows = [grid.head, ["---"] * len(grid.head), *grid.rows]
+    return "\n".join(f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in row)} |" for row in rows)
+
+
+def _not_promised(run: Run) -> Iterator[str]:
+    yield "Devices, networks and their failures were simulated; clients' data were dealt, or drawn, on one machine."
+    if not (run.summary.get("privacy") or run.summary.get("example_privacy")):
+        yield "Nothing hides what clients' data were: the model may tell of them."
+    if run.seed is not None:
+        yield f"It is one run, of seed {run.seed}: another seed gives another model."
+    if run.summary.get("bit_exact") is False:
+        yield "It cannot be made again to the bit; `events.jsonl` says why."
+    if run.summary.get("own"):
+        yield "A part of it was made in Python: its source is on record by a digest, not in this folder."

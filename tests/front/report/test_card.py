@@ -1,0 +1,70 @@
+"""A run's model card says what hubs read and what people ask, and only where there is a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from fedfleet.report import write_report
+from fedfleet.report.card import CARD, card
+from fedfleet.report.tables import read
+from tests.front.report.report_runs import make_run
+
+
+def head(text: str) -> dict:
+    _, top, _ = text.split("---\n", 2)
+    return yaml.safe_load(top)
+
+
+def test_a_card_says_what_was_learnt_how_well_and_how_to_load_it(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    (folder / "model.safetensors").touch()
+    write_report([folder], folder)
+    text = (folder / CARD).read_text()
+    assert head(text) == {
+        "library_name": "fedfleet",
+        "tags": ["federated-learning", "fedavg", "classification"],
+        "model-index": [
+            {
+                "name": "fedavg on digits",
+                "results": [
+                    {
+                        "task": {"type": "classification"},
+                        "dataset": {"type": "digits", "name": "digits"},
+                        "metrics": [{"type": "accuracy", "name": "accuracy", "value": 0.5}],
+                    }
+                ],
+            }
+        ],
+    }
+    assert "# fedavg on digits\n\nfedavg learnt to classify examples of digits, held by 5 clients (iid)" in text
+    assert "| metric | initial | final | best |\n| --- | --- | --- | --- |\n| accuracy | 0.1 | 0.5 | 0.625 |" in text
+    assert "| algorithm | fedavg |" in text
+    assert 'fedfleet.open_run("run").model()' in text
+    assert "of seed 0" in text
+    assert "Nothing hides what clients' data were" in text
+
+
+def test_what_does_not_hold_is_said(tmp_path: Path) -> None:
+    promised = {"epsilon": 3.0, "delta": 1e-5, "accounting": "sampling"}
+    said = {"status": "finished", "privacy": promised, "bit_exact": False, "own": {"task": {}}, "final": {}}
+    config = {"algorithm": {"name": "a|b"}, "population": {"dataset": "digits"}}
+    text = card(read(make_run(tmp_path / "run", rounds=None, summary=said, config=config)))
+    assert "Nothing hides" not in text
+    assert "cannot be made again to the bit" in text
+    assert "made in Python" in text
+    assert "of seed" not in text
+    assert "Nothing was." in text
+    assert "a&#124;b" in text
+    assert "model-index" not in head(text)
+
+
+def test_comparisons_other_folders_and_runs_without_a_model_have_no_card(tmp_path: Path) -> None:
+    first, second = make_run(tmp_path / "all" / "a"), make_run(tmp_path / "all" / "b")
+    write_report([first], first)
+    for folder in (first, second):
+        (folder / "model.safetensors").touch()
+    write_report([first], tmp_path / "elsewhere")
+    write_report([tmp_path / "all"], tmp_path / "all")
+    assert not list(tmp_path.rglob(CARD))
