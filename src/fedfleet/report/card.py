@@ -22,8 +22,8 @@ import fedfleet
 net = fedfleet.open_run("{folder}").model()  # a torch.nn.Module in eval mode; "best" for the best round's
 ```
 
-`{weights}` has the tensors by name; `config.yaml` with `environment.json` is all that the run followed from, and `fedfleet run config.yaml`
-makes it again."""
+`{weights}` has the tensors by name; `config.yaml` with `environment.json` is all that the run followed from, and
+`fedfleet run config.yaml` makes it again."""
 
 
 def card(run: Run) -> str:
