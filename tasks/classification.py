@@ -46,8 +46,8 @@ class ClassificationOptions(ModelOptions):
     """What torchvision's nets begin with, but for their last layer: the weights they have from ImageNet, if nothing is said, or
     random ones."""
     norm: Norm = "batch"
-    """What torchvision's nets normalise by: BatchNorm; GroupNorm; frozen: BatchNorm with the statistics that it has from ImageNet,
-    in training too."""
+    """What torchvision's nets and those by module:name normalise by: BatchNorm; GroupNorm in its place, with its scales and shifts;
+    frozen: BatchNorm with the statistics that it comes with, in training too."""
     metrics: list[str | MetricOptions] = Field(default=[])
     """Measured beside accuracy and loss: f1, auc; torchmetrics:CLASS, sklearn:FUNCTION; module:name of ``(outputs, y) -> number``;
     or mappings of such a name and ``arguments``."""
@@ -78,7 +78,7 @@ class ClassificationOptions(ModelOptions):
                 )
         if self.model not in NETS and self.weights is not None:
             raise ValueError(f"weights={self.weights} is not for model={self.model}: leave it out")
-        if self.model not in NETS and self.norm != "batch":
+        if self.norm != "batch" and self.model not in NETS and not own_model(self.model):
             raise ValueError(f"norm={self.norm} is not for model={self.model}: leave it out")
         if self.norm == "frozen" and self.weights == "random":
             raise ValueError("norm=frozen keeps statistics that weights=random has none of: choose batch or group")
@@ -119,7 +119,7 @@ class Classification:
     def __init__(self, options: ModelOptions, shape: DataShape):
         self._options, self._shape = options, shape
         o = options if isinstance(options, ClassificationOptions) else ClassificationOptions(**options.model_dump())
-        self.make = maker(o.model, o.arguments, o.adapters, shape, "classify", partial(_built_in, o, shape))
+        self.make = maker(o.model, o.arguments, o.adapters, shape, "classify", partial(_built_in, o, shape), o.norm)
         self.loss = LOSSES["cross_entropy"]
         self.chosen = chosen(o.metrics, self.loss, "task.", taken=("accuracy", "loss"))
         self._net = self._build(0)

@@ -19,17 +19,22 @@ from torch.nn.parameter import is_lazy
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.named import called, found
 from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.pretrained import BATCH_NORMS, Norm, with_norm
 
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes one net, the same for the same seed; ``said`` and ``key`` name it, and its arguments, in messages."""
+    """Makes one net, the same for the same seed; ``said`` and ``key`` name it, and its arguments, in messages.
+
+    ``norm`` is what its BatchNorms are replaced by, "batch" for nothing.
+    """
 
     make: Callable[..., Any] | nn.Module
     said: str
     key: str = "arguments"
     arguments: Mapping[str, Any] = field(default_factory=dict)
     offered: Mapping[str, Any] = field(default_factory=dict)
+    norm: Norm = "batch"
 
     def __call__(self, seed: int) -> nn.Module:
         """Return a new net in its training mode. Raises ConfigError where that fails, or what is made is none that could learn."""
@@ -63,12 +68,24 @@ class Maker:
             raise ConfigError(
                 f"{self.said}: it has no parameters to learn: give it a layer that has, with requires_grad"
             )
-        return net if net.training else net.train()
+        return self._normalised(net if net.training else net.train())
+
+    def _normalised(self, net: nn.Module) -> nn.Module:
+        if self.norm == "batch":
+            return net
+        if not any(isinstance(layer, BATCH_NORMS) for layer in net.modules()):
+            raise ConfigError(f"norm={self.norm} is not for {self.said}, which has no BatchNorm: leave it out")
+        try:
+            return with_norm(net, self.norm)
+        except ValueError as e:
+            raise ConfigError(f"norm={self.norm}, {self.said}: {e}") from None
 
 
-def of_path(text: str, arguments: Mapping[str, Any] | None, shape: DataShape, key: str = "task") -> Maker:
+def of_path(
+    text: str, arguments: Mapping[str, Any] | None, shape: DataShape, key: str = "task", norm: Norm = "batch"
+) -> Maker:
     """Return the maker that a ``module:name`` is. Raises ConfigError."""
     offered: dict[str, Any] = {"shape": tuple(shape.example)}
     offered |= {name: number for name, number in shape._asdict().items() if name in ("classes", "words") and number}
     make = found(f"{key}.model", text)
-    return Maker(make, f"{key}.model={text!r}", f"{key}.arguments", dict(arguments or {}), offered)
+    return Maker(make, f"{key}.model={text!r}", f"{key}.arguments", dict(arguments or {}), offered, norm)

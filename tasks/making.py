@@ -11,6 +11,7 @@ from fedfleet.simulator.named import is_path
 from fedfleet.tasks.adapters import Adapted, AdapterOptions
 from fedfleet.tasks.maker import Maker, of_path
 from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.pretrained import Norm
 from fedfleet.tasks.transformer import HEADS, Use, is_transformer, of_configuration
 
 Make = Maker | Adapted
@@ -29,15 +30,17 @@ def maker(
     shape: DataShape,
     use: Use,
     built_in: Callable[[int], nn.Module] | None = None,
+    norm: Norm = "batch",
 ) -> Make | None:
     """Return what makes a net by ``module:name`` or ``transformers:PATH``; or by ``built_in``, of a seed, where it has adapters.
 
+    ``norm`` is what BatchNorms of a net by ``module:name`` are replaced by.
     Raises ConfigError.
     """
     if is_transformer(model):
         plain: Maker | None = of_configuration(model, arguments, use, shape)
     elif is_path(model):
-        plain = of_path(model, arguments, shape)
+        plain = of_path(model, arguments, shape, norm=norm)
     elif adapters is not None and built_in is not None:
         plain = Maker(built_in, f"task.model={model!r}", offered={"shape": tuple(shape.example)})
     else:

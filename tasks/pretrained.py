@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 Weights = Literal["imagenet", "random"]
 Norm = Literal["batch", "group", "frozen"]
+BatchNorms = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 GROUPS = 32  # of channels, as GroupNorm's paper has them (Wu & He 2018), where that divides their number
 NETS = ("mobilenet_v2", "resnet18", "resnet50", "resnet101")
 SMALLEST_SIDE = 32  # halved five times
@@ -59,15 +61,17 @@ def classifier(name: str, weights: Weights, shape: tuple[int, ...], classes: int
 def with_norm(net: nn.Module, norm: Norm) -> nn.Module:
     """Return a net with other layers in the place of BatchNorm's, which have their scales and shifts."""
     for name, layer in net.named_children() if norm != "batch" else ():
-        if isinstance(layer, nn.BatchNorm2d):
+        if isinstance(layer, BATCH_NORMS):
             setattr(net, name, _grouped(layer) if norm == "group" else FixedNorm(layer))
         else:
             with_norm(layer, norm)
     return net
 
 
-def _grouped(layer: nn.BatchNorm2d) -> nn.GroupNorm:
-    made = nn.GroupNorm(math.gcd(GROUPS, layer.num_features), layer.num_features, eps=layer.eps)
+def _grouped(layer: BatchNorms) -> nn.GroupNorm:
+    # Features that are no maps: a group of one would normalise each number by itself, to 0.
+    groups = 1 if isinstance(layer, nn.BatchNorm1d) else math.gcd(GROUPS, layer.num_features)
+    made = nn.GroupNorm(groups, layer.num_features, eps=layer.eps)
     made.weight, made.bias = layer.weight, layer.bias
     return made
 
@@ -75,17 +79,19 @@ def _grouped(layer: nn.BatchNorm2d) -> nn.GroupNorm:
 class FixedNorm(nn.Module):
     """BatchNorm whose statistics are constants, in training too; scale and shift are learnt. They travel nowhere."""
 
-    def __init__(self, like: nn.BatchNorm2d):
+    def __init__(self, like: BatchNorms):
         super().__init__()
-        assert like.running_mean is not None
-        assert like.running_var is not None
+        if like.running_mean is None or like.running_var is None:
+            raise ValueError("a BatchNorm without running statistics has none to keep: choose norm=group")
         self.weight, self.bias = like.weight, like.bias
         self.mean, self.scale = like.running_mean.clone(), torch.rsqrt(like.running_var + like.eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x (B, C, H, W) normalised channel by channel."""
-        mean, scale = (v.to(x.device, x.dtype).view(-1, 1, 1) for v in (self.mean, self.scale))
-        return (x - mean) * scale * self.weight.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
+        """Return x (B, C, ...) normalised channel by channel."""
+        wide = (-1, *[1] * (x.dim() - 2))
+        mean, scale = (v.to(x.device, x.dtype).view(wide) for v in (self.mean, self.scale))
+        found = (x - mean) * scale
+        return found if self.weight is None else found * self.weight.view(wide) + self.bias.view(wide)
 
 
 class AsImageNet(nn.Module):

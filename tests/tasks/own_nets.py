@@ -241,3 +241,11 @@ def regression(shape, width=4):
     from fedfleet.tasks import from_module
 
     return from_module(lambda: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), width)), loss="cross_entropy")
+
+
+class Normalised(nn.Sequential):
+    """A BatchNorm between two layers, which may keep no statistics."""
+
+    def __init__(self, classes, counts=True):
+        norm = nn.BatchNorm1d(6, track_running_stats=counts)
+        super().__init__(nn.Linear(8, 6), norm, nn.Linear(6, classes))

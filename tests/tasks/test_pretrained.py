@@ -1,5 +1,7 @@
 """Torchvision's nets as extractors and generators: sizes, weights from files, running statistics, what fine-tuning scales."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from fedfleet.simulator.author import BUFFERS
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.driver.simulate import simulate
+from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.simulator.work import Batch
@@ -244,3 +247,37 @@ def test_other_layers_that_normalise():
 def test_layers_that_cannot_normalise_so_are_refused(options, says):
     with pytest.raises(ValueError, match=says):
         ClassificationOptions(**options)
+
+
+@pytest.mark.parametrize(
+    "layer", [torch.nn.BatchNorm1d(4), torch.nn.BatchNorm3d(4), torch.nn.BatchNorm2d(4, affine=False)]
+)
+def test_each_kind_of_batch_norm_is_replaced(layer):
+    dims = {torch.nn.BatchNorm1d: (), torch.nn.BatchNorm2d: (3, 3), torch.nn.BatchNorm3d: (2, 2, 2)}[type(layer)]
+    x = torch.randn(5, 4, *dims)
+    layer.running_mean, layer.running_var = torch.randn(4), torch.rand(4) + 0.5
+    expected = layer.eval()(x)
+    frozen = pretrained.with_norm(torch.nn.Sequential(copy.deepcopy(layer)), "frozen").train()
+    torch.testing.assert_close(frozen(x), expected)
+    grouped = pretrained.with_norm(torch.nn.Sequential(layer), "group")
+    groups = 4 if x.dim() > 2 else 1
+    torch.testing.assert_close(grouped(x), torch.nn.functional.group_norm(x, groups))
+    assert float(grouped(x).abs().max()) > 0.1
+
+
+def test_a_net_of_ones_own_normalises_as_is_said():
+    shape = DataShape((8,), 3)
+    own = {"model": "tests.tasks.own_nets:Normalised", "norm": "group"}
+    made = Classification(ClassificationOptions(**own), shape)
+    assert set(made.init(0)) == {"x"}
+    kinds = {type(layer) for layer in made.net().modules()}
+    assert torch.nn.GroupNorm in kinds
+    assert torch.nn.BatchNorm1d not in kinds
+    assert set(Classification(ClassificationOptions(**{**own, "norm": "frozen"}), shape).init(0)) == {"x"}
+    assert set(Classification(ClassificationOptions(model=own["model"]), shape).init(0)) == {"x", "b"}
+    with pytest.raises(ConfigError, match=r"norm=frozen.*has none to keep: choose norm=group"):
+        Classification(ClassificationOptions(**own | {"norm": "frozen", "arguments": {"counts": False}}), shape)
+    with pytest.raises(
+        ConfigError, match=r"norm=group is not for task.model='tests.tasks.own_nets:mlp', which has no BatchNorm"
+    ):
+        Classification(ClassificationOptions(model="tests.tasks.own_nets:mlp", norm="group"), shape)
