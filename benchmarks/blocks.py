@@ -71,7 +71,7 @@ class Watching(LocalExecutor):
         return super().map(job, shared, tasks, **how)
 
 
-def measure(case: Case, turns: int) -> list[dict[str, Any]]:
+def measure(case: Case, turns: int, compiles: bool = False) -> list[dict[str, Any]]:
     """Return a row for each phase of a case."""
     ready = world.build(case)
     how = world.rule(ready)
@@ -79,12 +79,12 @@ def measure(case: Case, turns: int) -> list[dict[str, Any]]:
         for _ in world.play(ready, executor, how, ROUNDS, capture=False):
             pass
         return [
-            {"case": case.name, "phase": phase, "inner": how.inner, **_compare(seen, how.inner, turns)}
+            {"case": case.name, "phase": phase, "inner": how.inner, **_compare(seen, how.inner, turns, compiles)}
             for phase, seen in executor.seen.items()
         ]
 
 
-def _compare(seen: Seen, inner: str, turns: int) -> dict[str, Any]:
+def _compare(seen: Seen, inner: str, turns: int, compiles: bool) -> dict[str, Any]:
     setups = {way: replace(seen.setup, inner=way, captures=Captures(after=None)) for way in WAYS}
     with Operations() as operations:
         run_block(setups[inner], seen.shared, seen.task)
@@ -94,6 +94,11 @@ def _compare(seen: Seen, inner: str, turns: int) -> dict[str, Any]:
     learning = [milliseconds(replayed, seen) for _ in range(LEARNING)]
     if replayed.captures.ready:
         setups["replayed"] = replayed
+    compile_s = None
+    if compiles and "replayed" in setups:
+        made = replace(seen.setup, inner=inner, captures=Captures(after=1, compiles=True))
+        compile_s = sum(milliseconds(made, seen) for _ in range(LEARNING)) / 1000
+        setups["compiled"] = made
     times = [{way: milliseconds(setup, seen) for way, setup in setups.items()} for _ in range(turns)]
     return {
         "clients": len(seen.task.clients),
@@ -102,6 +107,8 @@ def _compare(seen: Seen, inner: str, turns: int) -> dict[str, Any]:
         "ms": {way: median(t[way] for t in times) for way in setups},
         "over_serial": {way: spread([t["serial"] / t[way] for t in times]) for way in setups if way != "serial"},
         "replay_gains": spread([t[inner] / t["replayed"] for t in times]) if "replayed" in setups else None,
+        "compile_s": compile_s,
+        "compile_gains": spread([t["replayed"] / t["compiled"] for t in times]) if compile_s else None,
     }
 
 
@@ -118,13 +125,17 @@ def milliseconds(setup: Setup, seen: Seen) -> float:
     return 1000 * (time.perf_counter() - started)
 
 
-def row(found: dict[str, Any]) -> list[object]:
+def row(found: dict[str, Any], compiled: bool = False) -> list[object]:
     """Return a row of the table."""
     known = [found[k] for k in ("case", "phase", "clients", "operations")]
     ways = [_cell(found, way) for way in (*WAYS, "replayed")]
     gains = found["replay_gains"]
     gained = "-" if gains is None else told(gains)
-    return [*known, *ways, gained, round(found["capture_blocks"])]
+    cells = [*known, *ways, gained, round(found["capture_blocks"])]
+    if compiled:
+        gains = found["compile_gains"]
+        cells += [_cell(found, "compiled"), "-" if gains is None else told(gains), found["compile_s"] or "-"]
+    return cells
 
 
 def told(found: dict[str, float]) -> str:
@@ -144,13 +155,14 @@ def main(argv: list[str] | None = None) -> None:
     ask = command.parser("benchmarks.blocks", __doc__)
     command.add_case(ask)
     ask.add_argument("--turns", type=command.count, default=21, help="of each block (default %(default)d)")
+    ask.add_argument("--compiled", action="store_true", help="compile blocks, too: half a minute each")
     ask.add_argument("--json", action="store_true", help="print JSON")
     args: argparse.Namespace = ask.parse_args(argv)
     torch.set_num_threads(1)
     found = []
     for case in command.cases(args.case):
         say(f"{case.name}: {args.turns} turns")
-        found += measure(case, args.turns)
+        found += measure(case, args.turns, args.compiled)
     if args.json:
         print(json.dumps({"machine": command.machine(), "blocks": found}))
         return
@@ -162,10 +174,10 @@ def main(argv: list[str] | None = None) -> None:
         *(f"{way}, ms" for way in (*WAYS, "replayed")),
         "replayed over *",
         "capture costs, blocks",
+        *(("compiled, ms", "compiled over replayed", "compiling, s") if args.compiled else ()),
     ]
-    command.show(
-        "One block in one process (times as fast as serial; * as the rule chooses)", columns, [row(r) for r in found]
-    )
+    title = "One block in one process (times as fast as serial; * as the rule chooses)"
+    command.show(title, columns, [row(r, args.compiled) for r in found])
 
 
 if __name__ == "__main__":

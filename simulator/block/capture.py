@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.block.compiled import compiled
 
 AFTER = 100
 """Blocks of a kind before it is captured, which costs the time of 14 to 66 blocks and saves up to two fifths of each later one."""
@@ -71,15 +72,15 @@ class _Kind:
 
 
 class Captures:
-    """What a process has captured; never, where ``after`` is None."""
+    """What a process has captured; never, where ``after`` is None. Those that are trusted are compiled, where that is asked for."""
 
-    def __init__(self, after: int | None = AFTER):
-        self.after = after
+    def __init__(self, after: int | None = AFTER, compiles: bool = False):
+        self.after, self.compiles = after, compiles
         self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
 
     def __reduce__(self) -> Any:
         """Send no captures to another process."""
-        return type(self), (self.after,)
+        return type(self), (self.after, self.compiles)
 
     @property
     def ready(self) -> int:
@@ -127,6 +128,8 @@ class Captures:
     def _learn(self, kind: _Kind, compute: Callable[[Tree], Tree], given: Tree, found: Tree) -> None:
         if kind.graph is not None:
             _compare(kind.graph(_copied(given)), found)
+            if self.compiles:
+                kind.graph = _compiled(kind.graph, given)
             kind.checked = True
             return
         with _one_at_a_time:
@@ -138,6 +141,16 @@ class Captures:
         with_graph = [key for key, kind in self._kinds.items() if kind.graph is not None]
         for key in with_graph[:-GRAPHS]:
             del self._kinds[key]
+
+
+def _compiled(graph: Graph, given: Tree) -> Graph:
+    """Return a capture compiled; itself where that is not to be had."""
+    try:
+        with _one_at_a_time:
+            return Graph(compiled(graph.forward, _distinct(T.leaves(_copied(given)))[0]), graph.like)
+    except Exception as e:  # whatever it is, the capture works
+        log.warning("not compiled: %s", e)
+        return graph
 
 
 def _shape(x: Any) -> Hashable:

@@ -12,7 +12,8 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Executor(Options):
-    """Where the work runs. None of these keys but ``inner``, ``block_size``, threads, device and differences may change a bit."""
+    """Where the work runs. None of these keys but ``inner``, ``block_size``, threads, device, differences and what is compiled
+    may change a bit."""
 
     kind: Literal["auto", "local", "ray"] = "auto"
     """local: in this process; ray: on a pool of Ray actors; auto: in this process where a run is over in the time that Ray takes to
@@ -32,8 +33,10 @@ class Executor(Options):
     """Torch threads of an actor."""
     block_size: Count | Literal["auto"] = "auto"
     """Clients a block at most, the unit of dispatch and of summation; several blocks are even in number."""
-    capture: bool = True
-    """Replay blocks of a kind that has come often as the tensor operations they come to, which is faster; to the bit the same."""
+    capture: bool | Literal["compiled"] = True
+    """Replay blocks of a kind that has come often as the tensor operations they come to, which is faster; to the bit the same.
+    compiled: by ``torch.compile`` besides, which takes half a minute a kind and process and is faster still, but says
+    ``bit_exact: false``."""
     train_all: bool = False
     """Let clients that answer too late work all the same, and throw the result away, as a real federation does."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -25,6 +25,7 @@ from fedfleet.datasets.examples import Examples
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.block.compiled import compiler
 from fedfleet.simulator.driver.cosines import can_be_watched
 from fedfleet.simulator.driver.evaluation import less_is_better
 from fedfleet.simulator.errors import ConfigError, one_line
@@ -75,8 +76,22 @@ def _check_cohort(c: CohortOptions) -> None:
         )
 
 
+def _check_compiled(config: Config) -> None:
+    e, timeout_s = config.executor, config.faults.client_timeout_s
+    if e.capture != "compiled":
+        return
+    what, mend = "executor.capture=compiled", "set it to true"
+    if e.inner == "serial":
+        raise ConfigError(f"{what}: with executor.inner=serial no blocks are captured: {mend}, or choose batched")
+    if timeout_s is not None:
+        raise ConfigError(f"{what}: under faults.client_timeout_s={timeout_s:g} no blocks are captured: {mend}")
+    if compiler() is None:
+        raise ConfigError(f"{what}: torch needs a C++ compiler, and neither $CXX, g++ nor clang++ is there: {mend}")
+
+
 def _check_executor(config: Config) -> None:
     e = config.executor
+    _check_compiled(config)
     if e.kind == "local" and config.faults.client_timeout_s is not None:
         raise ConfigError(
             f"faults.client_timeout_s={config.faults.client_timeout_s:g}: with executor.kind=local clients run in this process, "
@@ -181,7 +196,9 @@ def resolved(config: Config, cohort: int, phases: int, z: Tree, notes: Callable[
         blocks = phases * math.ceil(cohort / size)
         kind = "local" if not asks and rules.small(config.rounds, cohort, blocks, z, notes) else "ray"
     found = {"kind": kind, "device": where, "inner": inner, "block_size": size, "actors": actors(config)}
-    return config.model_copy(update={"executor": e.model_copy(update=found)})
+    whole = config.model_copy(update={"executor": e.model_copy(update=found)})
+    _check_compiled(whole)
+    return whole
 
 
 def check_pairing(config: Config, algorithm: Algorithm, task: Task) -> None:

@@ -314,7 +314,7 @@ class Prepared:
 
     def setup(self) -> Setup:
         """Return what workers need."""
-        e, timeout = self.config.executor, self.config.faults.client_timeout_s
+        e, timeout = self.config.executor, self.config.faults.client_timeout_s  # capturing takes its time
         made = Setup.of(
             self.algorithm,
             self.task,
@@ -324,7 +324,9 @@ class Prepared:
             device=e.device,
             reads=own.read_by_workers,
             root=self.root,
-            captures=Captures() if e.capture and timeout is None else Captures(after=None),  # capturing takes its time
+            captures=Captures(compiles=e.capture == "compiled")
+            if e.capture and timeout is None
+            else Captures(after=None),
         )
         if not self.config.evaluation.per_client:
             return made

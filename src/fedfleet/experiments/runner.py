@@ -102,6 +102,8 @@ class Runner:
             self.told.say(f"starting: {describe(self.x)}")
             self.scorer = self.x.prepare(self.told.say)
             executor.start(self.x.setup())
+            if self.x.config.executor.capture == "compiled":
+                self.folder.log([{"round": self.at.index, "event": "compiled", "bit_exact": False}])
             status = self._rounds(executor)
             self.of_last = self._measure_last(executor)
         except (KeyboardInterrupt, SystemExit):

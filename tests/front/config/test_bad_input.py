@@ -96,6 +96,12 @@ def config(tmp_path) -> str:
         (["cohort.respond=siwer", "cohort.invite=8", "cohort.min_responses=6"], ["cohort.min_responses=6", "after 5"]),
         (["cohort.over_select=1e3", "cohort.respond=all"], ["cohort.over_select=1000", "population.clients="]),
         (["cohort.over_select=2", "cohort.respond=siwer"], ["over_select", "respond: all"]),
+        (["executor.capture=fast"], ["executor.capture", "compiled"]),
+        (["executor.capture=compiled", "executor.inner=serial"], ["executor.capture=compiled", "set it to true"]),
+        (
+            ["executor.capture=compiled", "executor.kind=ray", "faults.client_timeout_s=9"],
+            ["executor.capture=compiled", "client_timeout_s=9"],
+        ),
         (["cohort.partial_work=true"], ["partial_work", "deadline_s"]),
         (["algorithm=scaffold", "task=classification", "cohort.late=keep"], ["cohort.late='keep'", "state"]),
         (["algorithm=fedbuff", "task=classification", "cohort.invite=7"], ["cohort.invite=7", "asynchronous"]),
