@@ -60,6 +60,13 @@ def start_ray(address: str | None, cpus: int | None) -> bool:
             f"executor.address={address!r}: no Ray cluster answers there ({one_line(e)}): start one with "
             f"`ray start --head`, or leave the address out"
         ) from e
+    except RuntimeError as e:
+        if "mismatch" not in str(e):
+            raise
+        raise FedfleetError(
+            f"executor.address={address!r}: the cluster there has another Ray or Python ({one_line(e)}): give this environment the "
+            f"cluster's"
+        ) from e
     return True
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedfleet.algorithms.options import Options
 from fedfleet.config.names import ByPath, listed
 from fedfleet.config.reading import show
 from fedfleet.simulator.algorithm import Algorithm
-from fedfleet.simulator.block.uplink import sizes
+from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.block.uplink import compressible, sizes
 from fedfleet.simulator.driver.downlink import downward
 from fedfleet.simulator.driver.transformed import Seen, transformed
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.errors import ConfigError, FedfleetError
+from fedfleet.simulator.work import Slots
 from fedfleet.transforms.vectors import Options as Plain
 
 WAYS = ("up", "down")
@@ -109,6 +113,8 @@ def sending(
     _check_asked(up, algorithm, name, late)
     seen = tried(algorithm)
     _check_seen(up, algorithm, name, seen)
+    for send in seen.sent.values():
+        _check_back(up, {slot: leaves for slot, tree in send.items() if (leaves := compressible(tree))})
     return transformed(algorithm, tuple(step.does for step in up), seen)
 
 
@@ -137,6 +143,8 @@ def receiving(
     for of in given.values() if memory else ():
         for slot, d in of.items():
             _check_shrinks("down", down, slot, d)
+    for of in given.values():
+        _check_back(down[memory:], {slot: {"": torch.zeros(d)} for slot, d in of.items()})
     return downward(algorithm, tuple(step.does for step in down[memory:]), memory=memory)
 
 
@@ -200,6 +208,46 @@ def _check_seen(up: Sequence[Step], algorithm: Algorithm, name: str, seen: Seen)
             f"{key}: {name} may ask a client twice in phase {min(seen.repeated)!r}, and what it owes can be added once: leave it "
             f"out"
         )
+
+
+def _check_back(steps: Sequence[Step], slots: Slots) -> None:
+    """Refuse a transform of one's own whose ``back`` makes something else of slots than they were. Raises ConfigError."""
+    if all(isinstance(step.does, Plain) for step in steps):
+        return
+    for step in steps:
+        slots = {slot: {n: torch.zeros(x.shape, dtype=x.dtype) for n, x in of.items()} for slot, of in slots.items()}
+        try:
+            code = step.does.code(slots, rng.key(0), {})
+            back = code.back(code.rest)
+        except FedfleetError:
+            raise
+        except Exception:  # as where it looks at what a client was sent: the run will say so
+            return
+        if wrong := _unlike(slots, back):
+            raise ConfigError(
+                f"{step.key}.name={step.name!r}: 'back' of what its 'code' returns makes {wrong}: return the slots and leaves that "
+                f"'code' was given, floats of their shapes"
+            )
+        slots = code.rest
+
+
+def _unlike(slots: Slots, back: Any) -> str | None:
+    """Say how what is made of slots differs from them; None where its leaves are floats of the same names and shapes."""
+    if not isinstance(back, Mapping) or set(back) != set(slots):
+        return f"slots {sorted(back) if isinstance(back, Mapping) else type(back).__name__} of {sorted(slots)}"
+    for slot, of in slots.items():
+        mine = back[slot]
+        if not isinstance(mine, Mapping) or set(mine) != set(of):
+            found = sorted(mine) if isinstance(mine, Mapping) else type(mine).__name__
+            return f"leaves {found} of {sorted(of)} in slot {slot!r}"
+        for name, x in of.items():
+            y = mine[name]
+            if not isinstance(y, Tensor) or y.shape != x.shape or not y.is_floating_point():
+                found = (
+                    f"{y.dtype} {tuple(y.shape)}".removeprefix("torch.") if isinstance(y, Tensor) else type(y).__name__
+                )
+                return f"{found} of a leaf {tuple(x.shape)} in slot {slot!r}"
+    return None
 
 
 def _check_shrinks(way: str, given: Sequence[Step], slot: str, d: int) -> None:

@@ -16,6 +16,7 @@ from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.resume import run_or_go_on
 from fedfleet.experiments.workers import Workers
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
+from fedfleet.simulator.executors.likeness import Likeness, Place, of_process
 
 RETRIES = 2  # of a run whose process died
 GRACE_S = 10.0  # for runs to write down that they were interrupted, before their processes are ended
@@ -94,12 +95,14 @@ def _in_tasks(
     next_job: Callable[[], Job | None], data: dict[str, Data], jobs: int, address: str | None
 ) -> Iterator[Ended]:
     # Importing Ray takes a second.
-    from fedfleet.simulator.executors.cluster import ray, share_tensors, start_ray, stop_ray
+    from fedfleet.simulator.executors.cluster import ray, send_whole, share_tensors, start_ray, stop_ray
 
     started = start_ray(address, jobs)
+    mine = None if address is None else of_process()  # what processes of other nodes have to have, too
     under_way: dict[Any, Job] = {}
     try:
         share_tensors()
+        send_whole()
         kept = {key: ray.put(found) for key, found in data.items()}
         task = ray.remote(_task)
         while True:
@@ -113,7 +116,7 @@ def _in_tasks(
                 away = Job(None, job.config, job.folder.absolute(), job.pause)
                 gpus = job.config.executor.gpus_per_actor
                 one = task.options(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)
-                under_way[one.remote(away, [kept[key]])] = job
+                under_way[one.remote(away, [kept[key]], mine)] = job
             if not under_way:
                 return
             ready, _ = ray.wait(list(under_way), num_returns=1)
@@ -142,9 +145,13 @@ def _cancel(references: list[Any]) -> None:
             _, references = ray.wait(references, num_returns=len(references), timeout=GRACE_S)
 
 
-def _task(job: Job, data: list[Any]) -> str | None:
-    """Run a job in a worker process; the data are mapped, not copied."""
+def _task(job: Job, data: list[Any], wanted: dict[str, str] | None) -> str | None:
+    """Run a job in a worker process, if that has what is wanted; the data are mapped, not copied."""
     from fedfleet.simulator.executors.cluster import ray, share_tensors
 
+    if wanted is not None:
+        node = ray.util.get_node_ip_address()  # pyright: ignore[reportAttributeAccessIssue]
+        if (fault := Likeness(wanted, [], allow=False).fault(Place(node, of_process()))) is not None:
+            return fault.partition(", or set ")[0]  # a run of one process has no key for it
     share_tensors()
     return _run(job, ray.get(data[0]))

@@ -73,6 +73,25 @@ class Rounded:
         return Code(rounded, lambda rest: rest)
 
 
+@dataclass(frozen=True)
+class Wrong:
+    """Sends what it is given, of which the server makes something else."""
+
+    how: str
+    feedback: bool = False
+
+    def code(self, send, key, shared):
+        change = {
+            "scalar": lambda rest: {s: {n: x.sum() for n, x in v.items()} for s, v in rest.items()},
+            "whole": lambda rest: {s: {n: x.to(torch.int64) for n, x in v.items()} for s, v in rest.items()},
+            "less": lambda rest: {s: dict(list(v.items())[1:]) for s, v in rest.items()},
+            "more": lambda rest: {s: {**v, "more": torch.zeros(1)} for s, v in rest.items()},
+            "slots": lambda rest: {},
+            "nothing": lambda rest: None,
+        }
+        return Code(send, change[self.how])
+
+
 def digits(data_dir, clients, seed, *, rows=400):
     from fedfleet.datasets.digits import load
 

@@ -228,6 +228,24 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "on the way down delta remembers",
     ),
     ({"transforms.up": [{"name": f"{HERE}Drawn", "arguments": {"feedback": False}}]}, "torch's global generator"),
+    *(
+        (
+            {
+                f"transforms.{way}": ["rotation"] * (how == "scalar")
+                + [{"name": f"{HERE}Wrong", "arguments": {"how": how}}]
+            },
+            f"transforms.{way}[{int(how == 'scalar')}].*'back' of what its 'code' returns makes {says}",
+        )
+        for way in ("up", "down")
+        for how, says in (
+            ("scalar", "float32 () of a leaf"),
+            ("whole", "int64"),
+            ("less", "leaves"),
+            ("more", "leaves .*'more'"),
+            ("slots", "slots [] of ["),
+            ("nothing", "slots NoneType"),
+        )
+    ),
     ({"callbacks": f"{HERE}Coin"}, "callbacks[0].name='tests.front.experiments.own_parts:Coin': it is no callback"),
     ({"callbacks": ["Stop"]}, "callbacks[0].name='Stop': give module:name, such as stops:Rising"),
     ({"callbacks": [{"name": f"{HERE}Stop", "rounds": 2}]}, "callbacks[0].rounds=2: unknown key"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedfleet.simulator.block.block import Setup
+from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors import cluster
 from fedfleet.simulator.executors.cluster import from_numpy, raylet, to_numpy
 from fedfleet.simulator.executors.ray import RayExecutor
@@ -89,3 +90,23 @@ def test_an_interruption_waits_until_ray_has_started_or_stopped(monkeypatch):
         assert done == ["up", "down"]
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_cluster_of_another_ray_or_python_is_told_in_one_line(monkeypatch):
+    said = "Version mismatch: The cluster was started with:\n    Ray: 2.40.0\n"
+
+    def init(**given):
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(cluster.ray, "init", init)
+    with pytest.raises(FedfleetError) as e:
+        cluster.start_ray("10.0.0.1:6379", None)
+    told = str(e.value)
+    assert told.startswith(
+        "executor.address='10.0.0.1:6379': the cluster there has another Ray or Python (Version mismatch"
+    )
+    assert "\n" not in told
+    said = "something else"
+    with pytest.raises(RuntimeError, match="something else"):
+        cluster.start_ray("10.0.0.1:6379", None)

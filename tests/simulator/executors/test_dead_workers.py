@@ -31,6 +31,40 @@ CASES = {
         "algorithm": {"name": "fedavg", "epochs": 1},
         "attack": {"kind": "alie", "share": 0.3, "z": 1.0},
     },
+    "owing": {
+        "task": "classification",
+        "algorithm": {"name": "fedavg", "epochs": 1},
+        "transforms": {
+            "up": [{"name": "top_k", "share": 0.1, "feedback": True}],
+            "down": ["delta", "rotation", {"name": "uniform", "levels": 16}],
+        },
+    },
+    "private": {
+        "task": "classification",
+        "algorithm": {"name": "fedavg", "epochs": 1, "weight": "uniform"},
+        "privacy": {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 0.5, "noise": "clients"},
+    },
+    "a norm that follows": {
+        "task": "classification",
+        "algorithm": {"name": "fedavg", "epochs": 1, "weight": "uniform"},
+        "privacy": {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 0.5, "adaptive": {"quantile": 0.5}},
+    },
+    "private for examples": {
+        "task": "classification",
+        "algorithm": {"name": "fedavg", "epochs": 1},
+        "example_privacy": {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 0.5},
+    },
+    "masked": {
+        "task": "classification",
+        "algorithm": {"name": "fedavg", "epochs": 1},
+        "secure_aggregation": {"threshold": 0.5, "bits": 16, "clip": 1.0, "dropout": {"masked": 0.1}, "execute": True},
+    },
+    "trusting": {
+        "task": "classification",
+        "algorithm": {"name": "robust", "of": {"name": "fedavg", "epochs": 1}, "rule": "fltrust"},
+        "population": {"clients": 24, "root": {"examples": 40}},
+        "attack": {"kind": "sign_flip", "share": 0.3},
+    },
     "two phases": {"task": "auc", "algorithm": {"name": "cdma_ada", "steps": 3, "alpha": 0.5}},
 }
 
@@ -127,6 +161,7 @@ def test_an_actor_killed_in_every_phase_changes_no_byte(tmp_path, cluster, monke
     found = outcome(x, tmp_path / "ray")
     check_equal(found, expected)
     phases = {p.name for p in x.algorithm.phases} | {"client_metrics", "evaluation"}
+    phases |= {p.name for p in x.algorithm.server}  # of the server's own examples
     assert {p.name for p in executor.folder.iterdir()} == phases
     died = [e for e in found[2] if e["event"] == "worker_died"]
     assert len(died) == len(found[2]) == len(phases)

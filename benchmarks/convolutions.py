@@ -1,0 +1,106 @@
+"""Convolutions whose filters differ from client to client, on a CPU: ``python -m benchmarks.convolutions``.
+
+Layers of two nets, forward and backward, in turns: one client at a time; all at once as one convolution with a group a client; and
+as batched products with unfolded patches.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks import command
+from benchmarks.blocks import spread, told
+
+LAYERS = {"lenet, 1": (1, 6, 5, 28), "lenet, 2": (6, 16, 5, 12), "cnn, 1": (3, 32, 3, 32), "cnn, 2": (32, 64, 3, 30)}
+"""Channels in and out, side of the filters and of the images; of all but first layers a gradient by the inputs is taken, too."""
+BATCH = 10
+ALONE = "one client at a time"
+Way = Callable[[Tensor, Tensor], Tensor]
+
+
+def alone(x: Tensor, filters: Tensor) -> Tensor:
+    """Return outputs (C, B, o, H', W') for inputs (C, B, c, H, W) and filters (C, o, c, k, k)."""
+    return torch.stack([F.conv2d(a, f) for a, f in zip(x, filters, strict=True)])
+
+
+def grouped(x: Tensor, filters: Tensor) -> Tensor:
+    """Return the same by one convolution."""
+    out = F.conv2d(x.transpose(0, 1).flatten(1, 2), filters.flatten(0, 1), groups=len(x))
+    return out.view(len(out), len(x), -1, *out.shape[2:]).transpose(0, 1)
+
+
+def patches(x: Tensor, filters: Tensor) -> Tensor:
+    """Return the same by batched products."""
+    side = x.shape[-1] - filters.shape[-1] + 1
+    unfolded = F.unfold(x.flatten(0, 1), filters.shape[-1]).view(*x.shape[:2], -1, side * side)
+    return (filters.flatten(2)[:, None] @ unfolded).view(*x.shape[:2], -1, side, side)
+
+
+def gradients(way: Way, x: Tensor, filters: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+    """Return the gradient by the filters, and by the inputs where they ask for it, given that by the outputs."""
+    of = [t.detach().requires_grad_(t.requires_grad) for t in (filters, x)]
+    return torch.autograd.grad(way(of[1], of[0]), [t for t in of if t.requires_grad], d)
+
+
+WAYS: dict[str, Way] = {ALONE: alone, "groups": grouped, "patches": patches}
+
+
+def inputs(layer: str, clients: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return inputs, filters and output gradients of a layer."""
+    c, o, k, side = LAYERS[layer]
+    out = side - k + 1
+    return (
+        torch.randn(clients, BATCH, c, side, side, requires_grad=not layer.endswith("1")),
+        torch.randn(clients, o, c, k, k, requires_grad=True),
+        torch.randn(clients, BATCH, o, out, out),
+    )
+
+
+def measure(layer: str, clients: int, turns: int) -> dict[str, object]:
+    """Return medians in milliseconds, and how many times as long as one client at a time each way takes."""
+    given = inputs(layer, clients)
+    times: list[dict[str, float]] = []
+    for _ in range(turns):
+        times.append({})
+        for name, way in WAYS.items():
+            started = time.perf_counter()
+            gradients(way, *given)
+            times[-1][name] = 1000 * (time.perf_counter() - started)
+    return {
+        "layer": layer,
+        "clients": clients,
+        "ms": {name: median(t[name] for t in times) for name in WAYS},
+        "over": {name: spread([t[name] / t[ALONE] for t in times]) for name in WAYS if name != ALONE},
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command."""
+    ask = command.parser("benchmarks.convolutions", __doc__)
+    ask.add_argument("--clients", action="append", type=command.count, help="a block, repeated; default 8 and 64")
+    ask.add_argument("--turns", type=command.count, default=31, help="of each (default %(default)d)")
+    ask.add_argument("--json", action="store_true", help="print JSON")
+    args = ask.parse_args(argv)
+    torch.set_num_threads(1)
+    found = [measure(layer, clients, args.turns) for layer in LAYERS for clients in args.clients or (8, 64)]
+    if args.json:
+        print(json.dumps({"machine": command.machine(), "layers": found}))
+        return
+    rows = [
+        [r["layer"], str(r["clients"]), *r["ms"].values(), *(told(over) for over in r["over"].values())]  # pyright: ignore
+        for r in found
+    ]
+    ways = list(WAYS)
+    columns = ["layer", "clients", *(f"{way}, ms" for way in ways), *(f"{way} over the first" for way in ways[1:])]
+    command.show("Convolutions with filters of each client's own", columns, rows)
+
+
+if __name__ == "__main__":
+    main()
