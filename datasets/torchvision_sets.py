@@ -26,6 +26,8 @@ TRAIN, SPLIT, VALIDATED = (
     ({"split": "train"}, {"split": "test"}),
     ("trainval", "test"),
 )
+OURS = {name.replace("_", ""): name for name in ("mnist", "fashion_mnist", "emnist", "cifar10", "cifar100", "celeba")}
+"""Those that are read here by names of their own, as torchvision writes them in small letters."""
 SETS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **dict.fromkeys(("KMNIST", "QMNIST", "USPS"), TRAIN),
     **dict.fromkeys(("Country211", "DTD", "Flowers102", "Food101", "GTSRB", "RenderedSST2", "STL10", "SVHN"), SPLIT),
@@ -59,12 +61,10 @@ def read(options: TorchvisionOptions) -> Parts:
     name = options.dataset
     if name not in SETS:
         near = difflib.get_close_matches(name, SETS, n=1)
-        hint = (
-            "cifar10 and cifar100 are read here without a pickle: set population.dataset to one"
-            if "CIFAR" in name
-            else ""
-        )
-        hint = hint or (f"did you mean {near[0]!r}" if near else f"choose one of {', '.join(SETS)}")
+        if (own := OURS.get(name.lower().replace("-", "").replace("_", ""))) is not None:
+            hint = f"{own} is read here as it is published: set population.dataset={own}"
+        else:
+            hint = f"did you mean {near[0]!r}" if near else f"choose one of {', '.join(SETS)}"
         fail(f"population.dataset.dataset={name!r}", "none that is read", hint)
     if options.channels == 2:
         fail("population.dataset.channels=2", "no images have two", "give 3, or 1 for grey")

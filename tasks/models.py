@@ -132,7 +132,10 @@ def build(
     Raises ValueError for an unknown name, images too small for a convolutional net, or 0 in more than one linear layer.
     """
     if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}: choose one of {', '.join(MODELS)}")
+        raise ValueError(
+            f"unknown model {name!r}: choose one of {', '.join(MODELS)}, or, for classification, bag, mobilenet_v2, resnet18, "
+            f"resnet50, resnet101, module:name (such as torchvision.models:{name}) or transformers:PATH"
+        )
     least = SMALLEST_SIDE.get(name, 0)
     if least and (len(shape) != 3 or min(shape[1:]) < least):
         raise ValueError(f"model {name!r} needs images of at least {least}x{least}, not {shape}: try model=mlp")

@@ -354,7 +354,9 @@ def test_torchvision_by_name(tmp_path: Path):
     ("options", "says"),
     [
         ({"dataset": "KMNST"}, "population.dataset.dataset='KMNST': none that is read: did you mean 'KMNIST'"),
-        ({"dataset": "CIFAR10"}, "cifar10 and cifar100 are read here without a pickle"),
+        ({"dataset": "CIFAR10"}, "cifar10 is read here as it is published: set population.dataset=cifar10"),
+        ({"dataset": "FashionMNIST"}, "set population.dataset=fashion_mnist"),
+        ({"dataset": "MNIST"}, "set population.dataset=mnist"),
         ({"dataset": "LSUN"}, "none that is read: "),
         ({"dataset": "KMNIST", "channels": 2}, "population.dataset.channels=2: no images have two"),
         ({"dataset": "KMNIST"}, "KMNIST cannot be read (Dataset not found."),

@@ -109,6 +109,10 @@ def listed(kind: str) -> str:
     of = kinds().get(kind)
     mine = {} if of is None else dict(names(kind))
     found = mine | _packaged("callbacks" if of is None else of.section, mine)
+    if not found:
+        return (
+            f"none has a name: give module:name of your own, or install a package that adds {kind}s (docs/own_parts.md)"
+        )
     width = max(map(len, found), default=0)
     return "\n".join(f"{name:{width}}  {line}".rstrip() for name, line in found.items())
 

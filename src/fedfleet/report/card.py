@@ -16,14 +16,21 @@ from fedfleet.report.words import number
 
 CARD = "model_card.md"
 WEIGHTS = "model.safetensors"
+NETS = ("classification", "module", "language_model")
+"""Tasks of a single net, which a run gives back."""
 USE = """```python
 import fedfleet
 
 net = fedfleet.open_run("{folder}").model()  # a torch.nn.Module in eval mode; "best" for the best round's
-```
+```"""
+TENSORS = """```python
+from safetensors.torch import load_file
 
-`{weights}` has the tensors by name; `config.yaml` with `environment.json` is all that the run followed from, and
-`fedfleet run config.yaml` makes it again."""
+weights = load_file("{weights}")  # by name, after the part of the game that they belong to
+```"""
+AGAIN = (
+    "`config.yaml` with `environment.json` is all that it followed from, and `fedfleet run config.yaml` makes it again."
+)
 
 
 def card(run: Run) -> str:
@@ -37,11 +44,19 @@ def card(run: Run) -> str:
         "## How it was trained",
         _markdown(settings({run.label: [run]})),
         "## Use",
-        USE.format(folder=run.path.name, weights=WEIGHTS),
+        *_use(run),
         "## What is not promised",
         " ".join(_not_promised(run)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _use(run: Run) -> Iterator[str]:
+    own = bool(run.summary.get("own"))
+    whole = run.get("task", "name") in NETS and not own
+    yield (USE if whole else TENSORS).format(folder=run.path.name, weights=WEIGHTS)
+    if not own:
+        yield AGAIN
 
 
 def _name(run: Run) -> str:
@@ -89,4 +104,4 @@ def _not_promised(run: Run) -> Iterator[str]:
     if run.summary.get("bit_exact") is False:
         yield "It cannot be made again to the bit; `events.jsonl` says why."
     if run.summary.get("own"):
-        yield "A part of it was made in Python: its source is on record by a digest, not in this folder."
+        yield "A part of it was made in Python: its source is on record by a digest, and not in this folder."

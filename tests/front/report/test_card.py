@@ -7,8 +7,9 @@ from pathlib import Path
 import yaml
 
 from fedfleet.report import write_report
-from fedfleet.report.card import CARD, card
+from fedfleet.report.card import CARD, NETS, card
 from fedfleet.report.tables import read
+from fedfleet.tasks.registry import TASKS
 from tests.front.report.report_runs import make_run
 
 
@@ -42,6 +43,7 @@ def test_a_card_says_what_was_learnt_how_well_and_how_to_load_it(tmp_path: Path)
     assert "| metric | initial | final | best |\n| --- | --- | --- | --- |\n| accuracy | 0.1 | 0.5 | 0.625 |" in text
     assert "| algorithm | fedavg |" in text
     assert 'fedfleet.open_run("run").model()' in text
+    assert "`fedfleet run config.yaml` makes it again" in text
     assert "of seed 0" in text
     assert "Nothing hides what clients' data were" in text
 
@@ -54,10 +56,27 @@ def test_what_does_not_hold_is_said(tmp_path: Path) -> None:
     assert "Nothing hides" not in text
     assert "cannot be made again to the bit" in text
     assert "made in Python" in text
+    assert "fedfleet run" not in text
+    assert "open_run" not in text
+    assert 'load_file("model.safetensors")' in text
     assert "of seed" not in text
     assert "Nothing was." in text
     assert "a&#124;b" in text
     assert "model-index" not in head(text)
+
+
+def test_the_two_players_of_a_game_are_read_as_tensors(tmp_path: Path) -> None:
+    text = card(
+        read(make_run(tmp_path / "run", config={"seed": 0, "task": {"name": "auc"}, "algorithm": {"name": "coda"}}))
+    )
+    assert "open_run" not in text
+    assert 'load_file("model.safetensors")' in text
+    assert "`fedfleet run config.yaml` makes it again" in text
+
+
+def test_tasks_of_a_single_net_are_known() -> None:
+    built_in = {name for name, entry in TASKS.items() if hasattr(entry.build, "net")}
+    assert set(NETS) == built_in | {"module"}  # which a function makes
 
 
 def test_comparisons_other_folders_and_runs_without_a_model_have_no_card(tmp_path: Path) -> None:
