@@ -228,6 +228,20 @@ def test_a_mask_is_for_nets_that_cannot_do_without():
     assert inputs(optional, x) == (x,)
 
 
+class Packed(nn.Module):
+    """Leaves the places after the end of a text out by packing."""
+
+    def __init__(self, words, classes):
+        super().__init__()
+        self.embedding, self.lstm = nn.Embedding(words, 3), nn.LSTM(3, 3, batch_first=True)
+        self.out = nn.Linear(3, classes)
+
+    def forward(self, tokens, mask):
+        given = self.embedding(tokens), mask.sum(1).clamp(min=1)
+        packed = nn.utils.rnn.pack_padded_sequence(*given, batch_first=True, enforce_sorted=False)
+        return self.out(self.lstm(packed)[1][0][-1])
+
+
 CONFIG = {"rounds": 1, "algorithm": {"batch_size": 2}, "cohort": {"invite": 2}, "executor": {"kind": "local"}}
 NUMBERS = fedfleet.data.from_arrays(torch.zeros(20, 4), torch.arange(20) % 2, client=torch.arange(20) % 4)
 
@@ -245,6 +259,7 @@ NUMBERS = fedfleet.data.from_arrays(torch.zeros(20, 4), torch.arange(20) % 2, cl
         ({"model": "bag", "hidden": [3], "init": "zero"}, None, "leave init out"),
         ({"name": "auc", "model": "mlp"}, None, "task.name='auc': it reads no text, which the examples of texts are"),
         ({"model": f"{__name__}:Careless"}, None, "what follows after the end of a text changes its outputs"),
+        ({"model": f"{__name__}:Packed"}, None, "sequences are not packed here: give the layer all places"),
         ({"model": f"{__name__}:Fixed"}, None, "it takes 7 tokens and not 6"),
         ({"model": f"{__name__}:Read"}, NUMBERS, "a mask is for texts, and examples are torch.float32"),
     ],

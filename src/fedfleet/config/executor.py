@@ -35,7 +35,7 @@ class Executor(Options):
     """Clients a block at most, the unit of dispatch and of summation; several blocks are even in number."""
     capture: bool | Literal["compiled"] = True
     """Replay blocks of a kind that has come often as the tensor operations they come to, which is faster; to the bit the same.
-    compiled: by ``torch.compile`` besides, which takes half a minute a kind and process and is faster still, but says
+    compiled: by ``torch.compile`` besides, which takes seconds to minutes a kind and process and is faster still, but says
     ``bit_exact: false``."""
     train_all: bool = False
     """Let clients that answer too late work all the same, and throw the result away, as a real federation does."""

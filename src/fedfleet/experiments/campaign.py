@@ -146,6 +146,8 @@ def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report:
         done = _in_processes(plan, out, progress, jobs) if jobs > 1 else _in_turn(plan, out, progress, loaded)
         runs, failures = _parted(done)
         _tell(plan, out, progress)
+    if [run.folder for run in runs] == [out]:
+        _say(out, progress)
     return _reported(runs, failures, out, progress, report=report)
 
 
@@ -155,7 +157,10 @@ def resume(out: Path, overrides: list[str] | None, progress: Progress, *, report
     Raises as ``run`` does, and ConfigError where there is nothing to go on from.
     """
     if not (out / CAMPAIGN).exists():
-        return _reported([go_on(out, overrides, progress)], [], out, progress, report=report)
+        run = go_on(out, overrides, progress)
+        if report:  # which tells of a run that had come to its end, too
+            _say(out, progress)
+        return _reported([run], [], out, progress, report=report)
     config = changed(out / CAMPAIGN, overrides)
     plan = trials(config)
     _note(config, out)
@@ -186,13 +191,16 @@ def _tell(plan: list[Trial], out: Path, progress: Progress) -> None:
         progress.say(line)
 
 
+def _say(out: Path, progress: Progress) -> None:
+    """Say what happened in a run, and its last metrics."""
+    for line in [*told(out), *finals([out])]:
+        progress.say(line)
+
+
 def _reported(
     runs: list[Run], failures: list[FedfleetError], out: Path, progress: Progress, *, report: bool
 ) -> list[Run]:
     if report:
-        if [run.folder for run in runs] == [out]:
-            for line in told(out):
-                progress.say(line)
         progress.say(f"report: {write_report([out], out)}")
     if failures:
         raise FedfleetError(f"{len(failures)} of {len(runs) + len(failures)} runs: {failures[0]}")

@@ -310,10 +310,12 @@ def _alike(a: Tree, b: Tree) -> bool:
 def _failed(e: Exception, batch: Batch) -> str:
     x = batch.x
     kind = f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}"
-    whole = not x.is_floating_point()
-    mend = (
-        "they are integers: begin its forward with x.float(), or give floats" if whole else "let it take such examples"
-    )
+    whole, packed = not x.is_floating_point(), "PackedSequence" in str(e)
+    mend = "let it take such examples"
+    if packed:
+        mend = "sequences are not packed here: give the layer all places, and take what its mask lets through of its outputs"
+    elif whole:
+        mend = "they are integers: begin its forward with x.float(), or give floats"
     return f"it fails on {len(x)} examples of {kind} ({type(e).__name__}: {one_line(e)[:200]}): {mend}"
 
 

@@ -63,10 +63,13 @@ def test_list(command: Command, what: str, names: Any) -> None:
 def test_a_run_says_at_its_end_what_happened(command: Command, tiny: Path, tmp_path: Path) -> None:
     status, out, _ = command("run", tiny, "--out", tmp_path / "run")
     assert status == 0
-    *_, who, end, report = out.splitlines()
+    *_, who, end, final, report = out.splitlines()
     assert who.startswith("fedavg learnt to classify examples of digits, held by 20 clients")
     assert end.startswith("It ran to its last round.")
+    assert final.startswith("fedavg  final accuracy 0.")
     assert report == f"report: {tmp_path / 'run' / 'report.html'}"
+    status, out, _ = command("run", tiny, "--out", tmp_path / "again", "--no-report")
+    assert (status, out.splitlines()[-3:]) == (0, [who, end, final])
 
 
 HEAVY = {"torch", "torchvision", "ray", "pandas", "pyarrow", "matplotlib", "sklearn", "scipy", "numpy"}
