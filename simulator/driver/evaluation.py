@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -213,3 +214,13 @@ def less_is_better(metric: str) -> bool:
     if ends := END.findall(metric):
         return ends[-1].lower() == "loss"
     return HIGH_IS_BAD.search(metric) is not None
+
+
+def improved(best: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics that are better than ever before."""
+    sign = {name: -1 if less_is_better(name) else 1 for name in metrics}
+    return {
+        name: value
+        for name, value in metrics.items()
+        if math.isfinite(value) and (name not in best or sign[name] * value > sign[name] * best[name])
+    }

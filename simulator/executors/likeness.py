@@ -30,6 +30,7 @@ DATA = "data"
 MEND = "copy the driver's there, or give a path that all nodes share"
 SHORT = 12  # digits of a digest
 INSTALLED = {"site-packages", "dist-packages"}
+ELSEWHERE = ("fedfleet", "torch", "__main__")  # told in other ways; torch writes modules of its own as it compiles
 
 
 class Place(NamedTuple):
@@ -81,7 +82,7 @@ def of_modules() -> dict[str, str]:
     found = {}
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or not file.endswith(".py") or name.partition(".")[0] in ("fedfleet", "__main__"):
+        if not isinstance(file, str) or not file.endswith(".py") or name.partition(".")[0] in ELSEWHERE:
             continue
         path = Path(file).resolve()
         if not (INSTALLED & {*path.parts} or installed & {*path.parents}):

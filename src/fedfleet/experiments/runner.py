@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from fedfleet.experiments.stopping import DIVERGED, Stopping, paused, told
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.client_metrics import ClientMetrics
 from fedfleet.simulator.driver.codec import encode
-from fedfleet.simulator.driver.evaluation import Measured, Measurement, less_is_better, says_classes, summarised
+from fedfleet.simulator.driver.evaluation import Measured, Measurement, improved, says_classes, summarised
 from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.simulator.driver.server import model
 from fedfleet.simulator.driver.simulate import RoundRecord, Void, play, start
@@ -275,7 +274,7 @@ class Runner:
         name = self.x.config.checkpoint.best
         name = next(iter(metrics), None) if name == "auto" else name
         self.stopping.note(metrics)
-        better = _better(self.best, metrics)
+        better = improved(self.best, metrics)
         self.best |= better
         if name in better:
             self.selected = metrics
@@ -375,16 +374,6 @@ class Runner:
             "secure_aggregation": secured.said(x.config, x.algorithm),
             **{name: rounds[name].sum().item() for name in totals},
         }
-
-
-def _better(best: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics that are better than ever before."""
-    sign = {name: -1 if less_is_better(name) else 1 for name in metrics}
-    return {
-        name: value
-        for name, value in metrics.items()
-        if math.isfinite(value) and (name not in best or sign[name] * value > sign[name] * best[name])
-    }
 
 
 def describe(x: Prepared) -> str:
