@@ -30,6 +30,7 @@ from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.work import Message
 
 ACTORS = 2
+ANSWERED = "answered"
 FREEZE_S = 12.0  # longer than a compiled graph waits for an answer where nothing is said
 OURS, GRAPH, CALLS = "pipes and shared memory", "compiled graph", "calls"
 
@@ -77,15 +78,21 @@ def pid(setup: Setup, shared: Message, task: int) -> int:
     return os.getpid()
 
 
+def _came(answers: Callable[[], object]) -> str:
+    """Ask for an answer, and return what comes of it: that there is one, or the kind of error."""
+    try:
+        answers()
+    except Exception as e:
+        return type(e).__name__
+    return ANSWERED
+
+
 def _after_death(process: int, answers: Callable[[], object], again: Callable[[], object]) -> dict[str, Any]:
     """Kill an actor; return what then comes of an answer, and the seconds until there are answers again."""
     os.kill(process, signal.SIGKILL)
     started = time.perf_counter()
-    try:
-        answers()
-        came = "answered"
-    except Exception as e:
-        came = type(e).__name__
+    came = _came(answers)
+    if came != ANSWERED:
         again()
     return {"came": came, "again_s": time.perf_counter() - started}
 
@@ -96,11 +103,7 @@ def _after_freeze(process: int, answers: Callable[[], object], seconds: float) -
     thaw = threading.Timer(seconds, os.kill, (process, signal.SIGCONT))
     thaw.start()
     started = time.perf_counter()
-    try:
-        answers()
-        came = "answered"
-    except Exception as e:
-        came = type(e).__name__
+    came = _came(answers)
     took = time.perf_counter() - started
     thaw.join()
     return {"came": came, "seconds": took}
@@ -135,7 +138,7 @@ def measure(case: Any, number: int, freeze_s: float = FREEZE_S) -> dict[str, Any
             OURS: _after_freeze(first, ways[OURS], freeze_s),
             GRAPH: _after_freeze(process, ways[GRAPH], freeze_s),
         }
-        if frozen[GRAPH]["came"] != "answered":  # what came too late would be taken for the next answer
+        if frozen[GRAPH]["came"] != ANSWERED:  # what came too late would be taken for the next answer
             compiled.teardown()
             compiled = graph(bound, T.num_bytes(z))
         after = {OURS: _after_death(first, ways[OURS], ways[OURS])}
