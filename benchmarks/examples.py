@@ -1,4 +1,4 @@
-"""What hiding single examples costs: ``python -m benchmarks.examples``, beside Opacus (pip install opacus), where it is there.
+"""What hiding single examples costs: ``python -m benchmarks.examples``, beside Opacus.
 
 Rounds of private clients, one at a time and many at once, in turns with rounds without, and with a loop over clients by Opacus'
 gradients of single examples. All are in this process with one thread; ratios are taken within a turn. Batches are shuffled, so that
@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
 
 from benchmarks import lists, turns, world
 from benchmarks.peers import workload
@@ -31,13 +33,8 @@ WAYS = {
 }
 
 
-def opacus_loop(case: Case) -> Callable[[int], None] | None:
-    """Return a function that runs round t of FedAvg with private clients by Opacus; None where it is not installed."""
-    try:
-        from opacus import GradSampleModule  # pyright: ignore[reportMissingImports]
-        from opacus.optimizers import DPOptimizer  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        return None
+def opacus_loop(case: Case) -> Callable[[int], None]:
+    """Return a function that runs round t of FedAvg with private clients by Opacus."""
     x, y = workload.data(case)
     model = GradSampleModule(workload.net(case))
     parameters = list(model.parameters())
@@ -87,8 +84,7 @@ def measure(case: Case, number: int) -> dict[str, Any]:
             return (r.seconds for r in world.play(replace(plain, algorithm=algorithm), executor, way, rounds))
 
         under_way = {"nothing hidden": play(how, plain.algorithm)} | {name: play(*way) for name, way in hidden.items()}
-        if (loop := opacus_loop(case)) is not None:
-            under_way["Opacus, a loop"] = _timed(loop, rounds)
+        under_way["Opacus, a loop"] = _timed(opacus_loop(case), rounds)
         found = turns.taken(under_way, case, number, "hidden", under_way)
     return {"inner": how.inner, **found}
 

@@ -157,6 +157,20 @@ class Ops(Protocol):
         """
         ...
 
+    def clipped(
+        self,
+        objective: str,
+        z: Tree,
+        batch: Batch,
+        key: Key,
+        norm: float,
+        *,
+        ctx: Tree = None,
+        wrt: tuple[str, ...] | None = None,
+    ) -> tuple[Tree, Tensor]:
+        """Return the sum of what ``grads`` gives for real rows, each cut to a Euclidean norm, and the losses (B,)."""
+        ...
+
     def value(self, objective: str, z: Tree, batch: Batch, key: Key) -> Tensor:
         """Return the objective's value, the first player's where each has its own, without gradient."""
         ...

@@ -17,6 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedfleet.simulator.arithmetic.noise import normals
 from fedfleet.simulator.author import Code, Key, Slots, rng
 from fedfleet.transforms.vectors import Options
 
@@ -77,7 +78,7 @@ class Hidden(Clip):
         std = shared[SHARE] * bound
         noisy = {
             slot: {
-                name: leaf + rng.normals(rng.fold(key, slot, name), tuple(leaf.shape)).to(leaf.dtype) * std
+                name: leaf + normals(rng.fold(key, slot, name), tuple(leaf.shape)).to(leaf.dtype) * std
                 for name, leaf in leaves.items()
             }
             for slot, leaves in shortened(send, bound).items()

@@ -26,6 +26,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedfleet.simulator.arithmetic.noise import normals
 from fedfleet.simulator.author import Code, Key, Slots, rng
 from fedfleet.transforms.vectors import Options, float_bits
 
@@ -60,7 +61,7 @@ class LowRank(Options):
 
     def _product(self, leaf: Tensor, key: Key) -> Tensor:
         whole = leaf.reshape(leaf.shape[0], -1)
-        q = rng.normals(key, (whole.shape[1], self.rank)).to(leaf.dtype)
+        q = normals(key, (whole.shape[1], self.rank)).to(leaf.dtype)
         p = torch.linalg.qr(whole @ q).Q
         for _ in range(self.iterations - 1):
             p = torch.linalg.qr(whole @ (whole.T @ p)).Q

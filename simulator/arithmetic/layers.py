@@ -1,8 +1,7 @@
 """What a factored weight does inside a loss: linear layers and convolutions that hand back their inputs and output gradients.
 
-A network's parameter is replaced by a ``Weight``. Where the network calls ``F.linear`` or ``F.conv2d`` on it, the product is
-computed for all clients of the block from the weight's combination, and the backward pass records the pair (inputs, output
-gradients) instead of multiplying it out. Any other use of the parameter raises ``NotLinear``.
+The product with a parameter is computed for all clients of the block from its combination, and the backward pass records the
+pair (inputs, output gradients) instead of multiplying it out.
 """
 
 from __future__ import annotations
@@ -12,107 +11,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfleet.simulator.arithmetic import lanes
 from fedfleet.simulator.arithmetic.combination import Combination, Number, Pair, scaled
 from fedfleet.simulator.arithmetic.convolution import Geometry, Patches, convolve, input_gradient
-from fedfleet.simulator.arithmetic.factored import METADATA, Ledger, Walk, named
+from fedfleet.simulator.arithmetic.factored import Ledger, Walk
+from fedfleet.simulator.arithmetic.weight import Multiplied
 
 
-class NotLinear(Exception):
-    """A parameter is used in another way than as the weight of a linear layer or a convolution."""
-
-    def __init__(self, index: int, operation: str):
-        super().__init__(operation)
-        self.index, self.operation = index, operation
-
-
-class Layer:
+class Layer(Multiplied):
     """The product with one parameter of a block of clients, and the pairs that its backward passes recorded.
 
     Attributes:
-        index: which leaf of ``z`` the parameter is.
+        index, shell, lanes, tap: as of every parameter that stands in for a tensor; a lane is a client.
         content: the parameter.
-        tap: a zero that every product of a trained parameter depends on, so that the backward pass comes by.
         recording: whether the backward pass under way is the one of this parameter's own player.
 
     """
 
     def __init__(self, index: int, ledger: Ledger, path: str, content: Combination, trained: bool):
-        self.index, self.ledger, self.path, self.content = index, ledger, path, content
-        like = content.like
-        self.tap = torch.zeros((), dtype=like.dtype, device=like.device, requires_grad=trained)
+        super().__init__(index, ledger.shell(content.like), ledger.clients, trained)
+        self.ledger, self.path, self.content = ledger, path, content
         self.recording = False
         self.pairs: list[Pair] = []
 
-
-class Weight(Tensor):
-    """A parameter inside a loss: a tensor by its shape, a layer by its content."""
-
-    layer: Layer
-
-    @staticmethod
-    def of(layer: Layer) -> Weight:
-        """Stand in for the parameter of a layer."""
-        new = layer.ledger.shell(layer.content.like).as_subclass(Weight)
-        new.layer = layer
-        return new
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = named(func), kwargs or {}
-        if name in METADATA:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        if name == "linear":
-            return _linear(*args, **kwargs)
-        if name == "conv2d":
-            return _conv2d(*args, **kwargs)
-        weight = next(a for a in (*args, *kwargs.values()) if isinstance(a, Weight))
-        raise NotLinear(weight.layer.index, name)
-
-
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    out = _product(weight, input, None)
-    return out if bias is None else out + bias
-
-
-def _conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    if isinstance(padding, str):
-        raise NotLinear(_layer(weight, input).index, f"conv2d with padding={padding!r}")
-    out = _product(weight, input, Geometry(_two(stride), _two(padding), _two(dilation), groups))
-    return out if bias is None else out + bias[:, None, None]
-
-
-def _two(x: Any) -> tuple[int, int]:
-    return (x, x) if isinstance(x, int) else tuple(x)
-
-
-def _layer(weight: Tensor, input: Tensor) -> Layer:
-    return next(t for t in (weight, input) if isinstance(t, Weight)).layer
-
-
-def _product(weight: Tensor, input: Tensor, geometry: Geometry | None) -> Tensor:
-    if not isinstance(weight, Weight) or isinstance(input, Weight):
-        raise NotLinear(_layer(input, weight).index, "use as an input")
-    layer = weight.layer
-    x, batched = lanes.lower(input)
-    with lanes.beneath():
-        if not batched:  # inputs that all clients share
-            x = x.expand(layer.ledger.clients, *x.shape)
+    def product(self, x: Tensor, geometry: Geometry | None) -> Tensor:
+        """Return the products with the inputs of all clients."""
         if geometry is not None:
-            out: Any = _BlockConv.apply(layer, geometry, x, layer.tap)
-        else:
-            out = _BlockLinear.apply(layer, x.reshape(x.shape[0], -1, x.shape[-1]), layer.tap)
-            out = out.reshape(*x.shape[:-1], -1)
-    return lanes.lift(out)
+            return _BlockConv.apply(self, geometry, x, self.tap)  # pyright: ignore[reportReturnType]
+        out: Any = _BlockLinear.apply(self, x.reshape(x.shape[0], -1, x.shape[-1]), self.tap)
+        return out.reshape(*x.shape[:-1], -1)
 
 
 class _BlockLinear(torch.autograd.Function):

@@ -48,6 +48,13 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
+def mixed_(x: Tensor) -> Tensor:
+    """Mix words in place, on any device."""
+    for n, factor in ((30, _M1), (27, _M2)):
+        x.bitwise_xor_((x >> n).bitwise_and_((1 << (64 - n)) - 1)).mul_(factor)
+    return x.bitwise_xor_((x >> 31).bitwise_and_((1 << 33) - 1))
+
+
 # On the host, and outside vmap, NumPy gives the same integers in a fraction of the time: most draws are of a few numbers.
 
 
@@ -156,19 +163,6 @@ def normal(k: Key, shape: tuple[int, ...] | int = (), dtype: torch.dtype = torch
     u, v = uniform(k, (*shape, 2), dtype).unbind(-1)
     radius = torch.sqrt(-2.0 * torch.log(1.0 - u))  # 1 - u is in (0, 1]
     return radius * torch.cos((2.0 * math.pi) * v)
-
-
-def normals(k: Key, shape: tuple[int, ...] | int = ()) -> Tensor:
-    """Return standard normal float32 draws, many at little cost: other ones than ``normal``, two of one word.
-
-    The radius has 40 bits of it, so that none is further out than 7.4, the root of 2 log 2^40.
-    """
-    shape = (shape,) if isinstance(shape, int) else shape
-    size = math.prod(shape)
-    word = bits(k, (size + 1) // 2)
-    u, v = (_shift(word, 24) + 1).to(torch.float32) * 2.0**-40, (word & 0xFFFFFF).to(torch.float32) * 2.0**-24
-    radius, angle = torch.sqrt(-2.0 * torch.log(u)), (2.0 * math.pi) * v
-    return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :size].reshape((*k.shape, *shape))
 
 
 def bernoulli(k: Key, p: float | Tensor, shape: tuple[int, ...] | int = ()) -> Tensor:

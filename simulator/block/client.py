@@ -138,7 +138,7 @@ class ClientProgram:
         if self.ledger is not None:
             last = (s, k) == (len(self.always) - 1, len(self.always[-1]) - 1)
             self.ledger.last = last and stage.batches.per_step == 1
-        ops = EngineOps(self.setup.objectives, self.setup.functions, self.ledger)
+        ops = EngineOps(self.setup.objectives, self.setup.functions, self.ledger, self.setup.notes)
         new = stage.step(ops, self.shared, carry, given, At(k, at.epoch, at.epoch_end, count), at.key)
         return new, ops.loss
 

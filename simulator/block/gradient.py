@@ -17,10 +17,13 @@ from torch import Tensor
 from fedfleet.simulator.arithmetic import lanes, rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.combination import Combination, PerClient
-from fedfleet.simulator.arithmetic.factored import Factored, Ledger
-from fedfleet.simulator.arithmetic.layers import Layer, NotLinear, Weight, pays
+from fedfleet.simulator.arithmetic.factored import Factored, Ledger, Notes
+from fedfleet.simulator.arithmetic.layers import Layer, pays
 from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.arithmetic.single import squares
 from fedfleet.simulator.arithmetic.tree import Scalar, Tree
+from fedfleet.simulator.arithmetic.weight import NotLinear, Weight
+from fedfleet.simulator.block.clipped import clipped, one_row
 from fedfleet.simulator.work import BUFFERS, Batch, Objective
 
 V = TypeVar("V")
@@ -149,7 +152,7 @@ class _Call:
 class EngineOps:
     """The engine's ``Ops``, one a local step; remembers the loss it finds first as the training loss.
 
-    With a ``ledger``, gradients stay factored.
+    With a ``ledger``, gradients stay factored. ``notes`` are what the process has found out about layers.
     """
 
     def __init__(
@@ -157,10 +160,12 @@ class EngineOps:
         objectives: Mapping[str, Objective],
         functions: Mapping[str, Callable[[Tree, Batch], Any]],
         ledger: Ledger | None = None,
+        notes: Notes | None = None,
     ):
         self._objectives = objectives
         self._functions = functions
         self._ledger = ledger
+        self._notes = notes or (Notes() if ledger is None else ledger.notes)
         self.loss: Tensor | None = None
         self._kept: list[tuple[Tree, Tree]] = []  # buffers as they were given, and what became of them
 
@@ -171,8 +176,7 @@ class EngineOps:
         chosen = self._objective(objective)
         ctx = _dense(ctx, "ctx")
         ledger = self._ledger
-        dense = set() if ledger is None else ledger.notes.dense.setdefault(objective, set())
-        found = _Call(chosen, z, wrt, ledger, dense).evaluate(batch, ctx, key)
+        found = _Call(chosen, z, wrt, ledger, self._notes.dense.setdefault(objective, set())).evaluate(batch, ctx, key)
         if ledger is not None:
             rows = len(batch.weight)
             ledger.notes.products.setdefault(objective, ledger.products // max(1, rows))
@@ -202,20 +206,41 @@ class EngineOps:
             )
         z, ctx = _dense(z, "gradients of single examples"), _dense(ctx, "ctx")
         active = {p: z[p] for p in _active(chosen, z, wrt)}
-        place = (batch.weight > 0).cumsum(0) - 1
 
-        def loss(moving: Tree, row: Mapping[str, Tensor], place: Tensor) -> tuple[Tensor, Tensor]:
-            one = Batch({name: v[None] for name, v in row.items()}, torch.ones_like(batch.weight[:1]))
-            value, _ = chosen.loss({**z, **moving}, one, ctx, rng.fold(key, place))
-            if isinstance(value, Mapping):
-                raise ValueError("players with losses of their own have no gradients of single examples here")
+        def loss(moving: Tree, row: Mapping[str, Tensor], key: Key) -> tuple[Tensor, Tensor]:
+            value = one_row(chosen, {**z, **moving}, row, batch.weight, ctx, key)
             return value, value
 
         each = torch.func.vmap(torch.func.grad(loss, has_aux=True), in_dims=(None, 0, 0), randomness="error")
-        found, losses = each(active, dict(batch.data), place)
+        found, losses = each(active, dict(batch.data), _keys(key, batch))
         if self.loss is None:
             self.loss = batch.mean(losses)
         return {p: T.scale(chosen.sign[p], found[p]) for p in active}, losses
+
+    def clipped(
+        self,
+        objective: str,
+        z: Tree,
+        batch: Batch,
+        key: Key,
+        norm: float,
+        *,
+        ctx: Tree = None,
+        wrt: tuple[str, ...] | None = None,
+    ) -> tuple[Tree, Tensor]:
+        """Return the sum of the directions of real rows, each cut to ``norm``, and losses (B,). Raises ValueError as ``grads``."""
+        if lanes.level() == 1 and not lanes.differentiated() and BUFFERS not in z:
+            chosen, dense = self._objective(objective), self._notes.dense.setdefault(objective, set())
+            z, ctx = _dense(z, "gradients of single examples"), _dense(ctx, "ctx")
+            active = _active(chosen, z, wrt)
+            sums, losses = clipped(chosen, z, active, batch, ctx, _keys(key, batch), norm, dense)
+            if self.loss is None:
+                self.loss = batch.mean(losses)
+            return sums, losses
+        each, losses = self.grads(objective, z, batch, key, ctx=ctx, wrt=wrt)
+        total = torch.stack([squares(g) for g in T.leaves(each)]).sum(0)
+        factor = (norm / total.sqrt()).clamp(max=1.0) * batch.weight
+        return T.map(lambda g: torch.tensordot(factor.to(g.dtype), g, 1), each), losses
 
     def value(self, objective: str, z: Tree, batch: Batch, key: Key) -> Tensor:
         """Return the objective's value without gradient."""
@@ -249,6 +274,11 @@ class EngineOps:
 def _active(objective: Objective, z: Tree, wrt: tuple[str, ...] | None) -> tuple[str, ...]:
     """Return the parts that a gradient moves."""
     return tuple(p for p in z if objective.sign.get(p, 0) != 0 and (wrt is None or p in wrt))
+
+
+def _keys(key: Key, batch: Batch) -> Tensor:
+    """Return each row's own key (B,): of real ones, that of their place among them."""
+    return rng.fold(key, (batch.weight > 0).cumsum(0) - 1)
 
 
 def _dense(tree: Tree, reason: str) -> Tree:

@@ -8,7 +8,7 @@ learning", NeurIPS 2022.
     C            norm, to which the gradient of each example is clipped, all parts of the model together
     sigma        multiplier
     L            batch_size: what a batch has on average
-    g_t(x_i)     ``ops.grads``
+    g_t(x_i)     ``ops.clipped``, which adds them up, clipped
 
     every gradient of a client    (sum_i g_i min(1, C / |g_i|) + sigma C n) / L,   n standard normal
 
@@ -27,6 +27,7 @@ from torch import Tensor
 from fedfleet.simulator.algorithm import Algorithm, Cohort, Exchanging, Reduced, Round, beneath, layer
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.noise import normals
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.driver.records import PhaseRecord
@@ -193,16 +194,14 @@ class _Hiding:
             raise self._too_many
         self._left -= 1
         rows = batch.sealed
-        each, _ = self._ops.grads(objective, z, rows, key, ctx=ctx, wrt=wrt)
-        factor = (self._made.norm / _norms(each)).clamp(max=1.0) * rows.weight
+        sums, _ = self._ops.clipped(objective, z, rows, key, self._made.norm, ctx=ctx, wrt=wrt)
         size = rows.count().clamp(min=1.0) if self._size is None else self._size
         std = self._made.multiplier * self._made.norm
         draws, leaves = rng.fold(self._draws, self._left), []
-        for name, g in T.named_leaves(each):
-            total = torch.tensordot(factor.to(g.dtype), g, 1)
-            noise = rng.normals(rng.fold(draws, name), tuple(total.shape)).to(g.dtype)
-            leaves.append((total + std * noise) / size.to(g.dtype))
-        moving = T.unflatten(each, leaves)
+        for name, total in T.named_leaves(sums):
+            noise = normals(rng.fold(draws, name), tuple(total.shape)).to(total.dtype)
+            leaves.append((total + std * noise) / size.to(total.dtype))
+        moving = T.unflatten(sums, leaves)
         return {p: moving[p] if p in moving else T.zeros_like(below) for p, below in z.items()}, _Untold()
 
     def step(self, objective: str, z: Tree, lr: Any, direction: Tree) -> Tree:
@@ -213,6 +212,8 @@ class _Hiding:
         """Raises OtherLook."""
         raise OtherLook("looks at its examples' own gradients")
 
+    clipped = grads
+
     def value(self, *args: Any) -> Any:
         """Raises OtherLook."""
         raise OtherLook("looks at the loss of its examples")
@@ -220,12 +221,6 @@ class _Hiding:
     def apply(self, *args: Any) -> Any:
         """Raises OtherLook."""
         raise OtherLook("looks at what the model says of its examples")
-
-
-def _norms(each: Tree) -> Tensor:
-    """Return the Euclidean norms (B,) of directions, leaves (B, ...)."""
-    squares = [torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1).double().square() for g in T.leaves(each)]
-    return torch.stack(squares).sum(0).sqrt()
 
 
 class _Counting(Exchanging):

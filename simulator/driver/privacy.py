@@ -30,6 +30,7 @@ from torch import Tensor
 from fedfleet.simulator.algorithm import Algorithm, Cohort, Reduced, Round, beneath, layer
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.noise import normals
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.driver.round import TooFewResponses
@@ -262,7 +263,7 @@ class _Noising:
         t, found = self.at.ledger.exchanges, torch.zeros_like(like)
         for j, weight in enumerate(self._mechanism.mixing[: t + 1]):
             key = rng.fold(self.at.key, "noise", t - j, name)
-            found += weight * rng.normals(key, tuple(like.shape)).to(like.dtype)
+            found += weight * normals(key, tuple(like.shape)).to(like.dtype)
         return found
 
     def _within(self, found: Reduced, follows: Adaptive, whole: float) -> float:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.combination import Combination, PerClient, Shared, Tape
+from fedfleet.simulator.arithmetic.noise import normals
 from fedfleet.simulator.block.uplink import through
 from fedfleet.simulator.driver.transformed import Seen, transformed
 from fedfleet.transforms.clip import NORM, SHARE, WITHIN, Hidden, length
@@ -110,7 +111,7 @@ def test_factored_weights_are_shortened_as_they_are_and_stay_so(net):
 
 def test_norms_of_combinations_are_those_of_what_they_are_multiplied_out():
     tape, key = Tape(None), rng.key(5)
-    draw = lambda n, *shape: rng.normals(rng.fold(key, n), shape).double()  # noqa: E731
+    draw = lambda n, *shape: normals(rng.fold(key, n), shape).double()  # noqa: E731
     outer = [tape.append(draw(f"h{i}", 3, 2, 30), draw(f"d{i}", 3, 2, 20), None) for i in range(2)]
     like, shared = torch.empty(20, 30, dtype=torch.float64), Shared(draw("s", 20, 30))
     scale = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic.noise import normals
 from fedfleet.simulator.block.uplink import nothing_owed, through
 from fedfleet.transforms.registry import TRANSFORMS
 from fedfleet.transforms.rotation import hadamard
@@ -141,7 +142,7 @@ def test_a_product_of_thin_matrices_is_a_projection_within_the_bound_of_its_best
     assert ranks.tolist() == [4] * 50
     more = drawn(made({"name": "low_rank", "rank": 4, "iterations": 3}), x).flatten(1)
     assert (x.flatten() - more).square().sum(1).mean() < tail(4) * 1.1 < lost.mean()
-    m, q = x.reshape(8, 12), rng.normals(rng.fold(rng.key(5), "z", "x"), (12, 4)).double()
+    m, q = x.reshape(8, 12), normals(rng.fold(rng.key(5), "z", "x"), (12, 4)).double()
     for iterations, seen in ((1, m @ q), (2, m @ m.T @ m @ q)):
         (t,) = made({"name": "low_rank", "rank": 4, "iterations": iterations})
         found = t.code({"z": {"x": x}}, rng.key(5), {}).back({})["z"]["x"]

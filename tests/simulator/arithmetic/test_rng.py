@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic.noise import normals
 
 pytestmark = pytest.mark.quick
 
@@ -182,7 +183,7 @@ def test_normal_moments(dtype):
 
 def test_many_normals_have_the_moments_too_and_come_in_pairs_of_one_word():
     n = 100_001
-    x = rng.normals(rng.fold(rng.key(6), torch.arange(2)), (n,))
+    x = normals(rng.fold(rng.key(6), torch.arange(2)), (n,))
     assert x.dtype == torch.float32
     assert 4 < x.abs().max() < 7.5
     first, second = x.double()
@@ -194,9 +195,9 @@ def test_many_normals_have_the_moments_too_and_come_in_pairs_of_one_word():
         for p in (1, 2):  # squares too: those of a pair have a radius in common
             of = torch.stack([a**p, b**p]).corrcoef()[0, 1]
             assert abs(float(of)) < 4 / math.sqrt(len(a))
-    assert torch.equal(rng.normals(rng.fold(rng.key(6), 1), (n,)), x[1])
-    assert rng.normals(rng.key(6), (3, 5)).shape == (3, 5)
-    assert rng.normals(rng.key(6)).shape == ()
+    assert torch.equal(normals(rng.fold(rng.key(6), 1), (n,)), x[1])
+    assert normals(rng.key(6), (3, 5)).shape == (3, 5)
+    assert normals(rng.key(6)).shape == ()
 
 
 def test_bernoulli_rate():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -81,3 +82,111 @@ def test_rows_draw_apart_by_their_places_among_real_ones():
 def test_what_has_no_gradients_of_single_examples_says_so(loss, parts, says):
     with pytest.raises(ValueError, match=says):
         ops(loss).grads("train", {**point(), **parts}, batch_of(), KEY)
+
+
+class Every(nn.Module):
+    """Layers of every kind: filters in groups and with strides, words, recurrence, one layer twice, rows that come to it often."""
+
+    def __init__(self):
+        super().__init__()
+        self.filters = nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2)
+        self.more = nn.Conv2d(4, 3, 2, dilation=2)
+        self.words = nn.Embedding(5, 6)
+        self.norm = nn.LayerNorm(6)
+        self.twice = nn.Linear(6, 6)
+        self.unused = nn.Linear(2, 2)
+        self.head = nn.Linear(3 + 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.more(torch.tanh(self.filters(x))).amax((2, 3))
+        words = self.words((x.flatten(1)[:, :4].abs() * 3).long().clamp(max=4))
+        read = torch.tanh(self.twice(torch.tanh(self.twice(self.norm(words))))).mean(1)
+        return self.head(torch.cat([seen, read], 1))
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["weights of their own", "one that all share"])
+def test_clipped_sums_are_those_of_gradients_written_down(own):
+    """Of three clients with some rows that do not count, whatever the layers; the adversary's part counts three times."""
+    clients, rows = 3, 4
+    net = prepared(Every().double())
+
+    def loss(z: Any, batch: Batch, ctx: Any, key: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        x = batch.x + z["y"]["shift"] + 0.1 * rng.normal(key, (8, 8), torch.float64)
+        out = called(net, z["x"], {}, x, weight=batch.weight, key=key)[0] * z["fixed"]["scale"]
+        losses = torch.nn.functional.cross_entropy(out, batch.y, reduction="none")
+        return batch.mean(losses) + T.dot(ctx, z["y"]), {}
+
+    one = lambda c: {  # noqa: E731
+        "x": {k: draw(k, *v.shape, seed=c) for k, v in net.named_parameters()},
+        "y": {"shift": draw("shift", 2, 8, 8, seed=c)},
+        "fixed": {"scale": draw("scale", 3, seed=c)},
+    }
+    z = T.stack([one(c) for c in range(clients)]) if own else one(0)
+    data = {"x": draw("x", clients, rows, 2, 8, 8), "y": torch.arange(clients * rows).view(clients, rows) % 3}
+    weight = (torch.arange(rows) < torch.tensor([[4], [2], [3]])).double()
+    ctx, keys = (
+        T.stack([{"shift": draw("c", 2, 8, 8, seed=c)} for c in range(clients)]),
+        rng.fold(KEY, torch.arange(clients)),
+    )
+    there = EngineOps({"train": Objective(loss=loss, sign={"x": 1.0, "y": -3.0})}, {})
+
+    def many(z: Any, data: Any, weight: Tensor, ctx: Any, key: Tensor) -> Any:
+        return there.clipped("train", z, Batch(data, weight), key, norm, ctx=ctx)
+
+    cut_at = []
+    for norm in (1e9, 35.0, 0.01):
+        found, losses = torch.func.vmap(many, in_dims=(0 if own else None, 0, 0, 0, 0))(z, data, weight, ctx, keys)
+        for c in range(clients):
+            batch = Batch(T.index(data, c), weight[c])
+            here = T.index(z, c) if own else z
+            each, alone = there.grads("train", here, batch, keys[c], ctx=T.index(ctx, c))
+            norms = torch.stack([g.flatten(1).square().sum(1) for g in T.leaves(each)]).sum(0).sqrt()
+            cut = (norm / norms).clamp(max=1.0) * weight[c]
+            cut_at += (norms > norm).tolist()
+            assert_close(T.index(found, c), T.map(lambda g, cut=cut: torch.tensordot(cut, g, 1), each))
+            assert_close(losses[c], alone)
+            # One client at a time, they are written down.
+            assert_close(there.clipped("train", here, batch, keys[c], norm, ctx=T.index(ctx, c))[0], T.index(found, c))
+    assert cut_at[:12] == [False] * 12
+    assert 0 < sum(cut_at[12:24]) < 12
+    assert there._notes.dense["train"] == {"x.words.weight"}
+
+
+def test_no_clipped_gradient_is_longer_than_the_norm():
+    """Of a single row: the sum is its own, cut."""
+    z, data = T.stack([point(c) for c in range(2)]), dict(batch_of(rows=1).data)
+    sums, _ = torch.func.vmap(lambda z: ops().clipped("train", z, Batch(data, torch.ones(1).double()), KEY, 0.05))(z)
+    norms = torch.stack([g.flatten(1).square().sum(1) for g in T.leaves(sums)]).sum(0).sqrt()
+    assert_close(norms, torch.full_like(norms, 0.05))
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+def test_gradients_of_examples_are_those_of_opacus():
+    """Of a net of filters and linear layers: each example's norm, and the sum of what is clipped."""
+    from opacus import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 5, padding=2), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4 * 49, 16), nn.ReLU(), nn.Linear(16, 10))  # noqa: E501  # fmt: skip
+    x, y = torch.randn(12, 1, 14, 14), torch.arange(12) % 10
+    start = {k: v.detach().clone() for k, v in net.named_parameters()}
+    theirs = GradSampleModule(copy.deepcopy(net))
+    optimizer = DPOptimizer(torch.optim.SGD(theirs.parameters(), lr=1.0), noise_multiplier=0.0, max_grad_norm=0.5, expected_batch_size=12)  # noqa: E501  # fmt: skip
+    torch.nn.functional.cross_entropy(theirs(x), y).backward()
+    norms = torch.stack([p.grad_sample.flatten(1).norm(dim=1) for p in theirs.parameters()]).norm(dim=0)
+    optimizer.step()
+    moved = {
+        k.removeprefix("_module."): start[k.removeprefix("_module.")] - v.detach() for k, v in theirs.named_parameters()
+    }
+
+    def loss(z: Any, batch: Batch, ctx: Any, key: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        out = torch.func.functional_call(net, z["x"], (batch.x,))
+        return batch.mean(torch.nn.functional.cross_entropy(out, batch.y, reduction="none")), {}
+
+    batch, own = Batch({"x": x, "y": y}, torch.ones(12)), ops(loss)
+    each, _ = own.grads("train", {"x": start}, batch, KEY)
+    assert_close(torch.stack([g.flatten(1).norm(dim=1) for g in T.leaves(each)]).norm(dim=0), norms)
+    many = torch.func.vmap(lambda z, d: own.clipped("train", z, Batch(d, batch.weight), KEY, 0.5)[0])
+    found = many({"x": {k: v.expand(2, *v.shape) for k, v in start.items()}}, {k: v.expand(2, *v.shape) for k, v in batch.data.items()})  # noqa: E501  # fmt: skip
+    for k, v in moved.items():
+        assert_close(found["x"][k][1] / 12, v, rtol=1e-4, atol=1e-6)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.algorithm import Cohort
 from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic.noise import normals
 from fedfleet.simulator.driver.privacy import Adaptive, Ledger, Mechanism, Private, hiding, inverted, mixing, private
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.fleet.availability import Bernoulli
@@ -48,7 +49,7 @@ def model(at: Private) -> float:
 
 
 def drawn(at: Private, t: int) -> float:
-    return float(rng.normals(rng.fold(at.key, "noise", t, "x.w")))
+    return float(normals(rng.fold(at.key, "noise", t, "x.w")))
 
 
 def clipped(z: float, clients: Any, norm: float = 0.5) -> float:
