@@ -17,6 +17,7 @@ from fedfleet.simulator.algorithm import (
 )
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.arithmetic.noise import normals
 from fedfleet.simulator.arithmetic.optim import Optimizer, adagrad, adam, adaptive, sgd
 from fedfleet.simulator.arithmetic.reduction import ByDomainMean, Mean, Reduction, Rows, Store, Total
 from fedfleet.simulator.arithmetic.rng import Key
@@ -88,6 +89,7 @@ __all__ = [
     "beneath",
     "krum_shares",
     "learnt",
+    "normals",
     "positions",
     "rng",
     "sgd",

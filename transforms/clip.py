@@ -17,8 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedfleet.simulator.arithmetic.noise import normals
-from fedfleet.simulator.author import Code, Key, Slots, rng
+from fedfleet.simulator.author import Code, Key, Slots, normals, rng
 from fedfleet.transforms.vectors import Options
 
 NORM, SHARE, WITHIN = "clip_norm", "noise_share", "within_clip_norm"

@@ -26,8 +26,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedfleet.simulator.arithmetic.noise import normals
-from fedfleet.simulator.author import Code, Key, Slots, rng
+from fedfleet.simulator.author import Code, Key, Slots, normals, rng
 from fedfleet.transforms.vectors import Options, float_bits
 
 

@@ -28,6 +28,7 @@ from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import check_free, claim, summary_of
 from fedfleet.experiments.workers import Workers
 from fedfleet.report import finals, told, write_report
+from fedfleet.report.values import names
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 
 CAMPAIGN = "campaign.yaml"
@@ -66,9 +67,10 @@ def trials(config: Config) -> list[Trial]:
     found: dict[str, Trial] = {}
     for label, overrides in (config.compare or {config.label or "": {}}).items():
         _refuse_own_keys(f"compare.{label}", overrides)
-        for values in itertools.product(*varied.values()):
-            point = dict(zip(varied, values, strict=True))
-            name = " ".join(filter(None, [label, *(f"{k.split('.')[-1]}={v}" for k, v in point.items())]))
+        for pairs in itertools.product(*(zip(v, _named(v), strict=True) for v in varied.values())):
+            point = dict(zip(varied, (value for value, _ in pairs), strict=True))
+            told = (f"{k.split('.')[-1]}={text}" for k, (_, text) in zip(varied, pairs, strict=True))
+            name = " ".join(filter(None, [label, *told]))
             own = {"label": name or None, "seeds": None, "compare": None, "vary": None}
             with _naming(name):
                 one = with_overrides(config, {**overrides, **point, **own})
@@ -82,6 +84,12 @@ def trials(config: Config) -> list[Trial]:
                         f"use labels and values that differ in letters or digits"
                     )
     return list(found.values())
+
+
+def _named(values: list[Any]) -> list[str]:
+    """Return what values are called: as they are written, or mappings by what tells one from the others."""
+    short = names(values)
+    return [text if isinstance(value, Mapping) else str(value) for value, text in zip(values, short, strict=True)]
 
 
 def axes(config: Config) -> dict[str, list[Any]]:

@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from fedfleet.report import vector
 from fedfleet.report.curves import Curve, Strand, bundles
 from fedfleet.report.picture import Picture
-from fedfleet.report.tables import Run
+from fedfleet.report.tables import Run, told_in
 from fedfleet.report.words import quantity
 
 Groups = Mapping[str, Sequence[Run]]
@@ -34,9 +34,6 @@ X_LABELS = {
     "total/bytes_up": "bytes received by the server",
     "total/virtual_s": "virtual time",
 }
-STILL = [
-    against for against in X_LABELS if against != "total/bytes_up"
-]  # bytes go with floats; where nothing moves, one will do
 DPI = 200  # twice what the page shows
 STYLE: Any = {
     "axes.edgecolor": "#8A8F98", "axes.grid": True, "axes.labelcolor": "#30343B", "axes.labelsize": 9.5,
@@ -47,6 +44,12 @@ STYLE: Any = {
     "xtick.labelcolor": "#30343B", "ytick.color": "#8A8F98", "ytick.labelcolor": "#30343B",
     "legend.handletextpad": 0.5, "svg.fonttype": "none", "svg.hashsalt": "fedfleet",
 }  # fmt: skip
+
+
+def still(groups: Groups) -> list[str]:
+    """What curves are drawn against where nothing moves: bytes go with floats, unless numbers are sent at other widths."""
+    other = "floats" if told_in(run for runs in groups.values() for run in runs) == "bytes" else "bytes"
+    return [against for against in X_LABELS if against != f"total/{other}_up"]
 
 
 def lines(axes: Axes, groups: Groups, column: str, against: str, smoothed: bool = False) -> int:

@@ -60,7 +60,7 @@ def _placed(picture: Picture) -> Picture:
 
 def _metric(groups: Groups, metric: str) -> Picture | None:
     column = f"eval/{metric}"
-    shown = [x for x in canvas.STILL if canvas.drawable(groups, column, x)]
+    shown = [x for x in canvas.still(groups) if canvas.drawable(groups, column, x)]
     if not shown:
         return None
     figure, panels = canvas.panels(len(shown), width=4.1, height=3.3, share_y=True)

@@ -17,7 +17,7 @@ from fedfleet.report.overview import headline, of_comparison, of_run
 from fedfleet.report.picture import Picture
 from fedfleet.report.settings import settings
 from fedfleet.report.sheet import Grid, blocks, fill
-from fedfleet.report.tables import Run, at_equal_floats, by_domain, domain_columns, domain_names, heard_counts
+from fedfleet.report.tables import Run, at_equal_traffic, by_domain, domain_columns, domain_names, heard_counts, told_in
 from fedfleet.report.words import MISSING, count, duration, joined, mean_sd, number, quantity, share, whole
 
 WORST_FIRST = ("failed", "interrupted", "stopped", "unknown", "finished")
@@ -115,12 +115,14 @@ def _cards(runs: Sequence[Run]) -> list[tuple[str, list[str], str]]:
 def _table(groups: Mapping[str, Sequence[Run]]) -> Grid:
     """The table of labels: a row a label."""
     metrics = _metrics([run for runs in groups.values() for run in runs])
-    equal = {metric: at_equal_floats(list(groups.values()), metric) for metric in metrics}
+    unit = told_in(run for runs in groups.values() for run in runs)
+    show = quantity if unit == "floats" else lambda value: quantity(value, "B")
+    equal = {metric: at_equal_traffic(list(groups.values()), metric, unit) for metric in metrics}
     head = ["label", "runs finished", "seeds"]
     for metric in metrics:
         head.append(f"final {metric}")
         if found := equal[metric]:
-            head.append(f"{metric} at {quantity(found[0], 'floats')} up")
+            head.append(f"{metric} at {quantity(found[0], 'floats' if unit == 'floats' else 'B')} up")
     rows = []
     for place, (label, runs) in enumerate(groups.items()):
         seeds = [str(run.seed) for run in runs if run.seed is not None]
@@ -131,13 +133,13 @@ def _table(groups: Mapping[str, Sequence[Run]]) -> Grid:
             row.append(mean_sd([run.final(metric) for run in runs]))
             if found := equal[metric]:
                 row.append(mean_sd(found[1][place].tolist()))
-        row += [_mean_text(runs, "floats_up", quantity), _mean_text(runs, "virtual_s", duration)]
+        row += [_mean_text(runs, f"{unit}_up", show), _mean_text(runs, "virtual_s", duration)]
         rows.append(row)
-    head += ["floats up", "virtual time"]
-    text = "Mean ± sample standard deviation over seeds; floats and times are means."
+    head += [f"{unit} up", "virtual time"]
+    text = f"Mean ± sample standard deviation over seeds; {unit} and times are means."
     if any(equal.values()):
         text += (
-            " At equal floats: the metric once the server had received as many floats as the run that received fewest, "
+            f" At equal {unit}: the metric once the server had received as many {unit} as the run that received fewest, "
             "interpolated between evaluations."
         )
     return Grid(head, rows, text)

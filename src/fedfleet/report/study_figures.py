@@ -17,7 +17,6 @@ from fedfleet.report.picture import Picture
 from fedfleet.report.study_tables import TO_TARGET, Frame, Tables, interval
 from fedfleet.report.words import quantity, share
 
-MEASURES = {"target/rounds": "rounds", "target/floats": "floats, up and down", "target/virtual_s": "virtual time"}
 LOG_FROM = 30  # largest over least value of the varied key from which its axis is logarithmic
 MARGIN = 0.08
 BANDS = 3  # labels up to which intervals are bands; more would cover each other, and are drawn as bars side by side
@@ -156,26 +155,27 @@ def _final(tables: Tables, metric: str) -> Picture | None:
 
 
 def _to_target(tables: Tables) -> Picture | None:
-    shown = [c for c in TO_TARGET if c in tables.study and tables.study[c].notna().any()]
-    if tables.target is None or not shown:
+    if tables.target is None or not any(c in tables.study and tables.study[c].notna().any() for c in TO_TARGET):
         return None
+    sent = f"target/{tables.unit}"
+    measures = {"target/rounds": "rounds", sent: f"{tables.unit}, up and down", "target/virtual_s": "virtual time"}
     panels = parts(tables)
     longest = tables.study["target/virtual_s"].max()
     second, clock = next((unit, word) for least, unit, word in canvas.CLOCK if longest >= least)
     figure, axes = canvas.panels(3 * len(panels), width=4.1, height=3.1)
     for row, part in enumerate(panels):
-        for panel, (column, name) in zip(axes[3 * row : 3 * row + 3], MEASURES.items(), strict=True):
+        for panel, (column, name) in zip(axes[3 * row : 3 * row + 3], measures.items(), strict=True):
             timed = column == "target/virtual_s"
             if not _against(panel, tables, part.rows, column, complete=True, unit=second if timed else 1.0):
                 panel.text(0.5, 0.5, "never reached", ha="center", va="center", transform=panel.transAxes)
-            if column == "target/floats":
+            if column == sent:
                 panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
             title = f"{name}, {clock}" if timed else name
             panel.set_title(canvas.plain(title if not part.name else f"{title}: {part.name}"))
     canvas.legend(figure, _look(tables))
     caption = (
-        f"Rounds, floats and virtual time until an evaluation first found {tables.target}. {EACH} A filled mark is the mean of "
-        "seeds all of which got there; a hollow one is the mean of those that did, and too good: others never did. "
+        f"Rounds, {tables.unit} and virtual time until an evaluation first found {tables.target}. {EACH} A filled mark is "
+        "the mean of seeds all of which got there; a hollow one is the mean of those that did, and too good: others never did. "
         "No mark: none did."
     )
     return canvas.picture(figure, "target", f"Cost of reaching {tables.target}", caption)

@@ -136,6 +136,8 @@ def _cards(tables: Tables, failed: int) -> list[tuple[str, list[str], str]]:
 
 def _tables(tables: Tables) -> Iterator[tuple[str, Grid | None]]:
     yield "Results", _results(tables)
+    for metric in tables.metrics:
+        yield f"Final {metric}", _plane(tables, metric)
     if tables.metrics:
         yield f"What {next(iter(tables.varied))} costs", _costs(tables)
         yield "Labels compared", _compared(tables)
@@ -151,7 +153,7 @@ def _results(tables: Tables) -> Grid:
     for m in metrics:
         head += [f"final {m}", f"best {m}"]
     if to_target:
-        head += [f"reached {tables.target}", "rounds to it", "floats to it", "virtual s to it"]
+        head += [f"reached {tables.target}", "rounds to it", f"{tables.unit} to it", "virtual s to it"]
     head += ["heard of invited", "Gini", "never heard"]
     rows = []
     for label, point, of in _points(tables):
@@ -166,7 +168,7 @@ def _results(tables: Tables) -> Grid:
         if to_target:
             there = done[done["target/rounds"].notna()]
             row.append(f"{len(there)} of {len(done)}")
-            columns = (("target/rounds", number), ("target/floats", quantity), ("target/virtual_s", number))
+            columns = (("target/rounds", number), (f"target/{tables.unit}", quantity), ("target/virtual_s", number))
             row += [show(there[c].mean()) if len(there) == len(done) and len(done) else MISSING for c, show in columns]
         if "gini" in of:
             row.append(share(done["heard_share"].mean()) if len(done) else MISSING)
@@ -176,8 +178,26 @@ def _results(tables: Tables) -> Grid:
         rows.append(row)
     text = "Mean ± sample standard deviation over n seeds. Trials that failed do not count."
     if to_target:
-        text += " Rounds, floats (up and down) and virtual seconds to the target are means, given only where every seed got there."
+        text += (
+            f" Rounds, {tables.unit} (up and down) and virtual seconds to the target are means, given only where every seed got "
+            "there."
+        )
     return Grid(head, rows, text)
+
+
+def _plane(tables: Tables, metric: str) -> Grid | None:
+    """Labels against the values of the first key; None where that is a single one, of which the results tell all."""
+    key, *others = tables.varied
+    if len(tables.labels) < 2 or len(tables.varied[key]) < 2:
+        return None
+    rows = []
+    for label in tables.labels:
+        for point in _combinations(tables, others):
+            of = _select(tables.study[tables.study["label"] == label], point)
+            found = [of[(of[key] == value) & of["status"].isin(DONE)] for value in tables.varied[key]]
+            rows.append([label, *map(_text, point.values()), *(mean_sd(f[f"final/{metric}"].tolist()) for f in found)])
+    text = f"Final {metric} by {key}: mean ± sample standard deviation over seeds."
+    return Grid(["label", *others, *map(_text, tables.varied[key])], rows, text)
 
 
 def finals(tables: Tables) -> tuple[list[str], list[list[str]]]:

@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from fedfleet.report.tables import Run, answered, gini, read
+from fedfleet.report.tables import Run, answered, gini, read, told_in
+from fedfleet.report.values import names, plain
 
 Frame = Any
 """A pd.DataFrame; what its methods return is beyond the type checker."""
@@ -23,9 +23,10 @@ MARK = "study.json"
 """Tells the folder of a study from any other."""
 DONE = ("finished", "stopped")
 """The status of a run that ended as it was asked to."""
-TO_TARGET = ("target/rounds", "target/floats", "target/virtual_s")
-COUNTED = ("clients", "void_attempts", "rounds_done", "floats")
+TO_TARGET = ("target/rounds", "target/floats", "target/bytes", "target/virtual_s")
+COUNTED = ("clients", "void_attempts", "rounds_done", "floats", "bytes")
 """Whole numbers, missing where a trial failed."""
+WAYS, UNITS = ("up", "down"), ("floats", "bytes")
 WALL_CLOCK = ("seconds",)
 """Columns that differ from one time to the next."""
 
@@ -65,6 +66,11 @@ class Tables:
     runs: Sequence[Run | None]
 
     @property
+    def unit(self) -> Literal["floats", "bytes"]:
+        """What traffic is told in."""
+        return told_in(run for run in self.runs if run is not None)
+
+    @property
     def labels(self) -> list[str]:
         """The labels in order."""
         return list(dict.fromkeys(self.study["label"]))
@@ -86,10 +92,14 @@ class Tables:
 
 def collect(entries: Sequence[Entry], varied: Mapping[str, Sequence[Any]], target: Target | None) -> Tables:
     """Read the trials in their order. Raises ValueError on a file that cannot be read."""
-    words = {key for key, values in varied.items() if not all(map(_number, values))}
+    words = {
+        key: dict(zip(map(plain, values), names(values), strict=True))
+        for key, values in varied.items()
+        if not all(map(_number, values))
+    }
     rows, curves, counts, runs = [], [], [], []
     for entry in entries:
-        keys = {name: plain(value) if name in words else value for name, value in entry.keys.items()}
+        keys = {name: words[name][plain(value)] if name in words else value for name, value in entry.keys.items()}
         run = None if entry.error is not None else read(entry.folder)
         if run is None or run.summary.get("status") not in DONE:
             error = entry.error or str((run and run.summary.get("error")) or "it did not end")
@@ -104,7 +114,7 @@ def collect(entries: Sequence[Entry], varied: Mapping[str, Sequence[Any]], targe
     study: Frame = pd.DataFrame(rows)
     study = study[list(_order(study.columns, list(entries[0].keys)))]
     return Tables(
-        {key: list(map(plain, values)) if key in words else list(values) for key, values in varied.items()},
+        {key: list(words[key].values()) if key in words else list(values) for key, values in varied.items()},
         target,
         study.astype({"error": "object"} | {c: "Int64" for c in COUNTED if c in study}),
         pd.concat(curves, ignore_index=True) if curves else pd.DataFrame(),
@@ -113,27 +123,22 @@ def collect(entries: Sequence[Entry], varied: Mapping[str, Sequence[Any]], targe
     )
 
 
-def plain(value: Any) -> str:
-    """A varied value as text."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def evaluations(run: Run) -> Frame:
-    """A row an evaluation: rounds done, virtual seconds and floats (up and down) so far, and `eval/<metric>`."""
+    """A row an evaluation: rounds done, virtual seconds, floats and bytes (up and down) so far, and `eval/<metric>`."""
     columns = [f"eval/{m}" for m in run.metrics]
     done = run.rounds.get("completed", np.empty(0))
     none = np.zeros(len(done))
-    floats = sum((run.rounds.get(f"total/floats_{way}", none) for way in ("up", "down")), none)
-    x = {"round": done, "virtual_s": run.rounds.get("total/virtual_s", none), "floats": floats}
+    sent = {unit: sum((run.rounds.get(f"total/{unit}_{way}", none) for way in WAYS), none) for unit in UNITS}
+    x = {"round": done, "virtual_s": run.rounds.get("total/virtual_s", none), **sent}
     y = {c: run.rounds.get(c, np.full(len(done), np.nan)) for c in columns}
     start = {c: run.summarised("initial", c) for c in columns}
     first = pd.DataFrame([dict.fromkeys(x, 0.0) | {c: math.nan if v is None else v for c, v in start.items()}])
     found: Frame = pd.concat([first, pd.DataFrame(x | y)], ignore_index=True).astype(
-        {"round": "int64", "floats": "int64"}
+        {"round": "int64", "floats": "int64", "bytes": "int64"}
     )
     return found[found[columns].notna().any(axis=1)].reset_index(drop=True) if columns else found.iloc[:0]
 
@@ -162,8 +167,8 @@ def _row(run: Run, curve: Frame, part: Frame, target: Target | None) -> dict[str
     row |= {"heard_share": _share(run, "heard", "merged_stale"), "offline_share": _share(run, "offline")}
     attempts: Any = pd.Series(run.phases.get("attempt", np.empty(0)), dtype=float)
     void = attempts.groupby(run.phases.get("round", np.empty(0))).max().sum()
-    floats = sum(run.total(f"floats_{way}") or 0 for way in ("up", "down"))
-    row |= {"void_attempts": int(void), "rounds_done": run.rounds_done, "floats": int(floats)}
+    row |= {"void_attempts": int(void), "rounds_done": run.rounds_done}
+    row |= {unit: int(sum(run.total(f"{unit}_{way}") or 0 for way in WAYS)) for unit in UNITS}
     return row | {"virtual_s": run.total("virtual_s"), "seconds": run.summarised("seconds")}
 
 
@@ -172,14 +177,14 @@ def _share(run: Run, *counts: str) -> float:
     return sum(run.total(c) or 0.0 for c in counts) / invited if invited else math.nan
 
 
-def reached(curve: Frame, target: Target) -> tuple[float, float, float]:
-    """Rounds, floats and virtual seconds by the first evaluation at which the target was reached; nan if it never was."""
+def reached(curve: Frame, target: Target) -> tuple[float, float, float, float]:
+    """Rounds, floats, bytes and virtual seconds by the first evaluation that found the target reached; nan if none did."""
     values: Any = curve.get(target.metric, pd.Series(dtype=float))
     there = np.flatnonzero(values >= target.value if target.at_least else values <= target.value)
     if not len(there):
-        return math.nan, math.nan, math.nan
+        return math.nan, math.nan, math.nan, math.nan
     row = curve.iloc[there[0]]
-    return float(row["round"]), float(row["floats"]), float(row["virtual_s"])
+    return float(row["round"]), float(row["floats"]), float(row["bytes"]), float(row["virtual_s"])
 
 
 def _order(columns: Sequence[str], keys: Sequence[str]) -> Iterator[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -168,18 +168,26 @@ def by_domain(run: Run, column: str) -> dict[float, np.ndarray] | None:
     return dict(zip(at.tolist(), np.split(values[order], first[1:]), strict=True))
 
 
-def at_equal_floats(groups: Sequence[Sequence[Run]], metric: str) -> tuple[float, list[np.ndarray]] | None:
-    """Every run's metric once the server had received as many floats as the run that received fewest, in all.
+def told_in(runs: Iterable[Run]) -> Literal["floats", "bytes"]:
+    """What traffic is told in: floats, but bytes where numbers are sent at other widths in some of the runs."""
+    narrow = (
+        any(_mapping(run.config.get("transforms")).values()) or run.config.get("secure_aggregation") for run in runs
+    )
+    return "bytes" if any(narrow) else "floats"
 
-    Returns that number of floats, and for each group the metric of its runs (runs,), interpolated between evaluations,
+
+def at_equal_traffic(groups: Sequence[Sequence[Run]], metric: str, unit: str) -> tuple[float, list[np.ndarray]] | None:
+    """Every run's metric once the server had received as many floats, or bytes, as the run that received fewest, in all.
+
+    Returns that number, and for each group the metric of its runs (runs,), interpolated between evaluations,
     nan where the run was not evaluated by then. Runs that sent nothing do not count. None if that leaves nothing.
     """
-    totals = [run.total("floats_up") or 0 for runs in groups for run in runs]
+    totals = [run.total(f"{unit}_up") or 0 for runs in groups for run in runs]
     least = min((total for total in totals if total > 0), default=None)
     if least is None:
         return None
     where = np.array([least])
-    curves = [[run.curve(f"eval/{metric}", "total/floats_up") for run in runs] for runs in groups]
+    curves = [[run.curve(f"eval/{metric}", f"total/{unit}_up") for run in runs] for runs in groups]
     found = [np.concatenate([at(x, y, where) for x, y in group]) for group in curves]
     return (least, found) if np.isfinite(np.concatenate(found)).any() else None
 

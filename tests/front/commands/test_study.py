@@ -17,6 +17,8 @@ from fedfleet.config.schema import load
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
 from fedfleet.report.study_tables import Target, interval, paired, reached
+from fedfleet.report.words import number
+from tests.front.report.report_runs import Page
 
 TINY = {
     "rounds": 4,
@@ -85,6 +87,7 @@ def test_tables_say_what_the_runs_say(done):
     assert row["final/auc"] == summary["final"]["eval/auc"]
     assert row["best/auc"] == summary["best"]["eval/auc"]
     assert row["floats"] == (rounds.floats_up + rounds.floats_down).sum()
+    assert row["bytes"] == (rounds.bytes_up + rounds.bytes_down).sum()
     assert row["virtual_s"] == pytest.approx(rounds.virtual_s.sum())
     assert (row["clients"], row["rounds_done"], row["void_attempts"]) == (20, 4, 0)
     assert rows[rows["availability.rate"] == 0.2]["void_attempts"].sum() > 0
@@ -97,6 +100,7 @@ def test_tables_say_what_the_runs_say(done):
     assert len(there), "choose a target that this trial reaches"
     assert row["target/rounds"] == there["round"].iloc[0]
     assert row["target/floats"] == there["floats"].iloc[0]
+    assert row["target/bytes"] == there["bytes"].iloc[0] > 4 * there["floats"].iloc[0]
     assert row["target/virtual_s"] == there["virtual_s"].iloc[0]
 
 
@@ -334,12 +338,43 @@ def test_values_may_be_words_and_keys_may_be_two(tmp_path):
     assert "3 values of cohort.respond × 2 values of devices.sigma" in page
 
 
+def test_rules_against_attacks_are_one_table_and_traffic_is_in_bytes_where_it_is_compressed(tmp_path):
+    attacks = [{"kind": "none"}, {"kind": "sign_flip", "share": 0.3, "scale": 4}]
+    rules = {rule: {"algorithm.rule": rule} for rule in ("mean", "median")}
+    config = load({
+        "rounds": 2,
+        "population": {"clients": 20},
+        "algorithm": {"name": "robust", "of": {"name": "fedavg", "steps": 2}},
+        "cohort": {"invite": 8},
+        "transforms": {"up": ["bf16"]},
+        "vary": {"attack": attacks},
+        "compare": rules,
+    })  # fmt: skip
+    prepared = study.prepare(study.plan(config, [], 1, "eval/accuracy=0.11"), SILENT)
+    found = study.run(prepared, tmp_path / "study", SILENT, 1)
+    assert found.study["attack"].tolist() == ["none", "sign_flip"] * 2
+    assert (tmp_path / "study" / "trials" / "mean-attack-sign_flip").is_dir()
+    page = Page(tmp_path / "study" / "report.html").text
+    table = " ".join(["label none sign_flip", *(
+        f"{rule} " + " ".join(number(v) for v in found.study[found.study.label == rule]["final/accuracy"]) for rule in rules
+    )])  # fmt: skip
+    assert table in page
+    assert "bytes to it" in page
+    assert "floats to it" not in page
+
+
 def test_the_first_evaluation_that_reaches_a_target_counts():
     curve = pd.DataFrame(
-        {"round": [0, 5, 10], "floats": [0, 7, 9], "virtual_s": [0.0, 1.5, 2.5], "eval/auc": [0.5, 0.9, 0.8]}
+        {
+            "round": [0, 5, 10],
+            "floats": [0, 7, 9],
+            "bytes": [0, 8, 9],
+            "virtual_s": [0.0, 1.5, 2.5],
+            "eval/auc": [0.5, 0.9, 0.8],
+        }
     )
-    assert reached(curve, Target("eval/auc", True, 0.8)) == (5, 7, 1.5)
-    assert reached(curve, Target("eval/auc", False, 0.5)) == (0, 0, 0)
+    assert reached(curve, Target("eval/auc", True, 0.8)) == (5, 7, 8, 1.5)
+    assert reached(curve, Target("eval/auc", False, 0.5)) == (0, 0, 0, 0)
     assert all(math.isnan(v) for v in reached(curve, Target("eval/auc", True, 0.95)))
     assert all(math.isnan(v) for v in reached(curve, Target("eval/loss", True, 0.1)))
 

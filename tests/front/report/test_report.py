@@ -13,7 +13,7 @@ import pytest
 from fedfleet.report import write_report
 from fedfleet.report.canvas import PALETTE, look, plain
 from fedfleet.report.groups import grouped
-from fedfleet.report.tables import at_equal_floats, read
+from fedfleet.report.tables import at_equal_traffic, read
 from tests.front.report.report_runs import PNG, Page, comparison, figures, make_run, rounds_table
 
 
@@ -64,16 +64,29 @@ def test_comparison_groups_seeds_by_label(tmp_path: Path) -> None:
     assert figures(tmp_path / "apart") == figures(tmp_path / "out")
 
 
+def test_traffic_is_told_in_bytes_where_numbers_are_sent_at_other_widths(tmp_path: Path) -> None:
+    halved = {"algorithm": {"name": "fedavg"}, "transforms": {"up": ["bf16"], "down": []}}
+    table = rounds_table(4)
+    table["bytes_up"] /= 2
+    make_run(tmp_path / "runs" / "plain", config={"algorithm": {"name": "fedavg"}})
+    make_run(tmp_path / "runs" / "bf16", config=halved, rounds=table)
+    page = Page(write_report([tmp_path / "runs"], tmp_path / "out"))
+    assert "accuracy at 800 B up" in page.text
+    assert "against rounds, bytes received by the server and virtual time" in page.text
+    alone = Page(write_report([tmp_path / "runs" / "plain"], tmp_path / "alone"))
+    assert "against rounds, floats received by the server and virtual time" in alone.text
+
+
 def test_equal_floats_leaves_out_runs_that_sent_nothing(tmp_path: Path) -> None:
     table = rounds_table(4, accuracy=[None, None, 0.2, 0.4])
     late = read(make_run(tmp_path / "late", rounds=table, summary=None))
     short = read(make_run(tmp_path / "short", rounds=rounds_table(1, 250, [0.3])))
     silent = read(make_run(tmp_path / "silent", rounds=rounds_table(1, 0)))
-    least, found = at_equal_floats([[late, silent], [short]], "accuracy") or (0, [])
+    least, found = at_equal_traffic([[late, silent], [short]], "accuracy", "floats") or (0, [])
     assert least == 250
     assert np.isnan(found[0][0])  # first evaluated at 300 floats: nothing to interpolate from
     assert found[1].tolist() == [0.3]
-    assert at_equal_floats([[silent]], "accuracy") is None
+    assert at_equal_traffic([[silent]], "accuracy", "floats") is None
 
 
 def test_label_falls_back_to_the_algorithm_and_what_differs_is_a_line_of_its_own(tmp_path: Path) -> None:
