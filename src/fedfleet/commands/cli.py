@@ -252,15 +252,20 @@ for command in (data.convert, data.trace, data.show, data.partition):
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of runs.")],
     out: Annotated[Path | None, typer.Option(help="Folder for report.html; the first RUN if not given.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Say what it took to reach this, such as eval/accuracy=0.8.")
+    ] = None,
 ) -> None:
     """Write one report on one or several runs."""
+    from fedfleet.config.resolve import parse_until
     from fedfleet.report import write_report
-    from fedfleet.report.study_tables import MARK
+    from fedfleet.report.study_tables import MARK, Target
 
     if out is None and (runs[0] / MARK).exists():
         raise ConfigError(f"{runs[0]}: a study, whose own report.html would be lost: give --out")
     try:
-        typer.echo(write_report(runs, out or runs[0]))
+        wanted = None if target is None else Target(*parse_until(target, "--target"))
+        typer.echo(write_report(runs, out or runs[0], wanted))
     except ValueError as e:
         raise ConfigError(str(e)) from None
 

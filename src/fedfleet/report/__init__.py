@@ -12,6 +12,10 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedfleet.report.study_tables import Target
 
 __all__ = ["finals", "told", "write_report"]
 
@@ -19,7 +23,7 @@ ROUNDS = "rounds.parquet"
 SEARCH_DEPTH = 3  # a comparison folder is <label>/seed-<n>/, and one level more for a folder of comparisons
 
 
-def write_report(runs: Sequence[Path], out: Path) -> Path:
+def write_report(runs: Sequence[Path], out: Path, target: Target | None = None) -> Path:
     """Write `out/report.html`, which embeds its figures, and the same figures as `out/figures/*.png`.
 
     Where `out` is the folder of the one run that there is, and has a model, its `model_card.md` is written too.
@@ -29,12 +33,14 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
             Runs of one label (`summary.json`'s, else the algorithm's name) are one line with a band over seeds; those that
             differ in what ran, or in how, are lines of their own.
         out: the folder to write to, made if missing; it may be a run folder.
+        target: a value of a metric: a table says what it took to reach it.
 
     Returns:
         The path of `report.html`.
 
     Raises:
-        ValueError: no runs given, a folder that is or holds no run, or a run folder with an unreadable file.
+        ValueError: no runs given, a folder that is or holds no run, a run folder with an unreadable file, or a target
+            that no run has measured.
     """
     from fedfleet.report import (  # here, for matplotlib takes most of a second to import
         card,
@@ -51,7 +57,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     read = [tables.read(folder) for folder in folders]
     found = groups.grouped(read)
     drawn = figures.draw(found)
-    html = page.render(found, drawn)
+    html = page.render(found, drawn, target)
     if folders == [Path(out).resolve()] and (folders[0] / card.WEIGHTS).is_file():
         (folders[0] / card.CARD).write_text(card.card(read[0]), encoding="utf-8")
     return sheet.write(Path(out), html, drawn)

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from fedfleet.report import classes
+from fedfleet.report import classes, reaching
 from fedfleet.report.groups import versions
 from fedfleet.report.overview import headline, of_comparison, of_run
 from fedfleet.report.picture import Picture
 from fedfleet.report.settings import settings
 from fedfleet.report.sheet import Grid, blocks, fill
+from fedfleet.report.study_tables import Target
 from fedfleet.report.tables import Run, at_equal_traffic, by_domain, domain_columns, domain_names, heard_counts, told_in
 from fedfleet.report.words import MISSING, count, duration, joined, mean_sd, number, quantity, share, whole
 
@@ -25,12 +26,16 @@ ORDER = ("Runs", "Learning", "Classes", "Domains", "Clients and messages", "Phas
 DOMAINS = 14  # columns of a table, at most
 
 
-def render(groups: Mapping[str, Sequence[Run]], pictures: Sequence[Picture]) -> str:
-    """The page as text. `groups` holds the runs by label; every group has at least one."""
+def render(groups: Mapping[str, Sequence[Run]], pictures: Sequence[Picture], target: Target | None = None) -> str:
+    """The page as text. `groups` holds the runs by label; every group has at least one.
+
+    Raises ValueError for a target that no run has measured.
+    """
     runs = [run for group in groups.values() for run in group]
     several = len(runs) > 1
     shown = [
         ("Runs", _table(groups) if several else None),
+        ("Runs", None if target is None else reaching.table(groups, target)),
         ("Settings", settings(groups)),
         ("Learning", None),
         *(("Classes", grid) for grid in classes.tables(groups)),

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from fedfleet.report import canvas
 from fedfleet.report.picture import Picture
 from fedfleet.report.study_tables import TO_TARGET, Frame, Tables, interval
-from fedfleet.report.words import quantity, share
+from fedfleet.report.words import joined, quantity, share
 
 LOG_FROM = 30  # largest over least value of the varied key from which its axis is logarithmic
 MARGIN = 0.08
@@ -157,25 +157,28 @@ def _final(tables: Tables, metric: str) -> Picture | None:
 def _to_target(tables: Tables) -> Picture | None:
     if tables.target is None or not any(c in tables.study and tables.study[c].notna().any() for c in TO_TARGET):
         return None
-    sent = f"target/{tables.unit}"
-    measures = {"target/rounds": "rounds", sent: f"{tables.unit}, up and down", "target/virtual_s": "virtual time"}
+    words = {"floats": "floats, up and down", "bytes_up": "bytes up", "bytes_down": "bytes down"}
+    sent = {f"target/{name}": words[name] for name in tables.sent}
+    measures = {"target/rounds": "rounds", **sent, "target/virtual_s": "virtual time"}
+    wide = len(measures)
     panels = parts(tables)
     longest = tables.study["target/virtual_s"].max()
     second, clock = next((unit, word) for least, unit, word in canvas.CLOCK if longest >= least)
-    figure, axes = canvas.panels(3 * len(panels), width=4.1, height=3.1)
+    figure, axes = canvas.panels(wide * len(panels), width=4.1, height=3.1, columns=wide)
     for row, part in enumerate(panels):
-        for panel, (column, name) in zip(axes[3 * row : 3 * row + 3], measures.items(), strict=True):
+        for panel, (column, name) in zip(axes[wide * row : wide * (row + 1)], measures.items(), strict=True):
             timed = column == "target/virtual_s"
             if not _against(panel, tables, part.rows, column, complete=True, unit=second if timed else 1.0):
                 panel.text(0.5, 0.5, "never reached", ha="center", va="center", transform=panel.transAxes)
-            if column == sent:
+            if column in sent:
                 panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
             title = f"{name}, {clock}" if timed else name
             panel.set_title(canvas.plain(title if not part.name else f"{title}: {part.name}"))
     canvas.legend(figure, _look(tables))
     caption = (
-        f"Rounds, {tables.unit} and virtual time until an evaluation first found {tables.target}. {EACH} A filled mark is "
-        "the mean of seeds all of which got there; a hollow one is the mean of those that did, and too good: others never did. "
+        f"Rounds, {joined(list(sent.values()))} and virtual time until an evaluation first found {tables.target}. {EACH} "
+        "A filled mark is the mean of seeds all of which got there; a hollow one is the mean of those that did, and too good: "
+        "others never did. "
         "No mark: none did."
     )
     return canvas.picture(figure, "target", f"Cost of reaching {tables.target}", caption)

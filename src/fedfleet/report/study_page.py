@@ -13,7 +13,7 @@ import pandas as pd
 from fedfleet.report.groups import versions
 from fedfleet.report.settings import settings
 from fedfleet.report.sheet import Grid, blocks, fill, write
-from fedfleet.report.study_tables import DONE, Frame, Tables, interval, paired
+from fedfleet.report.study_tables import DONE, SENT, Frame, Tables, interval, paired
 from fedfleet.report.words import MISSING, count, joined, mean_sd, number, quantity, share
 
 NAMED = 12  # points that a sentence names at most; the table has them all
@@ -153,7 +153,12 @@ def _results(tables: Tables) -> Grid:
     for m in metrics:
         head += [f"final {m}", f"best {m}"]
     if to_target:
-        head += [f"reached {tables.target}", "rounds to it", f"{tables.unit} to it", "virtual s to it"]
+        head += [
+            f"reached {tables.target}",
+            "rounds to it",
+            *(f"{_said(name)} to it" for name in tables.sent),
+            "virtual s to it",
+        ]
     head += ["heard of invited", "Gini", "never heard"]
     rows = []
     for label, point, of in _points(tables):
@@ -168,7 +173,11 @@ def _results(tables: Tables) -> Grid:
         if to_target:
             there = done[done["target/rounds"].notna()]
             row.append(f"{len(there)} of {len(done)}")
-            columns = (("target/rounds", number), (f"target/{tables.unit}", quantity), ("target/virtual_s", number))
+            columns = (
+                ("target/rounds", number),
+                *((f"target/{name}", quantity) for name in tables.sent),
+                ("target/virtual_s", number),
+            )
             row += [show(there[c].mean()) if len(there) == len(done) and len(done) else MISSING for c, show in columns]
         if "gini" in of:
             row.append(share(done["heard_share"].mean()) if len(done) else MISSING)
@@ -178,10 +187,8 @@ def _results(tables: Tables) -> Grid:
         rows.append(row)
     text = "Mean ± sample standard deviation over n seeds. Trials that failed do not count."
     if to_target:
-        text += (
-            f" Rounds, {tables.unit} (up and down) and virtual seconds to the target are means, given only where every seed got "
-            "there."
-        )
+        sent = "floats (up and down)" if tables.sent == SENT[:1] else "bytes"
+        text += f" Rounds, {sent} and virtual seconds to the target are means, given only where every seed got there."
     return Grid(head, rows, text)
 
 
@@ -275,6 +282,10 @@ def _name(tables: Tables, row: Any) -> str:
     return ", ".join(
         [row["label"], *(f"{k.split('.')[-1]} = {_text(row[k])}" for k in tables.varied), f"seed {row['seed']}"]
     )
+
+
+def _said(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _text(value: Any) -> str:

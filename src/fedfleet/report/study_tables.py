@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,10 +23,11 @@ MARK = "study.json"
 """Tells the folder of a study from any other."""
 DONE = ("finished", "stopped")
 """The status of a run that ended as it was asked to."""
-TO_TARGET = ("target/rounds", "target/floats", "target/bytes", "target/virtual_s")
-COUNTED = ("clients", "void_attempts", "rounds_done", "floats", "bytes")
+SENT = ("floats", "bytes_up", "bytes_down")
+"""What has been sent, floats both ways."""
+TO_TARGET = ("target/rounds", *(f"target/{what}" for what in SENT), "target/virtual_s")
+COUNTED = ("clients", "void_attempts", "rounds_done", *SENT)
 """Whole numbers, missing where a trial failed."""
-WAYS, UNITS = ("up", "down"), ("floats", "bytes")
 WALL_CLOCK = ("seconds",)
 """Columns that differ from one time to the next."""
 
@@ -66,9 +67,9 @@ class Tables:
     runs: Sequence[Run | None]
 
     @property
-    def unit(self) -> Literal["floats", "bytes"]:
-        """What traffic is told in."""
-        return told_in(run for run in self.runs if run is not None)
+    def sent(self) -> Sequence[str]:
+        """The columns that tell traffic: floats, or bytes where it is compressed."""
+        return SENT[:1] if told_in(run for run in self.runs if run is not None) == "floats" else SENT[1:]
 
     @property
     def labels(self) -> list[str]:
@@ -128,17 +129,18 @@ def _number(value: Any) -> bool:
 
 
 def evaluations(run: Run) -> Frame:
-    """A row an evaluation: rounds done, virtual seconds, floats and bytes (up and down) so far, and `eval/<metric>`."""
+    """A row an evaluation: rounds done, what it took and what was sent by then, and `eval/<metric>`."""
     columns = [f"eval/{m}" for m in run.metrics]
     done = run.rounds.get("completed", np.empty(0))
     none = np.zeros(len(done))
-    sent = {unit: sum((run.rounds.get(f"total/{unit}_{way}", none) for way in WAYS), none) for unit in UNITS}
-    x = {"round": done, "virtual_s": run.rounds.get("total/virtual_s", none), **sent}
+    total = lambda name: run.rounds.get(f"total/{name}", none)  # noqa: E731
+    sent = {"floats": total("floats_up") + total("floats_down"), **{name: total(name) for name in SENT[1:]}}
+    x = {"round": done, "virtual_s": total("virtual_s"), **sent}
     y = {c: run.rounds.get(c, np.full(len(done), np.nan)) for c in columns}
     start = {c: run.summarised("initial", c) for c in columns}
     first = pd.DataFrame([dict.fromkeys(x, 0.0) | {c: math.nan if v is None else v for c, v in start.items()}])
     found: Frame = pd.concat([first, pd.DataFrame(x | y)], ignore_index=True).astype(
-        {"round": "int64", "floats": "int64", "bytes": "int64"}
+        {"round": "int64", **dict.fromkeys(SENT, "int64")}
     )
     return found[found[columns].notna().any(axis=1)].reset_index(drop=True) if columns else found.iloc[:0]
 
@@ -168,7 +170,8 @@ def _row(run: Run, curve: Frame, part: Frame, target: Target | None) -> dict[str
     attempts: Any = pd.Series(run.phases.get("attempt", np.empty(0)), dtype=float)
     void = attempts.groupby(run.phases.get("round", np.empty(0))).max().sum()
     row |= {"void_attempts": int(void), "rounds_done": run.rounds_done}
-    row |= {unit: int(sum(run.total(f"{unit}_{way}") or 0 for way in WAYS)) for unit in UNITS}
+    sent = {name: int(run.total(name) or 0) for name in ("floats_up", "floats_down", *SENT[1:])}
+    row |= {"floats": sent["floats_up"] + sent["floats_down"], **{name: sent[name] for name in SENT[1:]}}
     return row | {"virtual_s": run.total("virtual_s"), "seconds": run.summarised("seconds")}
 
 
@@ -177,14 +180,14 @@ def _share(run: Run, *counts: str) -> float:
     return sum(run.total(c) or 0.0 for c in counts) / invited if invited else math.nan
 
 
-def reached(curve: Frame, target: Target) -> tuple[float, float, float, float]:
-    """Rounds, floats, bytes and virtual seconds by the first evaluation that found the target reached; nan if none did."""
+def reached(curve: Frame, target: Target) -> tuple[float, ...]:
+    """What `TO_TARGET` names by the first evaluation that found the target reached; nan if none did."""
     values: Any = curve.get(target.metric, pd.Series(dtype=float))
     there = np.flatnonzero(values >= target.value if target.at_least else values <= target.value)
     if not len(there):
-        return math.nan, math.nan, math.nan, math.nan
+        return (math.nan,) * len(TO_TARGET)
     row = curve.iloc[there[0]]
-    return float(row["round"]), float(row["floats"]), float(row["bytes"]), float(row["virtual_s"])
+    return tuple(float(row[name]) for name in ("round", *SENT, "virtual_s"))
 
 
 def _order(columns: Sequence[str], keys: Sequence[str]) -> Iterator[str]:

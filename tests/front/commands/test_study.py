@@ -87,20 +87,22 @@ def test_tables_say_what_the_runs_say(done):
     assert row["final/auc"] == summary["final"]["eval/auc"]
     assert row["best/auc"] == summary["best"]["eval/auc"]
     assert row["floats"] == (rounds.floats_up + rounds.floats_down).sum()
-    assert row["bytes"] == (rounds.bytes_up + rounds.bytes_down).sum()
+    assert (row["bytes_up"], row["bytes_down"]) == (rounds.bytes_up.sum(), rounds.bytes_down.sum())
     assert row["virtual_s"] == pytest.approx(rounds.virtual_s.sum())
     assert (row["clients"], row["rounds_done"], row["void_attempts"]) == (20, 4, 0)
     assert rows[rows["availability.rate"] == 0.2]["void_attempts"].sum() > 0
     curves = pd.read_parquet(done / "curves.parquet")
     one = curves[(curves.label == "ONE") & (curves["availability.rate"] == 1.0) & (curves.seed == 0)]
     assert one["round"].tolist() == [0, 2, 4]
+    assert list(curves)[5:9] == ["virtual_s", "floats", "bytes_up", "bytes_down"]
     assert one["floats"].tolist()[1:] == (rounds.floats_up + rounds.floats_down).cumsum().tolist()[1::2]
     assert one["eval/auc"].tolist()[0] == summary["initial"]["eval/auc"]
     there = one[one["eval/auc"] >= 0.635]
     assert len(there), "choose a target that this trial reaches"
     assert row["target/rounds"] == there["round"].iloc[0]
     assert row["target/floats"] == there["floats"].iloc[0]
-    assert row["target/bytes"] == there["bytes"].iloc[0] > 4 * there["floats"].iloc[0]
+    assert row["target/bytes_up"] == there["bytes_up"].iloc[0] == rounds.bytes_up[: there["round"].iloc[0]].sum()
+    assert row["target/bytes_down"] == there["bytes_down"].iloc[0] == rounds.bytes_down[: there["round"].iloc[0]].sum()
     assert row["target/virtual_s"] == there["virtual_s"].iloc[0]
 
 
@@ -359,7 +361,7 @@ def test_rules_against_attacks_are_one_table_and_traffic_is_in_bytes_where_it_is
         f"{rule} " + " ".join(number(v) for v in found.study[found.study.label == rule]["final/accuracy"]) for rule in rules
     )])  # fmt: skip
     assert table in page
-    assert "bytes to it" in page
+    assert "bytes up to it bytes down to it" in page
     assert "floats to it" not in page
 
 
@@ -368,13 +370,14 @@ def test_the_first_evaluation_that_reaches_a_target_counts():
         {
             "round": [0, 5, 10],
             "floats": [0, 7, 9],
-            "bytes": [0, 8, 9],
+            "bytes_up": [0, 8, 9],
+            "bytes_down": [0, 3, 4],
             "virtual_s": [0.0, 1.5, 2.5],
             "eval/auc": [0.5, 0.9, 0.8],
         }
     )
-    assert reached(curve, Target("eval/auc", True, 0.8)) == (5, 7, 8, 1.5)
-    assert reached(curve, Target("eval/auc", False, 0.5)) == (0, 0, 0, 0)
+    assert reached(curve, Target("eval/auc", True, 0.8)) == (5, 7, 8, 3, 1.5)
+    assert reached(curve, Target("eval/auc", False, 0.5)) == (0,) * 5
     assert all(math.isnan(v) for v in reached(curve, Target("eval/auc", True, 0.95)))
     assert all(math.isnan(v) for v in reached(curve, Target("eval/loss", True, 0.1)))
 

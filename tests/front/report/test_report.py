@@ -13,6 +13,7 @@ import pytest
 from fedfleet.report import write_report
 from fedfleet.report.canvas import PALETTE, look, plain
 from fedfleet.report.groups import grouped
+from fedfleet.report.study_tables import Target
 from fedfleet.report.tables import at_equal_traffic, read
 from tests.front.report.report_runs import PNG, Page, comparison, figures, make_run, rounds_table
 
@@ -75,6 +76,22 @@ def test_traffic_is_told_in_bytes_where_numbers_are_sent_at_other_widths(tmp_pat
     assert "against rounds, bytes received by the server and virtual time" in page.text
     alone = Page(write_report([tmp_path / "runs" / "plain"], tmp_path / "alone"))
     assert "against rounds, floats received by the server and virtual time" in alone.text
+
+
+def test_what_it_took_to_reach_a_value(tmp_path: Path) -> None:
+    """Of two seeds of A after rounds 3 and 2, of B never."""
+    for seed, accuracy in ((0, [0.1, 0.2, 0.5, 0.5]), (1, [0.1, 0.5, 0.4, 0.4])):
+        summary = {"label": "A", "seed": seed, "status": "finished", "rounds": 4, "initial": {"eval/accuracy": 0.1}}
+        make_run(tmp_path / "A" / f"seed-{seed}", rounds=rounds_table(4, accuracy=[*accuracy]), summary=summary)
+    make_run(tmp_path / "B", summary={"label": "B", "status": "finished", "rounds": 4}, rounds=rounds_table(2))
+    page = Page(write_report([tmp_path], tmp_path / "out", Target("eval/accuracy", True, 0.45)))
+    assert (
+        "label runs that reached it rounds floats, up and down virtual time A 2 of 2 2.5 750 12.5 s B 0 of 1 – – –"
+        in page.text
+    )
+    assert "first evaluation that found accuracy ≥ 0.45" in page.text
+    with pytest.raises(ValueError, match=r"--target: no run has measured 'auc', only accuracy"):
+        write_report([tmp_path], tmp_path / "out", Target("eval/auc", True, 0.45))
 
 
 def test_equal_floats_leaves_out_runs_that_sent_nothing(tmp_path: Path) -> None:
