@@ -1,16 +1,28 @@
 """What secure aggregation sends besides models, and how often it is void: exactly, and among simulated exchanges. A minute.
 
 python -m benchmarks.secure_aggregation
+python -m benchmarks.secure_aggregation --part rounds     what it takes the simulator, in turns with rounds without
+python -m benchmarks.secure_aggregation --part executed   rounds of a linear net, masked in earnest
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from statistics import median
+from typing import Any
 
 import torch
 
+from benchmarks import command, turns, world
+from benchmarks.cases import CASES
+from benchmarks.peers.workload import Case
 from fedfleet.config.secured import costs
 from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.driver.secured import secured
+from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.fleet.devices import Load
 from fedfleet.simulator.fleet.responses import Federation
 from fedfleet.simulator.fleet.secagg import exchange
@@ -76,6 +88,55 @@ def voids(n: int = 100) -> Iterator[str]:
             yield f"| {name} | {t:g} | {shares} |"
 
 
+def _added_up(plain: world.World, **given: Any) -> world.World:
+    """Return a case whose messages are added up securely, by 16 bits a number."""
+    z, algorithm, case = plain.task.init(plain.case.seed), plain.algorithm, plain.case
+    how = secure(case.cohort, None)
+    how = replace(how, weighted=(), weight_bound=1, numbers=T.count(z), **given)
+    sent = {p.name: {slot: z for slot in p.reduce} for p in algorithm.phases}
+    return replace(plain, algorithm=secured(algorithm, {p.name: how for p in algorithm.phases}, sent))
+
+
+def rounds(case: Case, number: int) -> Iterator[str]:
+    """Yield milliseconds a round of each way, medians, in turns."""
+    plain = world.build(case)
+    how, many = world.rule(plain), case.warmup + number
+    ways = {"none": plain} | {r: _added_up(plain, rounding=r) for r in ("stochastic", "nearest")}
+    with ExitStack() as stack:
+        under_way = {
+            name: (r.seconds for r in world.play(one, stack.enter_context(closing(LocalExecutor(1))), how, many))
+            for name, one in ways.items()
+        }
+        found = turns.taken(under_way, case, number, "none", ways)
+    yield f"{case.name}, {case.cohort} clients, one process, one thread"
+    for name, ms in found["ms"].items():
+        yield f"{name:10} {ms:8.1f} ms a round, {found['over'][name]['median']:.2f} times that without"
+
+
+def executed(cohorts: tuple[int, ...], number: int) -> Iterator[str]:
+    """Yield seconds a round, medians, of linear nets whose messages are masked in earnest."""
+    for cohort in cohorts:
+        one = _added_up(world.build(replace(CASES["logistic"], cohort=cohort)), execute=True)
+        with closing(LocalExecutor(1)) as executor:
+            seconds = [r.seconds for r in world.play(one, executor, world.How("batched", cohort), number)]
+        yield f"{cohort} clients: {median(seconds):.2f} s a round"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command."""
+    ask = command.parser("benchmarks.secure_aggregation", __doc__)
+    ask.add_argument("--part", choices=("tables", "rounds", "executed"), default="tables", help="(default %(default)s)")
+    ask.add_argument("--turns", type=command.count, default=12, help="rounds of each (default %(default)d)")
+    args = ask.parse_args(argv)
+    torch.set_num_threads(1)
+    parts = {
+        "tables": lambda: (*sent(), "", *voids()),
+        "rounds": lambda: rounds(CASES["mlp"], args.turns),
+        "executed": lambda: executed((20, 40), min(args.turns, 3)),
+    }
+    for line in parts[args.part]():
+        print(line, flush=True)
+
+
 if __name__ == "__main__":
-    for line in (*sent(), "", *voids()):
-        print(line)
+    main()

@@ -26,7 +26,7 @@ class Memory:
 
     def __init__(self, selection: Selection, states: Path | None = None) -> None:
         self.store, self.late, self.flights = ClientStore(states), Late(), Flights()
-        self._learns = selection.feedback
+        self._forgets = selection.feedback or getattr(selection, "again", False)
         self.selection: Any = selection.init()
         self._selection_before = self.selection
 
@@ -40,8 +40,8 @@ class Memory:
         """Forget the round."""
         for part in (self.store, self.late, self.flights):
             part.discard()
-        # What was learnt of clients is forgotten, but not that they were asked: a new cohort is a new one.
-        if self._learns:
+        # What was learnt of clients is forgotten, but not that they were asked, unless they have their turn again.
+        if self._forgets:
             self.selection = self._selection_before
 
     def remembered(self) -> Remembered:

@@ -103,9 +103,14 @@ class ByExamples(_Memoryless):
 
 @dataclass(frozen=True)
 class RoundRobin:
-    """One after the other in a random order, a run's own, so that every client is invited equally often."""
+    """One after the other in a random order, a run's own, so that every client is invited equally often.
+
+    Those whose attempt at a round was void have had their turn, or with ``again`` have it once more: then nobody is heard
+    more often than rounds that counted come round to it.
+    """
 
     seed: int = 0
+    again: bool = False
     feedback = False
 
     def init(self) -> Tensor:

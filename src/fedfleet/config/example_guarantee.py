@@ -68,7 +68,10 @@ class ExampleGuarantee:
         clients, counts = self._heard(state)
         every = torch.zeros(self.clients, len(self.phases), dtype=torch.int64)
         every[clients] = counts
-        return self.worst(self._sizes, every + self._round) <= self.budget
+        possible = every + self._round
+        if self.exchanges is not None:  # nobody is asked more often in the whole run
+            possible = possible.clamp(max=self.exchanges * self._round)
+        return self.worst(self._sizes, possible) <= self.budget
 
     @cached_property
     def _round(self) -> Tensor:
@@ -309,15 +312,15 @@ def _void(config: Config, algorithm: Algorithm) -> str | None:
         return f"cohort.min_responses={least} asks for several answers"
     if config.secure_aggregation is not None:
         return "secure_aggregation needs as many clients as its threshold says"
+    if config.cohort.deadline_s is not None:
+        return f"all answers may come after cohort.deadline_s={config.cohort.deadline_s:g}"
     several = len(algorithm.phases) > 1
     if several and (kind := named(config, "availability")) != "always":
         return f"availability.kind={kind!r} may leave nobody for the second of {len(algorithm.phases)} phases"
     if several and (
-        config.cohort.deadline_s is not None
-        or named(config, "devices") not in DEVICES
-        or getattr(options(config, "devices"), "failures_per_hour", 0.0)
+        named(config, "devices") not in DEVICES or getattr(options(config, "devices"), "failures_per_hour", 0.0)
     ):
-        return "devices may fail or be late, all of them, in the second of several phases"
+        return "devices may fail, all of them, in the second of several phases"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from fedfleet.algorithms.options import CohortOptions
@@ -20,7 +21,7 @@ from fedfleet.simulator.fleet.availability import Availability
 from fedfleet.simulator.fleet.online.trace import Trace
 from fedfleet.simulator.fleet.policies import Deadline, First, ResponsePolicy, Siwer, WaitAll
 from fedfleet.simulator.fleet.responses import Federation
-from fedfleet.simulator.fleet.selection import Selection
+from fedfleet.simulator.fleet.selection import RoundRobin, Selection
 from fedfleet.simulator.population import Population
 from fedfleet.transforms.registry import TRANSFORMS
 
@@ -108,4 +109,10 @@ def selection(config: Config, problem: Problem) -> Selection:
         raise ConfigError(
             f"selection.kind={name!r}: it looks at every client each round, which {clients:,} are too many for: use uniform or oort"
         )
-    return kind.build(C.options(config, "selection"), config.seed)
+    found = kind.build(C.options(config, "selection"), config.seed)
+    budgets = (promise.epsilon for promise in (config.privacy, config.example_privacy) if promise is not None)
+    if isinstance(found, RoundRobin) and any(epsilon is not None for epsilon in budgets):
+        return replace(
+            found, again=True
+        )  # what is reckoned of turns before a run holds only if void attempts take none
+    return found

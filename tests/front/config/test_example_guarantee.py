@@ -234,6 +234,10 @@ REFUSED = [
         ["example_privacy.epsilon=9", "fedbuff is asynchronous", "noise_multiplier alone"],
     ),
     ({"cohort.min_responses": 2, "example_privacy.epsilon": 9}, ["cohort.min_responses=2", "noise_multiplier alone"]),
+    (
+        {"cohort.deadline_s": 2, "devices": "lognormal", "example_privacy.epsilon": 9},
+        ["cohort.deadline_s=2", "noise_multiplier alone"],
+    ),
     ({"secure_aggregation": {}, "example_privacy.epsilon": 9}, ["secure_aggregation needs", "begin again"]),
     (
         {

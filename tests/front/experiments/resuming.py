@@ -33,6 +33,31 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm": {"name": "fedavg", "steps": 2, "weight": "uniform"},
         "privacy": {"clip_norm": 0.5, "delta": 1e-3, "noise_multiplier": 1.0, "bands": 3},
     },
+    "secretly drawn, and a norm that follows": {
+        "algorithm": {"name": "fedavg", "steps": 2, "weight": "uniform"},
+        "privacy": {"clip_norm": 0.5, "delta": 1e-3, "noise_multiplier": 1.0, "accounting": "poisson"},
+        "privacy.adaptive": {"count_noise": 2.0},
+        "selection": "poisson",
+        "cohort": {"respond": "all"},
+    },
+    "hidden by clients": {
+        "algorithm": {"name": "fedavg", "steps": 2, "weight": "uniform"},
+        "privacy": {"clip_norm": 0.5, "delta": 1e-3, "noise_multiplier": 1.0, "noise": "clients"},
+        "cohort": {"respond": 6, "min_responses": 6, "attempts": 50},
+    },
+    "hidden examples, and a secret sum": {
+        "algorithm": {"name": "scaffold", "steps": 2},
+        "example_privacy": {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 1.0},
+        "secure_aggregation": {"clip": {"dz": 1.0, "dc": 1.0}, "dropout": {"masked": 0.1, "unmasking": 0.1}},
+        "cohort": {"attempts": 50},
+    },
+    "differences both ways": {
+        "algorithm": {"name": "fedavg", "steps": 2},
+        "transforms": {
+            "up": [{"name": "top_k", "share": 0.1, "feedback": True}],
+            "down": ["delta", {"name": "random_k", "share": 0.2, "unbiased": False}],
+        },
+    },
     "attacked": {
         "algorithm": {"name": "robust", "of": {"name": "fedavg", "steps": 2}, "rule": "foolsgold"},
         "attack": {"kind": "backdoor", "share": 0.3, "scale": 3.0},
