@@ -8,6 +8,7 @@ all have the same work; those that are drawn have rows to spare, and are measure
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -35,6 +36,7 @@ WAYS = {
 
 def opacus_loop(case: Case) -> Callable[[int], None]:
     """Return a function that runs round t of FedAvg with private clients by Opacus."""
+    warnings.filterwarnings("ignore", "Full backward hook")  # inputs need no gradients
     x, y = workload.data(case)
     model = GradSampleModule(workload.net(case))
     parameters = list(model.parameters())

@@ -7,9 +7,12 @@ bytes, and as JPEG or PNG alone.
 from __future__ import annotations
 
 import io
+import os
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,6 +24,9 @@ from fedfleet.datasets.given import Held, Parts, Rows, fail
 from fedfleet.datasets.image_folder import MODES, read_images
 from fedfleet.datasets.texts import Reading, check_reading, tokenised
 from fedfleet.simulator.errors import one_line
+
+PATIENCE_S = 5.0
+"""Seconds in which the hub has to answer."""
 
 
 class HuggingFaceOptions(BaseModel):
@@ -133,7 +139,10 @@ def read(options: HuggingFaceOptions) -> Parts:
 
 def _loaded(options: HuggingFaceOptions) -> Any:
     path = Path(options.path).expanduser()
+    from_hub = not path.is_dir()
     try:
+        import huggingface_hub
+
         import datasets
     except ImportError:
         raise DataError(
@@ -145,13 +154,28 @@ def _loaded(options: HuggingFaceOptions) -> Any:
             f"datasets {datasets.__version__} may run a script that comes with data",
             "pip install 'datasets>=4'",
         )
+    # Where the hub is out of reach, what has been downloaded is used, and nothing is tried again and again.
+    if from_hub and not _reached():
+        datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
     try:
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
             return datasets.load_from_disk(str(path))
-        return datasets.load_dataset(str(path) if path.is_dir() else options.path, options.subset)
+        return datasets.load_dataset(options.path if from_hub else str(path), options.subset)
     except Exception as e:  # of any of the formats that the library reads
         mend = "give a folder of save_to_disk or of files of data, or a name on the hub, where there is a network"
         fail(options.path, f"cannot be read ({type(e).__name__}: {one_line(e)[:200]})", mend)
+
+
+def _reached() -> bool:
+    """Say whether the hub answers, or may behind a proxy."""
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    try:
+        socket.create_connection((hub.hostname or "", hub.port or 443), timeout=PATIENCE_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _parts(train: Any, test: Any, options: HuggingFaceOptions) -> Parts:

@@ -91,8 +91,43 @@ FEDERATED: Mapping[str, Federated] = {
 }
 
 
-NAMES: Mapping[str, str] = dict.fromkeys(LOADERS, "") | {k: v.about for k, v in {**FEDERATED, **SOURCES}.items()}
-"""Every data set that a configuration can name, and a line on those that say more than their name."""
+ABOUT: Mapping[str, str] = {
+    "digits": "1,797 scanned digits of 8 x 8, scikit-learn's: comes along",
+    **{
+        f"digits_to_{target}": f"digits, {', '.join(sources)} with labels, {target} without: comes along"
+        for target, sources in digits_shifted.SOURCES.items()
+    },
+    "mnist": "70,000 grey digits of 28 x 28",
+    "fashion_mnist": "70,000 grey clothes of 28 x 28, 10 classes",
+    "emnist": "131,600 grey letters and digits of 28 x 28, 47 classes: emnist_balanced",
+    **{f"emnist_{split}": f"EMNIST's split {split}, 28 x 28" for split in mnist.EMNIST_SPLITS},
+    "adult": "48,842 people of a census, more than 50K or not, by domains",
+    "small_texts": "words of a document and of conversation, two domains",
+    "cornell_ptb": "words of the Penn Treebank and of Cornell's movie lines, two domains",
+    "cifar10": "60,000 photographs of 32 x 32, 10 classes",
+    "cifar100": "60,000 photographs of 32 x 32, 100 classes",
+    "celeba": "182,732 faces of 64 x 64, by person",
+    "celeba_blond": "182,732 faces of 64 x 64, blond or not",
+    "svhn": "99,289 house numbers' digits of 32 x 32, in colour",
+    "usps": "9,298 grey digits of 16 x 16",
+    "domains_digits": "26,612 digits of five origins, 32 x 32",
+    "rect4": "points of a plane in four domains: comes along",
+    "mnist_shifts": "MNIST under six shifts, 28 x 28",
+    "fashion_mnist_shifts": "Fashion-MNIST under six shifts, 28 x 28",
+    "digit_five": "145,298 digits of five origins, 32 x 32",
+    "mnistm": "MNIST, and MNIST-M: the same digits on photographs, 28 x 28",
+    "mnistm_unpaired": "mnistm, whose halves are of different digits",
+    **{f"rotated_{of}": f"{of} turned by six angles, a domain each" for of in GREY},
+    **{f"coloured_{of}": f"{of} in two colours that go with the label, by domain" for of in GREY},
+    "office31": "4,110 photographs of 31 classes, three domains",
+    "office_caltech10": "2,533 photographs of 10 classes, four domains",
+    "pacs": "9,991 photographs and drawings of 7 classes, four domains",
+    "vlcs": "10,729 photographs of 5 classes, four domains",
+    "office_home": "15,588 photographs and drawings of 65 classes, four domains",
+    "terra_incognita": "24,788 photographs of 10 classes of animals, four places",
+    **{name: known.about for name, known in {**FEDERATED, **SOURCES}.items()},
+}
+"""Every data set that a configuration can name, and a line on it."""
 
 
 def load(name: str, folder: Path, options: Published | None = None) -> Dataset:

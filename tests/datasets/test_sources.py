@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -448,3 +451,13 @@ def test_a_share_of_test_examples_is_told_its_key(name: str):
         fedfleet.ConfigError, match=r"^population.dataset.test=0.2: it says where .* for a share give hold_out=0.2$"
     ):
         load(given)
+
+
+def test_a_hub_out_of_reach_is_told_at_once_and_nothing_is_tried_again(tmp_path):
+    asked = "from fedfleet.datasets.hugging_face import HuggingFaceOptions, read; read(HuggingFaceOptions(path='nobody/nothing'))"
+    env = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", asked], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "nobody/nothing: cannot be read" in done.stderr.splitlines()[-1]
+    assert "where there is a network" in done.stderr.splitlines()[-1]
+    assert "Retrying" not in done.stderr

@@ -24,7 +24,7 @@ from fedfleet.commands.terminal import table
 from fedfleet.config.checking import unknown
 from fedfleet.config.names import NAMED, package, packaged
 from fedfleet.config.schema import Config
-from fedfleet.datasets.registry import NAMES
+from fedfleet.datasets.registry import ABOUT
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tasks.registry import TASKS
 from fedfleet.tracking.registry import TRACKERS
@@ -54,7 +54,7 @@ def kinds() -> dict[str, Kind]:
         "task": {k: v.about for k, v in TASKS.items()},
         "algorithm": {k: v.about for k, v in ALGORITHMS.items()},
         "attack": {k: v.about for k, v in ATTACKS.items()},
-        "dataset": dict(NAMES),
+        "dataset": dict(ABOUT),
     }
     found = {}
     for section, (key, options, _) in NAMED.items():

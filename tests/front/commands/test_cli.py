@@ -18,7 +18,7 @@ from rich.console import Console
 
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.attacks.registry import ATTACKS
-from fedfleet.datasets.registry import NAMES
+from fedfleet.datasets.registry import ABOUT
 from fedfleet.experiments.progress import Progress
 from fedfleet.tasks.registry import TASKS
 from fedfleet.tracking.callback import Begun
@@ -50,14 +50,16 @@ def summary(run: Path) -> dict[str, Any]:
     [
         ("algorithms", ALGORITHMS),
         ("attacks", ATTACKS),
-        ("datasets", NAMES),
+        ("datasets", ABOUT),
         ("tasks", TASKS),
         ("transforms", TRANSFORMS),
     ],
 )
 def test_list(command: Command, what: str, names: Any) -> None:
     status, out, _ = command("list", what)
-    assert (status, [line.split()[0] for line in out.splitlines()]) == (0, list(names))
+    said = [line.split(maxsplit=1) for line in out.splitlines()]
+    assert (status, [name for name, _ in said]) == (0, list(names))
+    assert len({about for _, about in said}) == len(said)  # none is like another
 
 
 def test_a_run_says_at_its_end_what_happened(command: Command, tiny: Path, tmp_path: Path) -> None:
