@@ -122,6 +122,10 @@ class ClientStore:
     def __len__(self) -> int:
         return len(self._at)
 
+    def __del__(self) -> None:
+        if (file := getattr(self, "_file", None)) is not None:
+            file.close()
+
     def _width(self) -> int:
         return sum(leaf.numel() * leaf.element_size() for leaf in T.leaves(self._like))
 

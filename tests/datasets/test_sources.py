@@ -460,6 +460,6 @@ def test_a_hub_out_of_reach_is_told_at_once_and_nothing_is_tried_again(tmp_path:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     for library in (datasets.config, huggingface_hub.constants):  # for the other tests
         monkeypatch.setattr(library, "HF_HUB_OFFLINE", library.HF_HUB_OFFLINE)
-    with pytest.raises(DataError, match="nobody/nothing: cannot be read .* where there is a network"):
+    with pytest.raises(DataError, match=r"nobody/nothing: cannot be read .* where there is a network"):
         hugging_face.read(hugging_face.HuggingFaceOptions(path="nobody/nothing"))
     assert "Retrying" not in capfd.readouterr().err

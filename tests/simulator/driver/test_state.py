@@ -178,3 +178,14 @@ def test_a_commit_that_fails_changes_nothing(tmp_path, monkeypatch, written):
     again = ClientStore(tmp_path / "states")
     again.restore(store.slots())
     assert read(again, 1, 2, 3, 4) == [1, 2, 3, -1]
+
+
+def test_its_file_is_closed_with_it(tmp_path):
+    store = ClientStore(tmp_path / "states.bin")
+    store.stage(ids(1), states(4.0))
+    store.commit()
+    file = store._file
+    assert file is not None
+    assert not file.closed
+    del store
+    assert file.closed
