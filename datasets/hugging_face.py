@@ -154,9 +154,11 @@ def _loaded(options: HuggingFaceOptions) -> Any:
             f"datasets {datasets.__version__} may run a script that comes with data",
             "pip install 'datasets>=4'",
         )
-    # Where the hub is out of reach, what has been downloaded is used, and nothing is tried again and again.
-    if from_hub and not _reached():
-        datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
+    libraries: tuple[Any, ...] = (vars(datasets)["config"], huggingface_hub.constants)
+    before = [library.HF_HUB_OFFLINE for library in libraries]
+    if from_hub and not _reached():  # what has been downloaded is used, and nothing is tried again and again
+        for library in libraries:
+            library.HF_HUB_OFFLINE = True
     try:
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
             return datasets.load_from_disk(str(path))
@@ -164,6 +166,9 @@ def _loaded(options: HuggingFaceOptions) -> Any:
     except Exception as e:  # of any of the formats that the library reads
         mend = "give a folder of save_to_disk or of files of data, or a name on the hub, where there is a network"
         fail(options.path, f"cannot be read ({type(e).__name__}: {one_line(e)[:200]})", mend)
+    finally:
+        for library, was in zip(libraries, before, strict=True):
+            library.HF_HUB_OFFLINE = was
 
 
 def _reached() -> bool:
@@ -172,7 +177,9 @@ def _reached() -> bool:
         return True
     hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     try:
-        socket.create_connection((hub.hostname or "", hub.port or 443), timeout=PATIENCE_S).close()
+        socket.create_connection(
+            (hub.hostname or "", hub.port or (80 if hub.scheme == "http" else 443)), timeout=PATIENCE_S
+        ).close()
     except OSError:
         return False
     return True

@@ -38,7 +38,9 @@ TASKS: dict[str, Entry] = {
     "attentive": Entry(
         AttentiveOptions, Attentive, "classification with an attention highlighter, StableFDG's net; minimisation"
     ),
-    "language_model": Entry(LanguageOptions, LanguageModel, "an LSTM, perplexity; minimisation"),
+    "language_model": Entry(
+        LanguageOptions, LanguageModel, "the next word, by an LSTM or a net of your own; minimisation"
+    ),
     "robust": Entry(RobustOptions, RobustTraining, "a net against a perturbation all images share; minimax"),
     "gan": Entry(GanOptions, Gan, "a generator against a discriminator; Inception Score, FID; minimax"),
     "domain_adaptation": Entry(

@@ -101,7 +101,7 @@ def summed(factor: Tensor, each: Tensor) -> Tensor:
 
 def squares(each: Tensor) -> Tensor:
     """Return the squared norms (N,) of gradients (N, ...), float64."""
-    return torch.linalg.vector_norm(each.reshape(len(each), -1), dim=1).double().square()
+    return torch.linalg.vector_norm(each.reshape(len(each), -1), dim=1, dtype=torch.float64).square()
 
 
 class _Linear(torch.autograd.Function):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from fedfleet.simulator.arithmetic import lanes
 from fedfleet.simulator.arithmetic.convolution import Geometry
@@ -66,11 +67,16 @@ class Weight(Tensor):
             return _linear(*args, **kwargs)
         if name == "conv2d":
             return _conv2d(*args, **kwargs)
-        weight = next(a for a in (*args, *kwargs.values()) if isinstance(a, Weight))
-        raise NotLinear(weight.layer.index, name)
+        raise NotLinear(_among(args, kwargs).layer.index, name)
+
+
+def _among(*given: Any) -> Weight:
+    """Return a parameter among arguments, also one in a list of them."""
+    return next(a for a in tree_leaves(given) if isinstance(a, Weight))
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    _check_bias(bias)
     out = _product(weight, input, None)
     return out if bias is None else out + bias
 
@@ -84,8 +90,9 @@ def _conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
+    _check_bias(bias)
     if isinstance(padding, str):
-        raise NotLinear(_layer(weight, input).index, f"conv2d with padding={padding!r}")
+        raise NotLinear(_among(weight, input).layer.index, f"conv2d with padding={padding!r}")
     out = _product(weight, input, Geometry(_two(stride), _two(padding), _two(dilation), groups))
     return out if bias is None else out + bias[:, None, None]
 
@@ -94,14 +101,17 @@ def _two(x: Any) -> tuple[int, int]:
     return (x, x) if isinstance(x, int) else tuple(x)
 
 
-def _layer(weight: Tensor, input: Tensor) -> Multiplied:
-    return next(t for t in (weight, input) if isinstance(t, Weight)).layer
+def _check_bias(bias: Tensor | None) -> None:
+    if isinstance(bias, Weight):
+        raise NotLinear(bias.layer.index, "use as a bias")
 
 
 def _product(weight: Tensor, input: Tensor, geometry: Geometry | None) -> Tensor:
     if not isinstance(weight, Weight) or isinstance(input, Weight):
-        raise NotLinear(_layer(input, weight).index, "use as an input")
+        raise NotLinear(_among(input, weight).layer.index, "use as an input")
     layer = weight.layer
+    if lanes.differentiated():
+        raise NotLinear(layer.index, "use under torch.func's derivatives")
     x, batched = lanes.lower(input)
     with lanes.beneath():
         if not batched:  # inputs that all lanes share

@@ -72,7 +72,7 @@ def _attempt(
     clients, rows = lanes.clients(), len(batch.weight)
     assert clients is not None
     named = [(path, path.split(".", 1)[0] in active, *lanes.lower(leaf)) for path, leaf in T.named_leaves(z)]
-    weight, others = lanes.lower(batch.weight), [lanes.lower(x) for x in T.leaves(ctx)]
+    weight, others = lanes.lower(batch.weight), [_below(x) for x in T.leaves(ctx)]
     data = {name: lanes.lower(v) for name, v in batch.data.items()}
     below = lanes.lower(keys)
     with lanes.beneath():
@@ -116,6 +116,11 @@ def _gradients(losses: Tensor, points: list[Single | Tensor]) -> list[Single | T
         found = torch.autograd.grad(losses, inputs, torch.ones_like(losses), allow_unused=True)
     pairs = zip(points, found, strict=True)
     return [p if isinstance(p, Single) else torch.zeros_like(p) if g is None else g for p, g in pairs]
+
+
+def _below(x: Any) -> tuple[Any, bool]:
+    """Return a leaf of what the loss gets besides, a tensor or a number, as ``lanes.lower`` does."""
+    return lanes.lower(x) if isinstance(x, Tensor) else (x, False)
 
 
 def _everybody(x: Tensor, own: bool, clients: int) -> Tensor:

@@ -230,7 +230,9 @@ class EngineOps:
     ) -> tuple[Tree, Tensor]:
         """Return the sum of the directions of real rows, each cut to ``norm``, and losses (B,). Raises ValueError as ``grads``."""
         if lanes.level() == 1 and not lanes.differentiated() and BUFFERS not in z:
-            chosen, dense = self._objective(objective), self._notes.dense.setdefault(objective, set())
+            chosen = self._objective(objective)
+            # By how it is asked, too, so that what a process has seen elsewhere decides nothing.
+            dense = self._notes.dense.setdefault(f"{objective} {wrt} {T.structure(ctx)}", set())
             z, ctx = _dense(z, "gradients of single examples"), _dense(ctx, "ctx")
             active = _active(chosen, z, wrt)
             sums, losses = clipped(chosen, z, active, batch, ctx, _keys(key, batch), norm, dense)

@@ -57,6 +57,7 @@ class Gradients(NamedTuple):
         drawn: batches whose examples are shuffled are drawn example by example instead.
         calls: (phase, stage) -> gradients that a step takes of its batch, at most; 1 where nothing is said.
         exchanges: phase -> how often clients are asked there in a round, at most; 1 where nothing is said.
+        invites: how many clients a round has to invite, by the selection; None where anybody may be asked.
 
     """
 
@@ -65,6 +66,7 @@ class Gradients(NamedTuple):
     drawn: bool
     calls: Mapping[tuple[str, int], int]
     exchanges: Mapping[str, int] = {}
+    invites: int | None = None
 
 
 class Answered(NamedTuple):
@@ -109,7 +111,7 @@ def private_examples(algorithm: Algorithm, made: Gradients) -> Algorithm:
         return Counted(algorithm.init(z, key, problem), {})
 
     def round(at: Counted, rnd: Round) -> tuple[Counted, Mapping[str, float]]:
-        turn: Any = _Counting(rnd, phases, made.exchanges)  # the rest of it is the round's own
+        turn: Any = _Counting(rnd, phases, made)  # the rest of it is the round's own
         state, metrics = algorithm.round(at.state, turn)
         return Counted(state, after(at.phases, [*turn.void, *turn.records])), metrics
 
@@ -226,9 +228,21 @@ class _Hiding:
 class _Counting(Exchanging):
     """A round whose exchanges are those that are reckoned with."""
 
-    def __init__(self, rnd: Round, phases: Mapping[str, Phase], most: Mapping[str, int]):
+    def __init__(self, rnd: Round, phases: Mapping[str, Phase], made: Gradients):
         super().__init__(rnd, phases)
-        self._left = dict(most)
+        self._left, self._invites = dict(made.exchanges), made.invites
+        self._cohort: Cohort | None = None
+
+    def invite(self, size: int, **given: Any) -> Cohort:
+        """Do as the round does. Raises FedfleetError where others may be asked than is reckoned with."""
+        if self._invites is not None and (
+            size != self._invites or given.get("role") is not None or self._cohort is not None
+        ):
+            raise FedfleetError(
+                f"privacy of examples is reckoned for rounds that invite {self._invites} of all clients, once"
+            )
+        self._cohort = self._round.invite(size, **given)
+        return self._cohort
 
     def map_reduce(
         self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
@@ -236,6 +250,10 @@ class _Counting(Exchanging):
         """Do as the round does. Raises FedfleetError for what is not reckoned with."""
         if steps is not None:
             raise FedfleetError("clients take other numbers of steps from round to round, which is not reckoned with")
+        if self._invites is not None and cohort is not self._cohort:
+            raise FedfleetError(
+                "clients are asked whom the selection has not drawn in this round, which is not reckoned with"
+            )
         self._left[phase.name] = self._left.get(phase.name, 1) - 1
         if self._left[phase.name] < 0:
             raise FedfleetError(

@@ -123,8 +123,10 @@ def play(
             )
         phases += turn.records
         clock_s = turn.clock_s + conditions.retry_s
+    again = " (the same clients each time, for selection.kind=round_robin under a promised epsilon gives them their turn again)"
     raise Void(  # what was sent in vain is not known then
-        f"{failure}, in {conditions.attempts} cohorts in a row (needed: {conditions.min_responses}): raise cohort.invite, "
+        f"{failure}, in {conditions.attempts} cohorts in a row (needed: {conditions.min_responses})"
+        f"{again if getattr(conditions.selection, 'again', False) else ''}: raise cohort.invite, "
         f"the rate of availability or cohort.deadline_s, or, where all are offline together, cohort.retry_s",
         phases,
     )

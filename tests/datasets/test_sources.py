@@ -458,8 +458,8 @@ def test_a_hub_out_of_reach_is_told_at_once_and_nothing_is_tried_again(tmp_path:
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    for library in (datasets.config, huggingface_hub.constants):  # for the other tests
-        monkeypatch.setattr(library, "HF_HUB_OFFLINE", library.HF_HUB_OFFLINE)
     with pytest.raises(DataError, match=r"nobody/nothing: cannot be read .* where there is a network"):
         hugging_face.read(hugging_face.HuggingFaceOptions(path="nobody/nothing"))
     assert "Retrying" not in capfd.readouterr().err
+    assert not datasets.config.HF_HUB_OFFLINE
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE

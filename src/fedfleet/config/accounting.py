@@ -6,8 +6,10 @@ Poisson sampling      privacy loss distributions of the subsampled Gaussian mech
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -88,8 +90,21 @@ def bound_of(parts: Parts, delta: float) -> float:
 def _composed(dp: Any, accountant: Any, parts: Parts, delta: float) -> float:
     for z, rate, times in parts:
         gaussian = dp.GaussianDpEvent(z)
-        accountant.compose(gaussian if rate == 1 else dp.PoissonSampledDpEvent(rate, gaussian), times)
+        with _quiet():
+            accountant.compose(gaussian if rate == 1 else dp.PoissonSampledDpEvent(rate, gaussian), times)
     return float(accountant.get_epsilon(delta))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave unsaid that a Rényi divergence of some order was left out: others bound the same."""
+    log = logging.getLogger("absl")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def least_multiplier(epsilon: float, spends: Callable[[float], float], key: str = "privacy.epsilon") -> float:

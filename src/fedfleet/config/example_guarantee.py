@@ -69,8 +69,8 @@ class ExampleGuarantee:
         every = torch.zeros(self.clients, len(self.phases), dtype=torch.int64)
         every[clients] = counts
         possible = every + self._round
-        if self.exchanges is not None:  # nobody is asked more often in the whole run
-            possible = possible.clamp(max=self.exchanges * self._round)
+        if self.exchanges is not None and (every <= (most := self.exchanges * self._round)).all():
+            possible = torch.minimum(possible, most)  # nobody is asked more often in the whole run
         return self.worst(self._sizes, possible) <= self.budget
 
     @cached_property
@@ -183,15 +183,22 @@ def promised_to_examples(
     gradients = Gradients(given.clip_norm, given.noise_multiplier or 1.0, given.batches == "drawn", {})
     calls, found = _tried(algorithm, gradients, seen, name)
     exchanges = {phase: n for phase, n in found.times.items() if n > 1}
+    in_turn = given.epsilon is not None and _in_turn(config, problem.clients, len(algorithm.phases))
+    invites = config.cohort.invite if in_turn else None
     made = ExampleGuarantee(
         delta=given.delta,
         budget=given.epsilon,
-        gradients=gradients._replace(calls=calls, exchanges=exchanges),
+        gradients=gradients._replace(calls=calls, exchanges=exchanges, invites=invites),
         phases=algorithm.phases,
         num_examples=problem.num_examples,
         clients=problem.clients,
         exchanges=_exchanges(config, problem.clients, len(algorithm.phases)),
     )
+    if given.epsilon is not None and (why := _void(config, algorithm, max(found.times.values(), default=1))):
+        raise ConfigError(
+            f"example_privacy.epsilon={given.epsilon:g}: {why}, so that a round may be void when clients have already answered, "
+            f"and begin again, nobody knows how often: give noise_multiplier alone, or leave that out"
+        )
     if given.epsilon is not None and found.repeated:
         raise ConfigError(
             f"example_privacy.epsilon={given.epsilon:g}: {name} may hear a client several times in a round, so that nobody knows "
@@ -232,9 +239,12 @@ def _exchanges(config: Config, clients: int, phases: int) -> int | None:
     invited = asked(config.cohort)
     if invited >= clients:
         return config.rounds
-    if named(config, "selection") == "round_robin" and phases == 1:
-        return -(-config.rounds * invited // clients)
-    return None
+    return -(-config.rounds * invited // clients) if _in_turn(config, clients, phases) else None
+
+
+def _in_turn(config: Config, clients: int, phases: int) -> bool:
+    """Say whether some of the clients are asked in a round, one after the other."""
+    return asked(config.cohort) < clients and named(config, "selection") == "round_robin" and phases == 1
 
 
 def _tried(
@@ -299,28 +309,23 @@ def _check(
             f"example_privacy.epsilon={given.epsilon:g}: {name} is asynchronous, and how often it hears one client is not known "
             f"before: give noise_multiplier alone"
         )
-    if given.epsilon is not None and (why := _void(config, algorithm)):
-        raise ConfigError(
-            f"example_privacy.epsilon={given.epsilon:g}: {why}, so that a round may be void when clients have already answered, "
-            f"and begin again, nobody knows how often: give noise_multiplier alone, or leave that out"
-        )
 
 
-def _void(config: Config, algorithm: Algorithm) -> str | None:
-    """Return why a round may be void although clients have answered, if it may."""
+def _void(config: Config, algorithm: Algorithm, times: int) -> str | None:
+    """Return why a round may be void although clients have answered, if it may; ``times`` is how often it asks in a phase."""
     if (least := config.cohort.min_responses) > 1:
         return f"cohort.min_responses={least} asks for several answers"
     if config.secure_aggregation is not None:
         return "secure_aggregation needs as many clients as its threshold says"
     if config.cohort.deadline_s is not None:
         return f"all answers may come after cohort.deadline_s={config.cohort.deadline_s:g}"
-    several = len(algorithm.phases) > 1
+    several = len(algorithm.phases) > 1 or times > 1
     if several and (kind := named(config, "availability")) != "always":
-        return f"availability.kind={kind!r} may leave nobody for the second of {len(algorithm.phases)} phases"
+        return f"availability.kind={kind!r} may leave nobody for the second exchange of a round"
     if several and (
         named(config, "devices") not in DEVICES or getattr(options(config, "devices"), "failures_per_hour", 0.0)
     ):
-        return "devices may fail, all of them, in the second of several phases"
+        return "devices may fail, all of them, in the second exchange of a round"
     return None
 
 

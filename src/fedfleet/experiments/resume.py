@@ -74,6 +74,8 @@ def resume(
         return run_or_go_on(Experiment(config, **own), folder, callbacks)
     if found is not None and config.rounds < found.rounds:
         raise ConfigError(f"rounds={config.rounds}: the run has done {found.rounds} already: give more")
+    if found is not None:
+        _check_noise(recorded(folder / "config.yaml"), config)
     if (done := at_its_end(folder, config)) is not None:
         told.say(f"{folder}: {_ended(done, config)}")
         return Run(folder, done, own.get("task"))
@@ -82,6 +84,16 @@ def resume(
     # For the record: it has started.
     experiment.config = experiment.config.model_copy(update={"warm_start": warm_start})
     return experiment.resume(folder, callbacks)
+
+
+def _check_noise(before: Mapping[str, Any], config: Config) -> None:
+    """Refuse other rounds than those that noise was found for. Raises ConfigError."""
+    hidden, rounds = config.example_privacy, before.get("rounds")
+    if hidden is not None and hidden.noise_multiplier is None and rounds not in (None, config.rounds):
+        raise ConfigError(
+            f"rounds={config.rounds}: the noise of example_privacy.epsilon={hidden.epsilon:g} was found for {rounds} rounds, "
+            f"and some are done with it: leave rounds as it was, or begin a new run"
+        )
 
 
 def run_or_go_on(
@@ -104,6 +116,7 @@ def run_or_go_on(
         before = recorded(path) if path.exists() else {}
         same = without(before, MAY_CHANGE) == without(complete(x.config), MAY_CHANGE)
         if same and found.rounds <= x.config.rounds:
+            _check_noise(before, x.config)
             return x.resume(out, callbacks, workers, pause)
         if not replace:
             raise ConfigError(f"{out}: a run of another configuration is there: choose another folder, or remove it")

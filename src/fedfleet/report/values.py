@@ -18,6 +18,7 @@ def names(values: Sequence[Any]) -> list[str]:
             found.append(plain(value))
             continue
         alike = [v for v in values if isinstance(v, Mapping) and _own(v) == _own(value)]
+        alike = alike if len(alike) > 1 or _own(value) else [{}]
         differs = {k: v for k, v in value.items() if k not in NAMES and any(k not in a or a[k] != v for a in alike)}
         found.append(" ".join(filter(None, [_own(value), *(f"{k}={plain(v)}" for k, v in differs.items())])) or "{}")
     return found if len(set(found)) == len(found) else [plain(value) for value in values]

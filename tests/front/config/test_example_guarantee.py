@@ -246,7 +246,7 @@ REFUSED = [
             "availability": {"kind": "bernoulli", "rate": 0.5},
             "example_privacy.epsilon": 90,
         },
-        ["availability.kind='bernoulli'", "second of 2 phases"],
+        ["availability.kind='bernoulli'", "second exchange of a round"],
     ),
     ({"algorithm": "drfa", "domains.kind": "label"}, ["example_privacy: drfa", "looks at"]),
 ]
@@ -272,3 +272,13 @@ def test_a_promise_is_written_out():
     }
     assert complete(load({k: v for k, v in BASE.items() if k != "example_privacy"}))["example_privacy"] is None
     assert "drawn one by one" in dict(describe(Experiment(config)))["example privacy"]
+
+
+def test_noise_that_was_found_for_some_rounds_is_not_for_more(tmp_path):
+    given = {"rounds": 2, "population.clients": 4, "cohort.invite": 4, "executor.kind": "local"}
+    hidden = {"clip_norm": 1.0, "delta": 1e-5, "epsilon": 3}
+    fedfleet.run(given, {"example_privacy": hidden}, out=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"rounds=4: the noise of example_privacy\.epsilon=3 was found for 2 rounds"):
+        fedfleet.resume(tmp_path / "run", {"rounds": 4})
+    fedfleet.run(given, {"example_privacy": hidden | {"noise_multiplier": 2.0}}, out=tmp_path / "given")
+    assert len(fedfleet.resume(tmp_path / "given", {"rounds": 3}).rounds) == 3

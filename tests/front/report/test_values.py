@@ -17,6 +17,7 @@ from fedfleet.report.values import names
         ([{"kind": "noise", "share": s, "std": 1} for s in (0.2, 0.1)], ["noise share=0.2", "noise share=0.1"]),
         ([{"share": 0.2}, {"share": 0.1}], ["share=0.2", "share=0.1"]),
         ([{"kind": "noise"}, {"kind": "noise", "share": 0.2}], ["noise", "noise share=0.2"]),
+        ([None, {"share": 0.2}], ["null", "share=0.2"]),
         # What would be called alike is written out.
         (["noise", {"kind": "noise"}], ["noise", '{"kind": "noise"}']),
     ],

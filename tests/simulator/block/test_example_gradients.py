@@ -149,7 +149,7 @@ def test_clipped_sums_are_those_of_gradients_written_down(own):
             assert_close(there.clipped("train", here, batch, keys[c], norm, ctx=T.index(ctx, c))[0], T.index(found, c))
     assert cut_at[:12] == [False] * 12
     assert 0 < sum(cut_at[12:24]) < 12
-    assert there._notes.dense["train"] == {"x.words.weight"}
+    assert [*there._notes.dense.values()] == [{"x.words.weight"}]
 
 
 def test_no_clipped_gradient_is_longer_than_the_norm():
@@ -190,3 +190,34 @@ def test_gradients_of_examples_are_those_of_opacus():
     found = many({"x": {k: v.expand(2, *v.shape) for k, v in start.items()}}, {k: v.expand(2, *v.shape) for k, v in batch.data.items()})  # noqa: E501  # fmt: skip
     for k, v in moved.items():
         assert_close(found["x"][k][1] / 12, v, rtol=1e-4, atol=1e-6)
+
+
+def looked_up(z: Any, batch: Batch, ctx: Any, key: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Weights side by side in one product, one as a bias, a penalty by a derivative; numbers besides that are no tensors."""
+    a, b = z["x"]["a"], z["x"]["b"]
+    out = torch.nn.functional.linear(batch.x, torch.cat([a, b])) + torch.nn.functional.linear(batch.x[:, :2], z["x"]["c"], z["x"]["a"][:, 0])  # noqa: E501  # fmt: skip
+    slope = torch.func.grad(lambda x: torch.nn.functional.linear(x, z["x"]["d"]).square().sum())(batch.x)
+    losses = out.square().mean(1) + ctx["weight"] * slope.square().mean(1)
+    return batch.mean(losses), {}
+
+
+def test_weights_that_are_used_in_other_ways_have_copies():
+    shapes = {"a": (3, 3), "b": (0, 3), "c": (3, 2), "d": (2, 3)}
+    one = lambda c: {"x": {k: draw(k, *shape, seed=c) for k, shape in shapes.items()}}  # noqa: E731
+    z, batch, own = T.stack([one(c) for c in range(2)]), batch_of(), EngineOps({"train": Objective(loss=looked_up, sign={"x": 1.0})}, {})  # noqa: E501  # fmt: skip
+    data = T.stack([dict(batch.data)] * 2)
+    many = torch.func.vmap(
+        lambda z, d: own.clipped("train", z, Batch(d, batch.weight), KEY, 1.0, ctx={"weight": 0.5})[0]
+    )
+    found = many(z, data)
+    for c in range(2):
+        assert_close(T.index(found, c), own.clipped("train", one(c), batch, KEY, 1.0, ctx={"weight": 0.5})[0])
+
+
+def test_no_norm_is_lost_to_small_numbers():
+    """Inputs of 1e-24, whose squares are nothing in single precision, and gradients of 1e18."""
+    loss = lambda z, batch, ctx, key: (batch.mean(1e18 * torch.nn.functional.linear(batch.x, z["x"]["w"])[:, 0]), {})  # noqa: E731
+    own = EngineOps({"train": Objective(loss=loss, sign={"x": 1.0})}, {})
+    z, x = {"x": {"w": torch.zeros(1, 1, 100_000)}}, torch.full((1, 1, 100_000), 1e-24)
+    found, _ = torch.func.vmap(lambda z, x: own.clipped("train", z, Batch({"x": x}, torch.ones(1)), KEY, 1e-5))(z, x)
+    assert float(found["x"]["w"].double().norm()) == pytest.approx(1e-5, rel=1e-3)
