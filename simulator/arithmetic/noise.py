@@ -26,12 +26,12 @@ def normals(k: Key, shape: tuple[int, ...] | int = ()) -> Tensor:
     shape = (shape,) if isinstance(shape, int) else shape
     size = math.prod(shape)
     if lanes.level() is None:
-        return _normals(k, size).reshape((*k.shape, *shape))
+        return _made(k, size).reshape((*k.shape, *shape))
     if lanes.level() != 1:
         return torch.cat(_pair(rng.bits(k, (size + 1) // 2)), -1)[..., :size].reshape((*k.shape, *shape))
     below, own = lanes.lower(k)
     with lanes.beneath():
-        found = _normals(below, size).reshape((*below.shape, *shape))
+        found = _made(below, size).reshape((*below.shape, *shape))
     return lanes.lift(found) if own else found
 
 
@@ -43,8 +43,16 @@ def _pair(word: Tensor) -> tuple[Tensor, Tensor]:
     return angle.cos().mul_(radius), angle.sin_().mul_(radius)
 
 
+def _made(k: Tensor, size: int) -> Tensor:
+    return _normals(k, size) if k.device.type == "cpu" else _drawn(k, size)  # elsewhere it is all one piece
+
+
 @torch.library.custom_op("fedfleet::normals", mutates_args=())
 def _normals(k: Tensor, size: int) -> Tensor:
+    return _drawn(k, size)
+
+
+def _drawn(k: Tensor, size: int) -> Tensor:
     keys, half = k.reshape(-1), (size + 1) // 2
     out = torch.empty(len(keys), 2, half, dtype=torch.float32, device=k.device)
     piece = PIECE if k.device.type == "cpu" else max(1, len(keys) * half)
