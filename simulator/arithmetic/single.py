@@ -71,13 +71,9 @@ class Single(Multiplied):
     def _written(self) -> Tensor:
         """Return the rows' gradients (N, ...)."""
         if self._each is None:
-            each = [self._outer(h, d) if g is None else self._filters(h, d, g) for h, d, g in self.calls]
+            each = [torch.bmm(d.mT, h) if g is None else self._filters(h, d, g) for h, d, g in self.calls]
             self._each = each[0] if len(each) == 1 else torch.stack(each).sum(0)
         return self._each
-
-    @staticmethod
-    def _outer(h: Tensor, d: Tensor) -> Tensor:
-        return torch.bmm(d.mT, h)
 
     def _filters(self, h: Tensor, d: Tensor, geometry: Geometry) -> Tensor:
         shape = self.shell.shape

@@ -16,7 +16,7 @@ from fedfleet.simulator.arithmetic import lanes
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.single import Single, squares, summed
 from fedfleet.simulator.arithmetic.tree import Tree
-from fedfleet.simulator.arithmetic.weight import NotLinear, Weight
+from fedfleet.simulator.arithmetic.weight import Weight
 from fedfleet.simulator.work import Batch, Objective
 
 
@@ -49,26 +49,11 @@ def clipped(
         ctx: what the loss gets besides.
         keys: (B,), a row's own.
         norm: C.
-        dense: leaves that are not only weights of layers; one found on the way is added.
+        dense: leaves that are not only weights of layers.
+
+    Raises NotLinear for another such leaf.
 
     """
-    while True:
-        try:
-            return _attempt(objective, z, active, batch, ctx, keys, norm, dense)
-        except NotLinear as e:
-            dense.add([path for path, _ in T.named_leaves(z)][e.index])
-
-
-def _attempt(
-    objective: Objective,
-    z: Tree,
-    active: tuple[str, ...],
-    batch: Batch,
-    ctx: Tree,
-    keys: Tensor,
-    norm: float,
-    dense: set[str],
-) -> tuple[Tree, Tensor]:
     clients, rows = lanes.clients(), len(batch.weight)
     assert clients is not None
     named = [(path, path.split(".", 1)[0] in active, *lanes.lower(leaf)) for path, leaf in T.named_leaves(z)]

@@ -235,7 +235,13 @@ class EngineOps:
             dense = self._notes.dense.setdefault(f"{objective} {wrt} {T.structure(ctx)}", set())
             z, ctx = _dense(z, "gradients of single examples"), _dense(ctx, "ctx")
             active = _active(chosen, z, wrt)
-            sums, losses = clipped(chosen, z, active, batch, ctx, _keys(key, batch), norm, dense)
+            keys = _keys(key, batch)
+            while True:
+                try:
+                    sums, losses = clipped(chosen, z, active, batch, ctx, keys, norm, dense)
+                    break
+                except NotLinear as e:
+                    dense.add([path for path, _ in T.named_leaves(z)][e.index])
             if self.loss is None:
                 self.loss = batch.mean(losses)
             return sums, losses

@@ -30,6 +30,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.noise import normals
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.driver.asked import Asked
 from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.fleet.responses import Fate
@@ -230,19 +231,11 @@ class _Counting(Exchanging):
 
     def __init__(self, rnd: Round, phases: Mapping[str, Phase], made: Gradients):
         super().__init__(rnd, phases)
-        self._left, self._invites = dict(made.exchanges), made.invites
-        self._cohort: Cohort | None = None
+        self._left, self._asked = dict(made.exchanges), Asked(made.invites, "privacy of examples")
 
     def invite(self, size: int, **given: Any) -> Cohort:
         """Do as the round does. Raises FedfleetError where others may be asked than is reckoned with."""
-        if self._invites is not None and (
-            size != self._invites or given.get("role") is not None or self._cohort is not None
-        ):
-            raise FedfleetError(
-                f"privacy of examples is reckoned for rounds that invite {self._invites} of all clients, once"
-            )
-        self._cohort = self._round.invite(size, **given)
-        return self._cohort
+        return self._asked.invite(self._round, size, **given)
 
     def map_reduce(
         self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
@@ -250,10 +243,7 @@ class _Counting(Exchanging):
         """Do as the round does. Raises FedfleetError for what is not reckoned with."""
         if steps is not None:
             raise FedfleetError("clients take other numbers of steps from round to round, which is not reckoned with")
-        if self._invites is not None and cohort is not self._cohort:
-            raise FedfleetError(
-                "clients are asked whom the selection has not drawn in this round, which is not reckoned with"
-            )
+        self._asked.check(cohort)
         self._left[phase.name] = self._left.get(phase.name, 1) - 1
         if self._left[phase.name] < 0:
             raise FedfleetError(

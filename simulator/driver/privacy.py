@@ -33,6 +33,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.noise import normals
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.driver.asked import Asked
 from fedfleet.simulator.driver.round import TooFewResponses
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.work import Message, Phase, Transform
@@ -188,18 +189,14 @@ class _Noising:
     def __init__(self, rnd: Round, phase: Phase, mechanism: Mechanism, at: Private, inverse: Tensor):
         self._round, self._phase, self._mechanism, self._inverse = rnd, phase, mechanism, inverse
         self.at, self.metrics = at, dict[str, float]()
-        self._cohort: Cohort | None = None
+        self._asked = Asked(mechanism.invites, "privacy")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._round, name)
 
     def invite(self, size: int, **given: Any) -> Cohort:
         """Do as the round does. Raises FedfleetError where more may be asked, or more often, than is reckoned with."""
-        wanted = self._mechanism.invites
-        if wanted is not None and (size != wanted or given.get("role") is not None or self._cohort is not None):
-            raise FedfleetError(f"privacy is reckoned for rounds that invite {wanted} of all clients, once")
-        self._cohort = self._round.invite(size, **given)
-        return self._cohort
+        return self._asked.invite(self._round, size, **given)
 
     def buffered(self, phase: Phase, **given: Any) -> Any:
         """Raises FedfleetError: nothing hides these answers."""
@@ -212,10 +209,7 @@ class _Noising:
         if self.metrics:
             raise FedfleetError("clients are asked twice in a round, and noise is reckoned for one exchange")
         m, before = self._mechanism, self.at
-        if m.invites is not None and cohort is not self._cohort:
-            raise FedfleetError(
-                "clients are asked whom the selection has not drawn in this round, which is not reckoned with"
-            )
+        self._asked.check(cohort)
         told: dict[str, Any] = {}
         if m.follows is not None:  # a tensor, so that blocks that have been captured serve every norm
             told[m.follows.sent] = torch.tensor(before.norm, dtype=torch.float64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from fedfleet.algorithms.options import CohortOptions
@@ -111,8 +110,6 @@ def selection(config: Config, problem: Problem) -> Selection:
         )
     found = kind.build(C.options(config, "selection"), config.seed)
     budgets = (promise.epsilon for promise in (config.privacy, config.example_privacy) if promise is not None)
-    if isinstance(found, RoundRobin) and any(epsilon is not None for epsilon in budgets):
-        return replace(
-            found, again=True
-        )  # what is reckoned of turns before a run holds only if void attempts take none
-    return found
+    # What is reckoned of turns before a run holds only if void attempts take none.
+    turns = isinstance(found, RoundRobin) and any(epsilon is not None for epsilon in budgets)
+    return RoundRobin(config.seed, again=True) if turns else found
