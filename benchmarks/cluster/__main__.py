@@ -24,7 +24,7 @@ from benchmarks.cluster.nodes import missing, nodes
 ROOT = Path(__file__).resolve().parents[2]
 ACTORS = 12  # of 1, 2, 3 and 4 nodes alike
 SIZES = (4e3, 8e5, 4.5e7)
-BLOCKS = (12, 48)
+BLOCKS = (12, 48, 96)
 LAST_S = (0.0, 0.4)
 MANY = 4096  # clients in the blocks of the smallest model
 STORE_BYTES = 3 << 30

@@ -1,13 +1,16 @@
-"""A model of what a round costs on a cluster, fitted to rounds that were measured: seven rates, none of which is negative.
+"""A model of what a round costs on a cluster, fitted to rounds that were measured: eight rates, none of which is negative.
 
     begin   = phase + client C + bytes (put + sent (N - 1))
-    result  = block + bytes (near / N + far (1 - 1 / N))
-    driver  = R result                             all results come to one process, of one block each, or of several
+    back    = bytes (near / N + far (1 - 1 / N))
+    joined  = bytes added R / W                    what a node does for one result, where R > W
     work    = ceil(B / A) block_s                  on actors that are alike
-    round   = begin + max(work + min(A, R) result, block_s B / R + driver)
+    tail    = min(A, R) block + joined + min(A, W) back        min(N, W) where results are joined
+    driver  = R block + W back                     all results come to one process
+    round   = begin + max(work + tail, block_s B / R + joined + driver)
 
 N nodes, the driver on the first of them, A actors spread evenly, C clients in B blocks of so many seconds each, ``bytes`` of the
-model, which travels down once a node and up once a result; R is what ``cutting.blocks_a_task`` makes of B.
+model, which travels down once a node and up once a result. Actors have R parts, of one block each or of several, and the driver W
+results, of one part each or of several joined on a node, as ``cutting`` makes them of B.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from fedfleet.simulator.driver.cutting import blocks_a_task
+from fedfleet.simulator.driver.cutting import blocks_a_task, parts_a_task
 
 GIGABIT = 1e9 / 8  # bytes
 
@@ -44,7 +47,8 @@ class Rates(NamedTuple):
         block: the driver's, a block without content.
         put: a byte of the model, made ready once.
         sent: a byte, to each node but the driver's.
-        near, far: a byte that a block sends back, from the driver's node and from another.
+        near, far: a byte that comes back, from the driver's node and from another.
+        added: a byte of a part, joined to others on its node.
 
     """
 
@@ -55,6 +59,7 @@ class Rates(NamedTuple):
     sent: float
     near: float
     far: float
+    added: float
 
     def over(self, gigabits: float) -> Rates:
         """Return the rates where nodes are linked by so many Gbit/s: no byte comes or goes faster than that."""
@@ -62,7 +67,7 @@ class Rates(NamedTuple):
         return self._replace(sent=max(self.sent, least), far=max(self.far, least))
 
 
-START = Rates(phase=5e-3, client=5e-6, block=1e-3, put=5e-10, sent=1e-9, near=1e-9, far=2e-9)
+START = Rates(phase=5e-3, client=5e-6, block=1e-3, put=5e-10, sent=1e-9, near=1e-9, far=2e-9, added=1e-9)
 
 
 class Parts(NamedTuple):
@@ -85,13 +90,18 @@ def parts(rates: Rates, of: Setting) -> Parts:
     """Return what a round would take, by part: broadcast is the model's way down, merge the way up and the sum."""
     clients = rates.phase + rates.client * of.clients
     broadcast = of.size * (rates.put + rates.sent * (of.nodes - 1))
-    bytes_back = of.size * (rates.near + rates.far * (of.nodes - 1)) / of.nodes
-    result = rates.block + bytes_back
+    back = of.size * (rates.near + rates.far * (of.nodes - 1)) / of.nodes
     work = math.ceil(of.blocks / of.actors) * of.block_s
-    together = blocks_a_task(of.blocks, of.actors, int(of.size))
-    results = math.ceil(of.blocks / together)
-    busy = max(work + min(of.actors, results) * result, together * of.block_s + results * result)
-    return Parts(clients, broadcast, work, results * rates.block, results * bytes_back, clients + broadcast + busy)
+    each = blocks_a_task(of.blocks, of.actors, int(of.size))
+    pieces = math.ceil(of.blocks / each)
+    shared = parts_a_task(pieces, of.nodes, int(of.size))
+    results = math.ceil(pieces / shared)
+    joined = of.size * rates.added * shared if shared > 1 else 0.0
+    last = min(of.actors if shared == 1 else of.nodes, results)
+    dispatch, merge = pieces * rates.block, results * back
+    tail = min(of.actors, pieces) * rates.block + joined + last * back
+    busy = max(work + tail, each * of.block_s + joined + dispatch + merge)
+    return Parts(clients, broadcast, work, dispatch, merge, clients + broadcast + busy)
 
 
 def fit(measured: Sequence[tuple[Setting, float]]) -> Rates:

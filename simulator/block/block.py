@@ -113,7 +113,7 @@ def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
         )
     blocks = task.blocks
     if len(blocks) > 1:
-        return joined(setup.phases[task.phase], [(each, run_block(setup, shared, each)) for each in blocks])
+        return joined(setup.phases[task.phase].reduce, [(each, run_block(setup, shared, each)) for each in blocks])
     try:
         return _without_dropped(setup, shared, task)
     except torch.OutOfMemoryError as e:
@@ -125,7 +125,7 @@ def run_block(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
     torch.cuda.empty_cache()  # the error and what it kept alive are gone by now
     middle = len(task.clients) // 2
     halves = [task.part(rows) for rows in (slice(None, middle), slice(middle, None))]
-    found = joined(setup.phases[task.phase], [(half, run_block(setup, shared, half)) for half in halves])
+    found = joined(setup.phases[task.phase].reduce, [(half, run_block(setup, shared, half)) for half in halves])
     return found._replace(splits=found.splits + 1)
 
 

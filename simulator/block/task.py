@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.arithmetic.reduction import Merging
+from fedfleet.simulator.arithmetic.reduction import Merging, Reduction
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.spool import Spool
 from fedfleet.simulator.arithmetic.tree import Tree
@@ -51,6 +51,15 @@ class BlockTask(NamedTuple):
             return [self]
         ends = list(accumulate(self.sizes))
         return [self.part(slice(end - size, end)) for size, end in zip(self.sizes, ends, strict=True)]
+
+    def cut(self, sizes: Sequence[int], together: int) -> list[BlockTask]:
+        """Return tasks of so many blocks each, the last of as many or fewer; ``sizes`` are the numbers of clients of all blocks."""
+        tasks, before = [], 0
+        for i in range(0, len(sizes), together):
+            mine = tuple(sizes[i : i + together])
+            tasks.append(self.part(torch.arange(before, before + sum(mine)))._replace(sizes=mine))
+            before += sum(mine)
+        return tasks
 
     def filled(self) -> BlockTask:
         """Return the task of a block that is filled."""
@@ -112,11 +121,13 @@ def without(
     return result._replace(dropped=tuple(sorted([*dropped, *others])))
 
 
-def joined(phase: Phase, results: Sequence[tuple[BlockTask, BlockResult]]) -> BlockResult:
-    """Join the results of blocks that follow one another, whose tasks are parts of one."""
-    merging, dropped, before = Merging(phase.reduce), [], 0
+def joined(reduce: Mapping[str, Reduction], results: Sequence[tuple[BlockTask, BlockResult]]) -> BlockResult:
+    """Join the results of tasks that follow one another and are parts of one, which have as many blocks each, a power of two; but
+    for the last, which may have fewer.
+    """
+    merging, dropped, before = Merging(reduce), [], 0
     for task, result in results:
-        merging.add(result.partials)
+        merging.add(result.partials, len(task.sizes) or 1)
         dropped += [d._replace(row=d.row + before) for d in result.dropped]
         before += len(task.clients)
     found = [result for _, result in results]
@@ -135,3 +146,26 @@ def joined(phase: Phase, results: Sequence[tuple[BlockTask, BlockResult]]) -> Bl
         splits=sum(r.splits for r in found),
         dropped=tuple(dropped),
     )
+
+
+class BlockParting(NamedTuple):
+    """How the workers of a node share a task of many blocks: each takes parts of so many ``blocks``.
+
+    Results are added as one worker would add them (``Merging``): what comes of the task is the same, to the bit. ``reduce`` is the
+    phase's.
+    """
+
+    reduce: Mapping[str, Reduction]
+    blocks: int
+
+    def split(self, task: BlockTask) -> list[BlockTask]:
+        """Return the parts of a task."""
+        return task.cut(task.sizes, self.blocks)
+
+    def bare(self, part: BlockTask) -> BlockTask:
+        """Return what joining has to know of a part."""
+        return part._replace(limit=None, own=None, inbox=None, spool=None)
+
+    def join(self, parts: Sequence[BlockTask], results: Sequence[BlockResult]) -> BlockResult:
+        """Return the result of a task from those of its parts."""
+        return joined(self.reduce, list(zip(parts, results, strict=True)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedfleet.simulator.arithmetic.reduction import Merging, merge
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.faults import Dropped
-from fedfleet.simulator.block.task import BlockResult, BlockTask
+from fedfleet.simulator.block.task import BlockParting, BlockResult, BlockTask
 from fedfleet.simulator.block.uploads import put_down
 from fedfleet.simulator.driver.timeouts import Run, without_slow
 from fedfleet.simulator.errors import ClientTimeout
@@ -20,12 +20,15 @@ from fedfleet.simulator.work import Phase
 
 
 class Group(NamedTuple):
-    """Clients that start from one message, in the ``order`` of the blocks, the blocks, and what an answer counts."""
+    """Clients that start from one message, in the ``order`` of the blocks, the tasks, what an answer counts, and how nodes share a
+    task.
+    """
 
     asked: Assignment
     order: Tensor
     tasks: list[BlockTask]
     discount: float
+    parting: BlockParting | None = None
 
 
 class Answers(NamedTuple):

@@ -1,24 +1,30 @@
 """How the clients of a phase are cut into blocks, and how many of these go to a worker as one task.
 
 Blocks depend on the configuration and the clients alone. What a task has of them may depend on the workers, for the order in
-which blocks are added does not: a worker adds those that it has, and the driver has less to take and to add.
+which blocks are added does not: a worker adds those that it has, a node what its workers have, and the driver has less to take and
+to add.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from fedfleet.simulator.block.batches import work
-from fedfleet.simulator.block.task import BlockTask
+from fedfleet.simulator.block.task import BlockParting, BlockTask
+from fedfleet.simulator.executors.base import Host
 from fedfleet.simulator.fleet.late import Assignment
 from fedfleet.simulator.work import Phase
 
 LARGE_BYTES = 1 << 20  # of what clients are sent, and so about of what they send: below it a result costs little
 ROOMS = 16  # sizes to which blocks are filled: with fewer, more is waste; with more, it takes longer until each has come often
 TASKS = 4  # a worker, or more, so that workers end at about the same time
+APART_BYTES = (
+    4 << 20
+)  # likewise, from which on a result stays on its node until it is asked for: Ray's replies hold no more
+RESULTS = 2  # a node, or more, so that the driver takes the first while others are at work
 
 
 def in_order(phase: Phase, asked: Assignment) -> Tensor:
@@ -54,11 +60,22 @@ def blocks_a_task(blocks: int, workers: int, size: int) -> int:
     return 1 << max(0, (blocks // (TASKS * workers)).bit_length() - 1)
 
 
-def cut(task: BlockTask, blocks: list[int], together: int) -> list[BlockTask]:
-    """Cut work into tasks of so many blocks, which have so many clients each."""
-    tasks, before = [], 0
-    for i in range(0, len(blocks), together):
-        mine = tuple(blocks[i : i + together])
-        tasks.append(task.part(torch.arange(before, before + sum(mine)))._replace(sizes=mine))
-        before += sum(mine)
-    return tasks
+def parts_a_task(parts: int, nodes: int, size: int) -> int:
+    """Return how many of so many parts go to one node as one task, a power of two, where messages have ``size`` bytes."""
+    if size < APART_BYTES or nodes < 2:
+        return 1
+    return 1 << max(0, (parts // (RESULTS * nodes)).bit_length() - 1)
+
+
+def shared_out(
+    phase: Phase, task: BlockTask, blocks: list[int], hosts: Sequence[Host], size: int
+) -> tuple[list[BlockTask], BlockParting | None]:
+    """Cut the work of blocks of so many clients each for workers and their nodes, where messages have ``size`` bytes.
+
+    Return the tasks, and how the workers of a node share one; None where one is for one worker. For nobody each block is a task.
+    """
+    if not hosts:
+        return task.cut(blocks, 1), None
+    each = blocks_a_task(len(blocks), sum(h.workers for h in hosts), size)
+    parts = parts_a_task(-(-len(blocks) // each), sum(h.workers > 0 for h in hosts), size)
+    return task.cut(blocks, each * parts), BlockParting(phase.reduce, each) if parts > 1 else None

@@ -19,7 +19,7 @@ from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.driver.secured import opened
 from fedfleet.simulator.driver.simulate import Position, play
 from fedfleet.simulator.errors import FedfleetError
-from fedfleet.simulator.executors.base import Job
+from fedfleet.simulator.executors.base import Job, Parting
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.work import Message, Phase
 
@@ -68,6 +68,7 @@ class _Tap(LocalExecutor):
         *,
         background: bool = False,
         timeout_s: float | None = None,
+        parting: Parting | None = None,
     ) -> Iterator[Any]:
         """Raises _Stopped."""
         raise _Stopped(Exchange(shared, tuple(block for task in tasks for block in task.blocks)))

@@ -24,7 +24,7 @@ from fedfleet.simulator.block.faults import Dropped, Faults
 from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.driver.answers import Answers, Group, listed, merged
 from fedfleet.simulator.driver.at_server import at_server
-from fedfleet.simulator.driver.cutting import blocks_a_task, cut, in_order, rooms_of_blocks, sizes_of_blocks
+from fedfleet.simulator.driver.cutting import in_order, rooms_of_blocks, shared_out, sizes_of_blocks
 from fedfleet.simulator.driver.memory import Memory
 from fedfleet.simulator.driver.records import PhaseRecord, message_size
 from fedfleet.simulator.driver.timeouts import Run, limit_s
@@ -343,14 +343,12 @@ class EngineRound:
             spool=Spool(c.filed_bytes) if keeps else None,
             rooms=rooms_of_blocks(invited, c.block_size) if fills else (),
         )
-        blocks, together = sizes_of_blocks(len(asked.clients), c.block_size), 1
-        if not keeps and c.faults.client_timeout_s is None:  # which is of one block
-            workers = sum(h.workers for h in self._executor.hosts)
-            together = blocks_a_task(len(blocks), workers, T.num_bytes(dict(asked.shared.send)))
-        tasks = cut(everywhere, blocks, together)
+        apart = keeps or c.faults.client_timeout_s is not None  # then each block is a task
+        blocks, hosts = sizes_of_blocks(len(asked.clients), c.block_size), () if apart else self._executor.hosts
+        tasks, parting = shared_out(phase, everywhere, blocks, hosts, T.num_bytes(dict(asked.shared.send)))
         if phase.own is not None:
             tasks = [t._replace(own=self._own(phase, asked.shared, t.clients)) for t in tasks]
-        return Group(asked, order, tasks, discount)
+        return Group(asked, order, tasks, discount, parting)
 
     def _own(self, phase: Phase, shared: Message, clients: Tensor) -> Tree:
         fresh = phase.own
@@ -359,7 +357,9 @@ class EngineRound:
 
     def _start(self, group: Group) -> Run:
         """Return what starts blocks of a group on the executor."""
-        return lambda tasks: self._executor.map(run_block, group.asked.shared, tasks, timeout_s=limit_s(tasks))
+        return lambda tasks: self._executor.map(
+            run_block, group.asked.shared, tasks, timeout_s=limit_s(tasks), parting=group.parting
+        )
 
     def _answers(self, phase: Phase, record: PhaseRecord, sets: list[list[Group]]) -> list[Answers]:
         """Run all groups side by side, and merge what each set of them sends."""

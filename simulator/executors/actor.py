@@ -84,6 +84,11 @@ class ClientActor:
             result, fault = None, e.told()
         return Done(result, fault, time.perf_counter() - started)
 
+    def run_apart(self, job: Job, shared: Message, task: Any) -> tuple[Done, Any]:
+        """Return what came of a task, and its result apart, as two objects of Ray's: a large result stays in this node's store."""
+        done = self.run(job, shared, task)
+        return done._replace(result=None), done.result
+
     def serve(self) -> None:
         """Run what comes by the line until the driver stops it."""
         line = self._line

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from fedfleet.simulator.block.block import Setup
@@ -19,6 +19,22 @@ class Host(NamedTuple):
     workers: int = 1
     tasks: int = 0
     busy_s: float = 0.0
+
+
+class Parting(Protocol):
+    """How the workers of a node may share a task: each takes parts of it, whose results are joined where they are."""
+
+    def split(self, task: Any) -> list[Any]:
+        """Return the parts of a task."""
+        ...
+
+    def bare(self, part: Any) -> Any:
+        """Return what joining has to know of a part."""
+        ...
+
+    def join(self, parts: Sequence[Any], results: Sequence[Any]) -> Any:
+        """Return the result of a task from those of its parts, which are told ``bare``."""
+        ...
 
 
 class Executor(Protocol):
@@ -54,12 +70,13 @@ class Executor(Protocol):
         *,
         background: bool = False,
         timeout_s: float | None = None,
+        parting: Parting | None = None,
     ) -> Iterator[Any]:
         """Yield ``job(setup, shared, task)`` in the order of the tasks, wherever and whenever they ran.
 
         An executor with workers starts at the call. In the ``background``, tasks run where no others wait.
         A worker is stopped whose task takes longer than ``timeout_s``; in the place of its result, ClientTimeout is raised, and
-        the iterator then goes on. This process cannot be stopped so.
+        the iterator then goes on. This process cannot be stopped so. By ``parting`` the workers of a node may share a task.
         """
         ...
 

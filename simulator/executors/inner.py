@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedfleet.simulator.block.block import Setup
-from fedfleet.simulator.executors.base import Executor, Host, Job
+from fedfleet.simulator.executors.base import Executor, Host, Job, Parting
 from fedfleet.simulator.work import Message
 
 
@@ -55,9 +55,11 @@ class InnerExecutor:
         *,
         background: bool = False,
         timeout_s: float | None = None,
+        parting: Parting | None = None,
     ) -> Iterator[Any]:
         """Map with the executor."""
-        return self._executor.map(As(job, self._inner), shared, tasks, background=background, timeout_s=timeout_s)
+        how = {"background": background, "timeout_s": timeout_s, "parting": parting}
+        return self._executor.map(As(job, self._inner), shared, tasks, **how)
 
     def close(self) -> None:
         """Do nothing."""

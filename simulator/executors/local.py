@@ -10,7 +10,7 @@ import torch
 
 from fedfleet.simulator.arithmetic import lanes
 from fedfleet.simulator.block.block import Setup
-from fedfleet.simulator.executors.base import Host, Job
+from fedfleet.simulator.executors.base import Host, Job, Parting
 from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.signals import put_off
 from fedfleet.simulator.work import Message
@@ -47,6 +47,7 @@ class LocalExecutor:
         *,
         background: bool = False,
         timeout_s: float | None = None,
+        parting: Parting | None = None,
     ) -> Iterator[Any]:
         """Run the tasks one after another."""
         assert self._setup is not None, "start the executor first"

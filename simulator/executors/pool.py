@@ -85,6 +85,12 @@ class Slot:
         """Whether the actor takes blocks."""
         return self.actor is not None and not self.starting
 
+    @property
+    def node(self) -> str:
+        """The id of the node of an actor that is up."""
+        assert self.place is not None
+        return self.place.id
+
     def pause(self) -> None:
         """Let the actor come back from its line, so that it hears what comes by way of Ray."""
         if self.near is not None and self.near.serving:

@@ -13,10 +13,11 @@ import torch
 
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
-from fedfleet.simulator.executors.actor import ClientActor
-from fedfleet.simulator.executors.base import Host, Job
-from fedfleet.simulator.executors.batch import Batch, Results, Run, failure
-from fedfleet.simulator.executors.cluster import ray, raylet, send_whole, share_tensors, start_ray, stop_ray
+from fedfleet.simulator.executors.base import Host, Job, Parting
+from fedfleet.simulator.executors.batch import Batch, Held, Part, Results, Run, failure
+from fedfleet.simulator.executors.cluster import raylet, send_whole, share_tensors, start_ray, stop_ray
+from fedfleet.simulator.executors.gang import Gang
+from fedfleet.simulator.executors.joins import Joins
 from fedfleet.simulator.executors.likeness import Likeness, of_process
 from fedfleet.simulator.executors.messages import Messages
 from fedfleet.simulator.executors.nodes import Need, Nodes, Watch, look
@@ -48,19 +49,22 @@ class RayExecutor:
         silent_s: float | None = None,
         memory_gb: float | None = None,
     ):
-        self.actors, self.cpus, self.gpus, self.threads = actors, cpus_per_actor, gpus_per_actor, threads
+        need = Need(cpus_per_actor, gpus_per_actor, round((memory_gb or 0.0) * 1e9))
         self.events: list[dict[str, Any]] = []
+        self._gang, self._silent_s = Gang(actors, need, threads), silent_s
         self._address, self._node_cpus, self._allow = address, cpus, allow_differences
-        self._silent_s, self._memory_bytes = silent_s, round((memory_gb or 0.0) * 1e9)
         self._likeness = Likeness({}, self.events, allow=False)
-        self._pool: Pool | None = None
+        self._opened: Pool | None = None
         self._watch: Watch | None = None
         self._setup: Any = None  # in the object store
-        self._batches: list[Batch] = []
-        self._running: dict[int, Run] = {}  # by the order of dispatch
-        self._messages = Messages()
-        self._order = count()
-        self._started_ray = False
+        self._batches, self._running = list[Batch](), dict[int, Run]()  # by the order of dispatch
+        self._joins = Joins(lambda *given: self._pool.bell.when(*given), self._not_joined)
+        self._messages, self._order, self._started_ray = Messages(), count(), False
+
+    @property
+    def _pool(self) -> Pool:
+        assert self._opened is not None, "start the executor first"
+        return self._opened
 
     @property
     def put_s(self) -> float:
@@ -70,7 +74,7 @@ class RayExecutor:
     @property
     def hosts(self) -> list[Host]:
         """The nodes that have worked."""
-        return [] if self._pool is None else self._pool.hosts
+        return [] if self._opened is None else self._opened.hosts
 
     def start(self, setup: Setup) -> None:
         """Put the setup once, and bring the actors up; those of an earlier run go on. Ray is started on loopback, or joined.
@@ -78,54 +82,41 @@ class RayExecutor:
         Raises FedfleetError naming the node where a worker is not like this process, or has other data.
         """
         torch.set_num_threads(1)
-        if self._pool is None:
+        if self._opened is None:
             with put_off():  # or whoever closes this would not know that there is a Ray to stop
                 self._started_ray = start_ray(self._address, self._node_cpus)
             share_tensors()
         send_whole()
         self._setup, self._batches = put(setup), []
         self._likeness = Likeness({**of_process(), **setup.read_here()}, self.events, allow=self._allow)
-        if self._pool is None:
-            self._pool = self._new_pool()
+        if self._opened is None:
+            self._opened = self._new_pool()
         else:
             self._pool.renew(lambda actor: actor.renew.remote([self._setup]))
         self._pool.start()
 
     def _new_pool(self) -> Pool:
-        # Ray's own account of every task would grow with the rounds.
-        options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus, "enable_task_events": False}
-        need, nodes = Need(self.cpus, self.gpus, self._memory_bytes), None
-        if self._memory_bytes:
-            options["memory"] = self._memory_bytes
-        if self._address is not None:
-            options["scheduling_strategy"] = "SPREAD"
-            nodes = look(need)
-        assert nodes is not None or self.actors is not None
-        remote = ray.remote(ClientActor).options(**options)  # pyright: ignore
-        pool = Pool(
-            max(1, nodes.total) if self.actors is None and nodes is not None else self.actors or 1,
-            lambda: remote.remote([self._setup], self.threads),
-            self.events,
-            lambda place: self._likeness.fault(place),
-            raylet() if self._started_ray else None,
-            nodes,
-            self.actors is None,
-        )
+        nodes = None if self._address is None else look(self._gang.need)
+        watched = raylet() if self._started_ray else None
+        fault = lambda place: self._likeness.fault(place)  # noqa: E731, which another run has another of
+        pool = self._gang.pool(lambda: [self._setup], self.events, fault, watched, nodes)
         if nodes is not None:
             sentries = None if self._silent_s is None else Sentries(self._silent_s)
-            self._watch = Watch(need, nodes, lambda found: pool.bell.ring(partial(self._heed, found)), sentries)
+            tell = lambda found: pool.bell.ring(partial(self._heed, found))  # noqa: E731
+            self._watch = Watch(self._gang.need, nodes, tell, sentries)
         return pool
 
     def _heed(self, nodes: Nodes) -> None:
         """Take note of how the cluster has changed. What actors of a silent node have at hand runs again elsewhere."""
-        assert self._pool is not None
         self._pool.heed(nodes)
+        self._joins.gone(nodes.silent)
+        for batch in self._batches:
+            batch.gone(nodes.silent)
         for slot in self._pool.slots:
-            if slot.up and slot.place is not None and slot.place.id in nodes.silent:
+            if slot.up and slot.node in nodes.silent:
                 blocks = self._take_back(slot.actor)
-                self.events.append(
-                    {"event": "node_silent", "node": slot.place.node, "slot": slot.number, "blocks": blocks}
-                )
+                told = {"node": nodes.address[slot.node], "slot": slot.number, "blocks": blocks}
+                self.events.append({"event": "node_silent", **told})
                 self._pool.replace(slot)
         self._dispatch()
 
@@ -137,14 +128,14 @@ class RayExecutor:
         *,
         background: bool = False,
         timeout_s: float | None = None,
+        parting: Parting | None = None,
     ) -> Iterator[Any]:
         """Put the shared trees once for all workers and start; yield results in task order.
 
         Tasks in the background run where no others wait. Raises ClientError, ClientTimeout, and FedfleetError where a task kills
         every actor, or none is left.
         """
-        batch = Batch(job, shared, tasks, background, timeout_s)
-        assert self._pool is not None, "start the executor first"
+        batch = Batch(job, shared, tasks, background, timeout_s, parting)
         if batch.kind is not None:
             self._pool.begin(batch.kind)
         self._batches = sorted([*self._batches, batch], key=lambda b: b.background)
@@ -182,27 +173,25 @@ class RayExecutor:
 
     def _dispatch(self) -> None:
         """Give every actor that has room its next task. Where one cannot be sent, whoever takes its result is told."""
-        assert self._pool is not None, "start the executor first"
         for batch in self._batches:
             while batch.ready and (slot := self._pool.idlest(batch.kind, len(batch.waiting))) is not None:
-                number, task = batch.waiting[0]
+                part = batch.next(slot.node)
                 try:
-                    self._send(batch, number, task, slot)
+                    self._send(batch, part, slot)
                 except Exception as e:
-                    batch.fail(number, e)
+                    batch.fail(part.number, e)
 
-    def _send(self, batch: Batch, number: int, task: Any, slot: Slot) -> None:
-        """Hand the first task that waits to an actor.
+    def _send(self, batch: Batch, part: Part, slot: Slot) -> None:
+        """Hand a part that waits to an actor.
 
         By the line where there is one, with its own tensors and the message in slabs, else by Ray.
         """
-        assert self._pool is not None
         order, near, when = next(self._order), slot.near, self._pool.bell.when
         message = self._messages.near(batch, self._needed()) if near is not None and near.free else None
-        call = near.call(order, message, task) if near is not None and message is not None else None
+        call = near.call(order, message, part.task) if near is not None and message is not None else None
         far = self._messages.far(batch) if call is None else None
         with put_off():
-            mine = None
+            mine, held = None, None
             if near is not None and call is not None:
                 mine = near.free.pop()
                 if not near.serving:
@@ -212,15 +201,19 @@ class RayExecutor:
             else:
                 slot.pause()
                 try:
-                    reference = slot.actor.run.remote(batch.job, far, task)
+                    if batch.alone(part):
+                        reference = slot.actor.run.remote(batch.job, far, part.task)
+                    else:
+                        both = slot.actor.run_apart.options(num_returns=2).remote(batch.job, far, part.task)
+                        reference, held = both[0], Held(both[1], slot.node)
                 except NO_ROOM as e:
                     raise full(e) from e
                 when(reference, partial(self._settle, order))
-            batch.waiting.popleft()
+            batch.begun(part)
             if not slot.load:
                 slot.since = time.monotonic()
             slot.load += 1
-            self._running[order] = Run(order, batch, number, task, slot, slot.actor, mine)
+            self._running[order] = Run(order, batch, part, slot, slot.actor, mine, held)
 
     def _needed(self) -> Iterator[Batch]:
         """Yield the batches whose message is yet to be read."""
@@ -231,7 +224,7 @@ class RayExecutor:
         """Wait for a task to end, or for an actor to come up or die."""
         pool = self._pool
         assert pool is not None
-        if not self._running and not pool.starting:
+        if not self._running and not self._joins and not pool.starting:
             raise FedfleetError("executor: no Ray actor is left")
         due_s, stop = self._next_due()
         came = pool.heard(due_s if self._running else pool.patience_s)
@@ -278,7 +271,6 @@ class RayExecutor:
         if error is not None and actor is slot.actor:
             slot.hang_up()
             if isinstance(error, DIED):  # with nothing at hand
-                assert self._pool is not None
                 self._pool.died(slot, error, 0, None)
 
     def _at_hand(self, actor: Any) -> list[Run]:
@@ -290,7 +282,7 @@ class RayExecutor:
         mine = self._at_hand(actor)
         for run in mine:
             del self._running[run.order]
-            run.batch.again(run.number, run.task)
+            run.batch.again(run.part)
         return len(mine)
 
     def _settle(self, order: int, future: Future[Any]) -> None:
@@ -311,45 +303,53 @@ class RayExecutor:
         except LOST as e:
             self._lost(run, e, current)
         except Exception as e:
-            run.batch.done[run.number] = e
+            self._took(run, e)
         else:
-            run.batch.done[run.number] = result if fault is None else ClientError(fault)
+            self._took(run, ClientError(fault) if fault is not None else run.held or result)
             if current:
-                assert self._pool is not None
-                self._pool.took(run.slot, run.task, seconds)
+                self._pool.took(run.slot, run.part.task, seconds)
+
+    def _took(self, run: Run, found: Any) -> None:
+        """Take what came of a part; once all parts of its task are there, they are joined."""
+        whole = run.batch.settle(run.part, found)
+        if whole is not None:
+            self._joins.join(run.batch, run.part.number, whole)
+
+    def _not_joined(self, batch: Batch, number: int, error: Exception) -> None:
+        """Let a task run again whose parts were lost before they were joined. Raises FedfleetError where that was too often."""
+        if (fatal := self._count(batch, batch.all_again(number), error)) is not None:
+            raise fatal from error
 
     def _lost(self, run: Run, error: Exception, current: bool) -> None:
         """Let a task run again. Raises FedfleetError where it was lost too often, or no actor is left."""
-        run.batch.again(run.number, run.task)
+        run.batch.again(run.part)
         fatal = None
         if not isinstance(error, DIED):
-            fatal = self._count(run, error)
+            fatal = self._count(run.batch, run.part, error)
         elif current:  # what else it had at hand comes back in the same way, and is not counted
             mine = [run, *self._at_hand(run.actor)]
             first = min(mine, key=lambda r: r.order)
-            fatal = self._count(first, error)
-            assert self._pool is not None
+            fatal = self._count(first.batch, first.part, error)
             try:
-                self._pool.died(run.slot, error, len(mine), first.task)
+                self._pool.died(run.slot, error, len(mine), first.part.task)
             except FedfleetError as e:
                 fatal = fatal or e
         if fatal is not None:
             raise fatal from error
 
-    def _count(self, run: Run, error: Exception) -> FedfleetError | None:
-        """Count that a task was lost; return the error that ends the run where that was too often."""
-        run.batch.lost[run.number] += 1
-        if run.batch.lost[run.number] < TRIES:
+    def _count(self, batch: Batch, part: Part, error: Exception) -> FedfleetError | None:
+        """Count that a part was lost; return the error that ends the run where that was too often."""
+        batch.lost[part.number, part.of] += 1
+        if batch.lost[part.number, part.of] < TRIES:
             return None
-        self.forget(run.batch)
+        self.forget(batch)
         return FedfleetError(
-            f"executor: {describe(run.task)}: lost {TRIES} times on Ray actors, the last time because {why(error)}: {MEND}; "
+            f"executor: {describe(part.task)}: lost {TRIES} times on Ray actors, the last time because {why(error)}: {MEND}; "
             f"else see whether it kills the process with executor.kind=local"
         )
 
     def _next_due(self) -> tuple[float | None, Callable[[], None] | None]:
         """Return the seconds until an actor has taken too long, and what is then to be done; (None, None) where none can."""
-        assert self._pool is not None
         lines = ((s, s.near.frozen_at) for s in self._pool.slots if s.near is not None)
         due: list[tuple[float, Callable[[], None]]]
         due = [(at, partial(self._give_up, slot)) for slot, at in lines if at is not None]
@@ -371,12 +371,11 @@ class RayExecutor:
 
     def _stop(self, run: Run) -> None:
         """Stop an actor whose task runs too long; what else it has at hand runs again."""
-        assert self._pool is not None
         del self._running[run.order]
         self._pool.replace(run.slot)
         limit = run.batch.timeout_s
-        run.batch.done[run.number] = ClientTimeout(
-            f"{describe(run.task)}: not done after {limit:g} s: look for a loop without end, or raise faults.client_timeout_s"
+        run.batch.done[run.part.number] = ClientTimeout(
+            f"{describe(run.part.task)}: not done after {limit:g} s: look for a loop without end, or raise faults.client_timeout_s"
         )
 
     def _give_up(self, slot: Slot) -> None:
@@ -390,10 +389,11 @@ class RayExecutor:
         with put_off():
             if self._watch is not None:
                 self._watch.close()
-            if self._pool is not None:
-                self._pool.close()
-            self._watch = None
-            self._pool, self._setup, self._batches, self._running, self._messages = None, None, [], {}, Messages()
+            if self._opened is not None:
+                self._opened.close()
+            self._joins.close()
+            self._watch, self._opened, self._setup, self._batches = None, None, None, []
+            self._running, self._messages = {}, Messages()
             if self._started_ray:
                 stop_ray()
                 self._started_ray = False

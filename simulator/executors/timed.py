@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -13,7 +13,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.task import BlockTask
-from fedfleet.simulator.executors.base import Executor, Host, Job
+from fedfleet.simulator.executors.base import Executor, Host, Job, Parting
 from fedfleet.simulator.work import Message
 
 
@@ -55,6 +55,25 @@ class Clocked:
         started = perf_counter()
         result = self.job(setup, shared, task)
         return result, perf_counter() - started
+
+
+@dataclass(frozen=True)
+class ClockedParting:
+    """How tasks are shared whose results come with the seconds they took."""
+
+    parting: Parting
+
+    def split(self, task: Any) -> list[Any]:
+        """Split as without a clock."""
+        return self.parting.split(task)
+
+    def bare(self, part: Any) -> Any:
+        """Leave out what is left out without a clock."""
+        return self.parting.bare(part)
+
+    def join(self, parts: Sequence[Any], results: Sequence[tuple[Any, float]]) -> tuple[Any, float]:
+        """Join the results, and add the seconds."""
+        return self.parting.join(parts, [result for result, _ in results]), sum(seconds for _, seconds in results)
 
 
 class TimedExecutor:
@@ -103,13 +122,17 @@ class TimedExecutor:
         *,
         background: bool = False,
         timeout_s: float | None = None,
+        parting: Parting | None = None,
     ) -> Iterator[Any]:
         """Map with the executor, on the clock."""
         tasks = list(tasks)
         tally = self._of(tasks[0]) if tasks else Tally()
         tally.put_bytes += _bytes(dict(shared.send)) + sum(_bytes(task) for task in tasks)
         started, put_s = perf_counter(), self._executor.put_s
-        results = self._executor.map(Clocked(job), shared, tasks, background=background, timeout_s=timeout_s)
+        clocked = None if parting is None else ClockedParting(parting)
+        results = self._executor.map(
+            Clocked(job), shared, tasks, background=background, timeout_s=timeout_s, parting=clocked
+        )
         put_s = self._executor.put_s - put_s
         tally.put_s += put_s
         tally.dispatch_s += perf_counter() - started - put_s

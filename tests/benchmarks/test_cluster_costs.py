@@ -10,7 +10,7 @@ from benchmarks.cluster import rounds
 from benchmarks.cluster.model import GIGABIT, Rates, Setting, fit, parts, ratio
 from fedfleet.simulator.executors.ray import RayExecutor
 
-TRUE = Rates(phase=4e-3, client=2e-6, block=8e-4, put=4e-10, sent=2e-9, near=5e-10, far=3e-9)
+TRUE = Rates(phase=4e-3, client=2e-6, block=8e-4, put=4e-10, sent=2e-9, near=5e-10, far=3e-9, added=4e-10)
 
 
 def seen(sizes=(1, 2, 4)):
@@ -18,7 +18,7 @@ def seen(sizes=(1, 2, 4)):
 
 
 def test_a_round_is_what_its_parts_come_to_one_by_one():
-    rates = Rates(1.0, 0.5, 2.0, 3.0, 5.0, 7.0, 11.0)
+    rates = Rates(1.0, 0.5, 2.0, 3.0, 5.0, 7.0, 11.0, 13.0)
     of = Setting(nodes=2, actors=4, blocks=6, clients=10, size=2.0, block_s=100.0)
     found = parts(rates, of)
     assert found[:5] == (1 + 5, 2 * (3 + 5), 200.0, 12.0, 6 * 2 * 9.0)
@@ -28,6 +28,20 @@ def test_a_round_is_what_its_parts_come_to_one_by_one():
     assert bound.round == 6 + 16 + 1 + 6 * result  # the driver is not done before it has added all
     assert (found.limit, bound.limit) == ("work", "merge")
     assert parts(rates, of._replace(actors=9)).work == 100
+
+
+def test_results_that_are_joined_on_their_nodes_come_to_the_driver_as_one():
+    rates = Rates(1.0, 0.5, 2.0, 3e-7, 5e-7, 7e-7, 11e-7, 13e-7)
+    of = Setting(
+        nodes=2, actors=4, blocks=40, clients=10, size=8e6, block_s=100.0
+    )  # 20 parts of two blocks, 5 of four parts
+    found = parts(rates, of)
+    assert found[2:5] == pytest.approx((1000.0, 20 * 2.0, 5 * 8 * 0.9))
+    joined = 4 * 8 * 1.3
+    assert found.round == pytest.approx(6 + 8 * 0.8 + 1000 + 4 * 2 + joined + 2 * 8 * 0.9)
+    bound = parts(rates, of._replace(block_s=1.0))
+    assert bound.round == pytest.approx(6 + 8 * 0.8 + 2 * 1 + joined + 20 * 2 + 5 * 8 * 0.9)
+    assert parts(rates, of._replace(nodes=1)).merge == pytest.approx(20 * 8 * 0.7)  # the driver has them all
 
 
 def test_the_fit_finds_the_rates_that_made_what_was_measured():

@@ -25,9 +25,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.own_ray, pytest.mark.skipif(WHY is no
 SHORT = {"rounds": 3, "population.clients": 20, "cohort.invite": 6, "executor.block_size": 2, "evaluation.every": 1}
 STATEFUL = {
     "algorithm": {"name": "scaffold", "epochs": 1, "batch_size": 7},
-    "task": {"name": "classification", "model": "mlp", "hidden": [200]},
+    "task": {"name": "classification", "model": "mlp", "hidden": [14000]},  # whose results are added on their nodes
     "cohort.invite": 12,
-    "rounds": 5,
+    "executor.block_size": 1,
+    "rounds": 4,
 }
 SSH = '#!/bin/sh\ncd "$HOME/../$1" && shift && exec "$@"\n'
 AUTH = "export RAY_AUTH_MODE=token;"  # which the one who types has done already

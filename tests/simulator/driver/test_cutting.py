@@ -1,5 +1,7 @@
 """Blocks, and how many of them are a task: that changes no bit of what a run leaves behind."""
 
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 import torch
@@ -9,9 +11,9 @@ from fedfleet.experiments import executors
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.driver import cutting
-from fedfleet.simulator.driver import round as driver
-from fedfleet.simulator.driver.cutting import blocks_a_task, rooms_of_blocks, sizes_of_blocks
+from fedfleet.simulator.driver.cutting import blocks_a_task, parts_a_task, rooms_of_blocks, shared_out, sizes_of_blocks
 from fedfleet.simulator.executors.base import Host
+from fedfleet.simulator.executors.cluster import dumps, loads
 from fedfleet.simulator.executors.local import LocalExecutor
 
 CASES = {
@@ -94,14 +96,48 @@ def test_every_worker_has_some_tasks(blocks, workers, size, together):
     assert together == 1 or blocks / together >= cutting.TASKS * workers
 
 
-def run(out, name, together, monkeypatch):
+@pytest.mark.parametrize(
+    ("parts", "nodes", "size", "together"),
+    [
+        (1000, 1, 1 << 30, 1),  # nobody else whose results it could add
+        (1000, 2, (4 << 20) - 1, 1),
+        (7, 2, 4 << 20, 1),
+        (8, 2, 4 << 20, 2),
+        (48, 4, 4 << 20, 4),
+        (4096, 64, 4 << 20, 32),
+    ],
+)
+def test_every_node_has_some_tasks_whatever_its_workers(parts, nodes, size, together):
+    assert parts_a_task(parts, nodes, size) == together
+    assert together == 1 or 2 * cutting.RESULTS * nodes > parts / together >= cutting.RESULTS * nodes
+
+
+def test_tasks_are_shared_by_the_workers_of_nodes_that_have_some():
+    phase = SimpleNamespace(reduce={})
+    task = BlockTask("train", torch.arange(200), torch.zeros(200), rng.key(0))
+    hosts = [Host("a", 2), Host("b", 2), Host("gone", 0)]
+    tasks, parting = shared_out(phase, task, [2] * 100, hosts, 4 << 20)  # pyright: ignore[reportArgumentType]
+    assert parting is not None
+    assert parting.blocks == 4  # 25 parts, four of which are a task
+    assert [len(t.sizes) for t in tasks] == [16] * 6 + [4]
+    parts = parting.split(tasks[1])
+    assert [p.sizes for p in parts] == [(2,) * 4] * 4
+    assert torch.cat([p.clients for p in parts]).equal(torch.arange(32, 64))
+    assert shared_out(phase, task, [2] * 100, hosts[:1], 4 << 20)[1] is None  # pyright: ignore[reportArgumentType]
+    tasks, parting = shared_out(phase, task, [2] * 100, (), 4 << 20)  # pyright: ignore[reportArgumentType]
+    assert parting is None
+    assert [t.sizes for t in tasks] == [(2,)] * 100
+
+
+def run(out, name, together, monkeypatch, parts=1):
     seen = []
 
     def counted(blocks, workers, size):
         seen.append((blocks, workers, size))
         return together
 
-    monkeypatch.setattr(driver, "blocks_a_task", counted)
+    monkeypatch.setattr(cutting, "blocks_a_task", counted)
+    monkeypatch.setattr(cutting, "parts_a_task", lambda *given: parts)
     config = {
         "rounds": 4,
         "population": {"clients": 40, "partition": {"kind": "dirichlet", "alpha": 0.3, "min_size": 5}},
@@ -127,6 +163,36 @@ def test_how_many_blocks_are_a_task_changes_no_bit(tmp_path, name, monkeypatch):
         assert found == model
         for table, frame in tables.items():
             pd.testing.assert_frame_equal(other[table], frame, check_exact=True)
+
+
+class Sharing(LocalExecutor):
+    """Does what the nodes of a cluster do: each part of a task is done apart, and their results are joined."""
+
+    def map(self, job, shared, tasks, *, parting=None, **how):
+        if parting is None:
+            yield from super().map(job, shared, tasks, **how)
+            return
+        for task in tasks:
+            parts, sent = parting.split(task), loads(dumps(parting))
+            results = loads(dumps(list(super().map(job, shared, parts, **how))))
+            shares.append(len(parts))
+            yield sent.join([parting.bare(part) for part in parts], results)
+
+
+shares: list[int] = []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_that_workers_of_a_node_share_a_task_changes_no_bit(tmp_path, name, monkeypatch):
+    model, tables, _ = run(tmp_path / "1", name, 1, monkeypatch)
+    monkeypatch.setitem(executors.EXECUTORS, "local", executors.EXECUTORS["local"]._replace(build=Sharing))
+    shares.clear()
+    for together, parts in ((1, 4), (2, 2), (2, 16)):
+        found, other, _ = run(tmp_path / f"{together}-{parts}", name, together, monkeypatch, parts)
+        assert found == model
+        for table, frame in tables.items():
+            pd.testing.assert_frame_equal(other[table], frame, check_exact=True)
+    assert (max(shares, default=0) > 2) == (name != "stored")
 
 
 def test_what_tasks_are_cut_by_is_asked_of_the_executor_and_the_message(tmp_path, monkeypatch):

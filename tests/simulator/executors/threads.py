@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import ray
 
-from fedfleet.simulator.executors import actor, pool
+from fedfleet.simulator.executors import actor, joins, pool
 from fedfleet.simulator.executors.cluster import dumps, loads
+from fedfleet.simulator.executors.joins import Joiner
 from fedfleet.simulator.executors.likeness import Place
 from fedfleet.simulator.executors.near import ANSWER, Line
 from fedfleet.simulator.executors.pool import Pool
@@ -50,8 +51,22 @@ class ThreadActor:
         self._outstanding: list[Future[Any]] = []
         for name in ("ready", "run", "serve"):
             setattr(self, name, SimpleNamespace(remote=lambda *given, name=name: self._call(name, dumps(given))))
+        apart = SimpleNamespace(remote=lambda *given: self._apart(dumps(given)))
+        self.run_apart = SimpleNamespace(options=lambda num_returns: apart)
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
+
+    def _apart(self, given: bytes) -> list[SimpleNamespace]:
+        """Return references to each of what comes in twos."""
+        both, each = self._call("run_apart", given).future(), [Future[Any](), Future[Any]()]
+
+        def told(found: Future[Any]) -> None:
+            for i, one in enumerate(each):
+                error = found.exception()
+                one.set_result(found.result()[i]) if error is None else one.set_exception(error)
+
+        both.add_done_callback(told)
+        return [SimpleNamespace(future=lambda one=one: one) for one in each]
 
     def _call(self, name: str, given: bytes) -> SimpleNamespace:
         future: Future[Any] = Future()
@@ -80,6 +95,25 @@ class ThreadActor:
             self._settle(future, ray.exceptions.ActorDiedError())
 
 
+def joining(monkeypatch: pytest.MonkeyPatch, lose: int = 0) -> list[int]:
+    """Have results joined at once, where Ray would have an actor do it; return how many each time. The first few are lost."""
+    asked: list[int] = []
+
+    def join(parting: Any, parts: list[Any], *references: Any) -> SimpleNamespace:
+        future: Future[Any] = Future()
+        asked.append(len(references))
+        if len(asked) <= lose:
+            future.set_exception(ray.exceptions.ActorDiedError())
+        else:
+            results = [reference.future().result() for reference in references]
+            future.set_result(Joiner.join(object.__new__(Joiner), parting, parts, *results))
+        return SimpleNamespace(future=lambda: future)
+
+    made = SimpleNamespace(join=SimpleNamespace(remote=join), kill=lambda: None)
+    monkeypatch.setattr(joins, "_joiner", lambda node: made)
+    return asked
+
+
 @contextmanager
 def threaded(count: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayExecutor]:
     """Start an executor on so many threads instead of Ray's actors."""
@@ -94,7 +128,7 @@ def threaded(count: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayExecuto
         return made[-1]
 
     executor = RayExecutor(count)
-    executor._pool = Pool(count, create, executor.events)
+    executor._opened = Pool(count, create, executor.events)
     executor._pool.start()
     try:
         yield executor
