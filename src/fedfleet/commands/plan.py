@@ -7,15 +7,19 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from fedfleet.algorithms.wrapping import WrapperOptions
 from fedfleet.config import rules, secured, timing
 from fedfleet.config.made import Place, places
 from fedfleet.config.schema import named, options
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.runner import where
+from fedfleet.report.words import span
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.fleet.hardware import Machines
 
 SHORT = 8  # digits of a digest
+OF_THEORY = ("lr", "dual_lr", "lr_schedule", "decay", "alpha")
+"""Options that say nothing where constants of a theorem (``theory``) set the steps."""
 
 
 def describe(x: Experiment) -> Iterator[tuple[str, str]]:
@@ -48,6 +52,8 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     if told := ", ".join(chosen(options(x.config, "algorithm"))):
         yield "algorithm", told
     yield "phases a round", ", ".join(p.name for p in x.algorithm.phases)
+    if told := "; ".join(_steps(x)):
+        yield "local steps", told
     waits = (
         "answers a server step" if x.algorithm.asynchronous else f"invited a phase, respond: {x.config.cohort.respond}"
     )
@@ -98,11 +104,24 @@ def _told(here: Place) -> str:
     return here.options.version or f"source {str(here.options.source)[:SHORT]}"
 
 
+def _steps(x: Experiment) -> Iterator[str]:
+    """Say of each phase how many local steps clients take, on how many examples each."""
+    works = {p.name: [stage.batches for stage in p.work.stages if stage.batches.works] for p in x.algorithm.phases}
+    for name, steps in timing.local_steps(x.algorithm, x.population).items():
+        sizes = {
+            "all" if plan.size is None else f"{'about' if plan.drawn else 'up to'} {plan.size}" for plan in works[name]
+        }
+        yield f"{name}: {span(*steps)}, on {' and '.join(sorted(sizes))} examples"
+
+
 def chosen(given: BaseModel) -> Iterator[str]:
     """Yield the options that count, each as text."""
-    for name, field in type(given).model_fields.items():
+    unsaid = OF_THEORY if getattr(given, "theory", None) is not None else ()
+    for name in (name for name in type(given).model_fields if name not in unsaid):
         value = getattr(given, name)
-        if value is not None and (field.default is not None or name in given.model_fields_set):
+        if name == "of" and isinstance(given, WrapperOptions):
+            yield f"of {given.of['name']} ({', '.join(chosen(given.inner))})"
+        elif value is not None:
             yield f"{name} {_text(value)}"
 
 

@@ -1,4 +1,4 @@
-"""What phases take on the clients' devices, as far as it is known before a run: for deadlines, and for ``plan``."""
+"""What phases take of clients and their devices, as far as it is known before a run: for deadlines, and for ``plan``."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ ALL_UP_TO = 100_000
 """Clients up to which each one's time is worked out before a run."""
 SAMPLE = 10_000
 """Clients whose median is that of a larger population."""
+
+
+class Steps(NamedTuple):
+    """Local steps of a phase that the client with the least examples takes, the one in the middle, and the one with the most."""
+
+    least: int
+    middle: int
+    most: int
 
 
 class Costs(NamedTuple):
@@ -113,6 +121,15 @@ def typical(devices: Machines, algorithm: Algorithm, problem: Problem, known: Co
     parts = {"download": device.download_s, "compute": device.compute_s, "upload": device.upload_s}
     seconds = {**{name: total(of) for name, of in parts.items()}, "latency": latency}
     return sum(seconds.values()), ", ".join(f"{name} {s:.3g} s" for name, s in seconds.items())
+
+
+def local_steps(algorithm: Algorithm, population: Population) -> dict[str, Steps]:
+    """Return the local steps of each phase in which clients work, by its name; of very many clients some are in the middle."""
+    ends = population.summary()
+    some = population.num_examples(torch.arange(min(population.size, ALL_UP_TO))).cpu()
+    counts = torch.stack([torch.tensor(ends.min_examples), some.median(), torch.tensor(ends.max_examples)])
+    working = (p for p in algorithm.phases if any(stage.batches.works for stage in p.work.stages))
+    return {p.name: Steps(*work(p, counts)[0].tolist()) for p in working}
 
 
 def between_steps(seconds: float, buffer: int, concurrency: int, clients: int) -> str:

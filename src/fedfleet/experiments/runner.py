@@ -12,6 +12,7 @@ import torch
 from fedfleet.config import schema as C
 from fedfleet.config import secured
 from fedfleet.config.schema import named
+from fedfleet.config.timing import local_steps
 from fedfleet.experiments.checkpoint import Checkpoint
 from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.prepared import Prepared
@@ -368,6 +369,7 @@ class Runner:
             "median_seconds_per_round": statistics.median(rounds["seconds"]) if len(rounds) else None,
             "seconds": self._seconds(),
             "model_floats": T.count(self._model()),
+            "local_steps": {name: n._asdict() for name, n in local_steps(x.algorithm, x.population).items()},
             "bit_exact": self.folder.bit_exact,
             "privacy": None,
             **{promise.key: promise.said(self.at.state) for promise in x.promises},

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from fedfleet.report.tables import Run, heard_counts
-from fedfleet.report.words import count, duration, joined, mean_sd, number, quantity, share, whole
+from fedfleet.report.words import count, duration, joined, mean_sd, number, quantity, share, span, whole
 from fedfleet.simulator.driver.evaluation import less_is_better
 
 SPENT = ("epsilon_spent", "example_epsilon_spent")  # of which there is no best
+CHOSEN = ("lr", "dual_lr", "batch_size", "steps", "epochs")  # of the options of an algorithm
 LEARNS = {
     "classification": "classify examples of",
     "stochastic": "classify examples of",
@@ -29,7 +30,7 @@ LEARNS = {
 
 def of_run(run: Run) -> list[str]:
     """Sentences about one run; nothing is said of what is not on record."""
-    paragraphs = [_who, _heard, _metrics], [_end, _cost, _beset]
+    paragraphs = [_who, _steps, _heard, _metrics], [_end, _cost, _beset]
     return [" ".join(sentence for part in parts for sentence in part(run)) for parts in paragraphs]
 
 
@@ -71,6 +72,27 @@ def _who(run: Run) -> Iterator[str]:
     size = f"{floats:,.0f} numbers" if floats else ""
     using = f", with {model}{f', {size}' if size else ''}" if model else f", with a model of {size}" if size else ""
     yield f"{name} learnt {_goal(run)}{_among(run)}{using}."
+
+
+def _steps(run: Run) -> Iterator[str]:
+    """How clients learnt: the rates and batches that were chosen, the local steps that followed."""
+    given = run.config.get("algorithm")
+    given = given if isinstance(given, dict) else {}
+    given = {**given["of"], **given} if isinstance(given.get("of"), dict) else given
+    names = CHOSEN[2:] if given.get("theory") else CHOSEN  # a theorem sets the rates
+    chosen = joined([f"{name} {given[name]}" for name in names if given.get(name) is not None])
+    known = {name: told for name, told in run.section("local_steps").items() if _is_span(told)}
+    spans = [span(**told) + (f" in {name}" if len(known) > 1 else "") for name, told in known.items()]
+    each = f"local steps of a client a round: {joined(spans)}" if spans else ""
+    if chosen:
+        yield f"Clients learnt with {chosen}{f' ({each})' if each else ''}."
+    elif each:
+        yield f"{each[0].upper()}{each[1:]}."
+
+
+def _is_span(told: object) -> bool:
+    ends = {"least", "middle", "most"}
+    return isinstance(told, dict) and told.keys() == ends and all(isinstance(n, int) for n in told.values())
 
 
 def _goal(run: Run) -> str:

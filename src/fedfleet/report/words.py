@@ -71,6 +71,11 @@ def whole(value: float | None) -> str:
     return MISSING if value is None else f"{value:,.0f}"
 
 
+def span(least: float, middle: float, most: float) -> str:
+    """'5' where all are equal, else '2 to 14, 6 in the middle'."""
+    return f"{most:,}" if least == most else f"{least:,} to {most:,}, {middle:,} in the middle"
+
+
 def count(many: int, word: str) -> str:
     """'1 run', '2 runs'."""
     return f"{many:,} {word}" + ("s" if many != 1 else "")

@@ -13,12 +13,15 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 import yaml
 from rich.console import Console
 
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.attacks.registry import ATTACKS
+from fedfleet.config.schema import load
 from fedfleet.datasets.registry import ABOUT
+from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
 from fedfleet.tasks.registry import TASKS
 from fedfleet.tracking.callback import Begun
@@ -126,6 +129,30 @@ def test_plan_says_what_a_run_would_do_and_writes_nothing(command: Command, tiny
     ):
         assert text in out
     assert list(tiny.parent.iterdir()) == [tiny]
+
+
+def test_plan_says_how_clients_learn_whatever_was_given(command: Command, tiny: Path) -> None:
+    dealt = ("population.clients=7", "population.partition={kind: dirichlet, alpha: 0.3}", "algorithm.batch_size=50")
+    config = load(tiny, {"population.clients": 7, "population.partition": {"kind": "dirichlet", "alpha": 0.3}})
+    clients = Experiment(config).population
+    counts = clients.num_examples(torch.arange(clients.size)).sort().values
+    for given, passes in ((("algorithm.steps=null",), 1), (("algorithm.steps=null", "algorithm.epochs=2"), 2)):
+        least, middle, most = (passes * -(-int(counts[i]) // 50) for i in (0, 3, 6))
+        assert least < middle < most
+        status, out, _ = command("plan", tiny, *dealt, *given)
+        assert status == 0
+        said = " ".join(out.replace("│", " ").split())
+        assert f"epochs {passes}, batch_size 50, lr 0.1" in said
+        assert f"train: {least} to {most}, {middle} in the middle, on up to 50 examples" in said
+    _, out, _ = command("plan", tiny, "algorithm={name: robust, of: {name: fedavg, steps: 3, lr: 0.3}}")
+    said = " ".join(out.replace("│", " ").split())
+    assert "of fedavg (steps 3, batch_size 10, lr 0.3," in said
+    assert "train: 3, on up to 10 examples" in said
+    theory = "{pl: 1, smoothness: 1, sigma_1: 1, sigma_2: 1, gap: 1, responses: 4, rounds: 3}"
+    _, out, _ = command("plan", tiny, "task=auc", f"algorithm={{name: cdma_one, theory: {theory}}}")
+    said = " ".join(out.replace("│", " ").split())
+    assert "epochs 1, batch_size 10, theory 1" in said
+    assert " lr " not in said
 
 
 def test_plan_of_several_runs_shows_each_label_once(command: Command, tiny: Path) -> None:

@@ -60,6 +60,11 @@ def test_the_account_follows_the_messages(run):
     d = run.summary["model_floats"]
     phases = run.table("phases").set_index(["round", "phase"])
     online = phases.invited - phases.offline
+    for phase, steps in run.summary["local_steps"].items():
+        of = phases.xs(phase, level="phase")
+        assert (of.heard * steps["least"] <= of.client_steps).all()
+        assert (of.heard * steps["most"] >= of.client_steps).all()
+        assert steps["least"] <= steps["middle"] <= steps["most"] <= 15
     assert (phases.floats_up == phases.heard * d).all()
     assert (phases.bytes_up == 4 * phases.floats_up).all()
     sent = pd.Series(2, phases.index)

@@ -30,6 +30,7 @@ SUMMARY = {
     "status": "stopped",
     "stopped": {"by": "until", "why": "eval/accuracy is 0.5, and until=eval/accuracy>=0.5"},
     "model_floats": 650,
+    "local_steps": {"train": {"least": 2, "middle": 6, "most": 14}},
     "rounds": 4,
     "initial": {"eval/accuracy": 0.1},
     "final": {"eval/accuracy": 0.5},
@@ -46,6 +47,7 @@ def test_a_run_in_words(tmp_path: Path) -> None:
     table = rounds_table(4, accuracy=[0.2, 0.6, None, 0.5])
     assert overview.of_run(run(tmp_path / "run", rounds=table)) == [
         "fedavg learnt to rank class 8 above the others (AUC) on digits, held by 5 clients (iid), with logistic, 650 numbers. "
+        "Clients learnt with lr 0.1 and batch_size 7 (local steps of a client a round: 2 to 14, 6 in the middle). "
         "Of 40 invitations in 4 rounds, 10 a round, 60 % were answered in time (24); 2 of 5 clients were heard at least once. "
         "accuracy went from 0.1 before the first round to 0.5; the best was 0.6, after round 2.",
         "It stopped after 4 of 9 rounds: eval/accuracy is 0.5, and until=eval/accuracy>=0.5. "
@@ -54,6 +56,31 @@ def test_a_run_in_words(tmp_path: Path) -> None:
         "The server saw sums of clients' updates alone (secure aggregation). "
         "It was attacked: sign_flip by 20 % of the clients.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "phases", "said"),
+    [
+        ({"name": "robust", "of": {"name": "fedavg", "lr": 0.5, "epochs": 1}}, {}, "with lr 0.5 and epochs 1. Of 40"),
+        (
+            {"name": "x", "lr": 0.5, "batch_size": 9, "steps": 3, "theory": {"G": 1}},
+            {},
+            "with batch_size 9 and steps 3. Of 40",
+        ),
+        (
+            {"name": "cdma_ada", "lr": 0.5},
+            {"gradient": (1, 1, 1), "update": (3, 4, 1000)},
+            "with lr 0.5 (local steps of a client a round: 1 in gradient and 3 to 1,000, 4 in the middle in update). Of 40",
+        ),
+        ({"own": {}}, {"A": (2, 2, 2), "B": (1, 1, 1)}, "Local steps of a client a round: 2 in A and 1 in B. Of 40"),
+        ({"own": {}}, {"mine": (2, 2, "<b>")}, "650 numbers. Of 40"),
+    ],
+)
+def test_how_clients_learnt(tmp_path: Path, algorithm: dict[str, Any], phases: dict[str, Any], said: str) -> None:
+    steps = {name: dict(zip(("least", "middle", "most"), n, strict=True)) for name, n in phases.items()}
+    if "own" in algorithm:
+        algorithm = {"own": {"name": "mine", "module": "lab"}}
+    assert said in overview.of_run(run(tmp_path / "run", {"algorithm": algorithm}, {"local_steps": steps}))[0]
 
 
 @pytest.mark.parametrize(
