@@ -17,7 +17,7 @@ from fedfleet.tasks.alike import alike
 from fedfleet.tasks.bag import bag
 from fedfleet.tasks.body_and_head import BodyAndHead
 from fedfleet.tasks.losses import cross_entropy, scored
-from fedfleet.tasks.making import maker, own_model
+from fedfleet.tasks.making import Model, maker, own_model
 from fedfleet.tasks.metrics import MetricOptions, chosen, named_by_path
 from fedfleet.tasks.mixstyle import MixStyleOptions, with_mixstyle
 from fedfleet.tasks.models import POOLED, build, checked_leaves, is_linear, leaves
@@ -33,10 +33,11 @@ from fedfleet.tasks.transformer import is_transformer
 class ClassificationOptions(ModelOptions):
     """Which net, a small one or one of torchvision's for photographs, and what is done to its features in training."""
 
-    model: str = "mlp"
+    model: Model = "mlp"
     """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, lenet_sigmoid, convnet; bag, for texts, the mean of the vectors of its
-    words, of width ``hidden``; torchvision's mobilenet_v2, resnet18, resnet50, resnet101; module:name of a function or class of
-    your own that makes a net; or transformers:PATH of a configuration, or a folder with weights, of Hugging Face's."""
+    words, of width ``hidden``; torchvision's mobilenet_v2, resnet18, resnet50, resnet101; torchvision:NAME of any of its nets, with
+    random weights and as many outputs as there are classes (``num_classes``), if nothing is said; module:name of a function or
+    class of your own that makes a net; or transformers:PATH of a configuration, or a folder with weights, of Hugging Face's."""
     arguments: dict[str, Any] | None = None
     """What one's own is called with; ``seed``, ``shape`` (of an example), ``classes`` and of texts ``words`` it is told besides,
     if it names them. Of a transformer, what is other than its configuration says."""

@@ -21,12 +21,16 @@ from fedfleet.simulator.named import called, found
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.pretrained import BATCH_NORMS, Norm, with_norm
 
+TORCHVISION = "torchvision.models"
+"""The module whose nets take ``num_classes`` without naming it in their signatures."""
+
 
 @dataclass(frozen=True)
 class Maker:
     """Makes one net, the same for the same seed; ``said`` and ``key`` name it, and its arguments, in messages.
 
-    ``norm`` is what its BatchNorms are replaced by, "batch" for nothing.
+    ``norm`` is what its BatchNorms are replaced by, "batch" for nothing; ``filled`` are arguments that the data say where
+    nobody else does.
     """
 
     make: Callable[..., Any] | nn.Module
@@ -35,6 +39,7 @@ class Maker:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     offered: Mapping[str, Any] = field(default_factory=dict)
     norm: Norm = "batch"
+    filled: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, seed: int) -> nn.Module:
         """Return a new net in its training mode. Raises ConfigError where that fails, or what is made is none that could learn."""
@@ -43,7 +48,8 @@ class Maker:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             try:
-                made = called(self.said, self.key, self.make, self.arguments, seed=seed, **self.offered)
+                given = {**self.filled, **self.arguments}
+                made = called(self.said, self.key, self.make, given, seed=seed, **self.offered)
             except (ConfigError, torch.OutOfMemoryError):
                 raise
             except Exception as e:
@@ -84,8 +90,15 @@ class Maker:
 def of_path(
     text: str, arguments: Mapping[str, Any] | None, shape: DataShape, key: str = "task", norm: Norm = "batch"
 ) -> Maker:
-    """Return the maker that a ``module:name`` is. Raises ConfigError."""
+    """Return the maker that a ``module:name`` is. Raises ConfigError.
+
+    A net of torchvision gets as many outputs as the data have classes, where nothing else is said: what has ``weights`` from
+    elsewhere has outputs, too.
+    """
     offered: dict[str, Any] = {"shape": tuple(shape.example)}
     offered |= {name: number for name, number in shape._asdict().items() if name in ("classes", "words") and number}
     make = found(f"{key}.model", text)
-    return Maker(make, f"{key}.model={text!r}", f"{key}.arguments", dict(arguments or {}), offered, norm)
+    given, library = dict(arguments or {}), text.partition(":")[0] == TORCHVISION
+    filled = {"num_classes": shape.classes} if library and shape.classes and given.get("weights") is None else {}
+    filled = {name: value for name, value in filled.items() if name not in given}
+    return Maker(make, f"{key}.model={text!r}", f"{key}.arguments", given, offered, norm, filled)

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import AfterValidator
 from torch import nn
 
 from fedfleet.simulator.named import is_path
 from fedfleet.tasks.adapters import Adapted, AdapterOptions
-from fedfleet.tasks.maker import Maker, of_path
+from fedfleet.tasks.maker import TORCHVISION, Maker, of_path
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.pretrained import Norm
 from fedfleet.tasks.transformer import HEADS, Use, is_transformer, of_configuration
 
 Make = Maker | Adapted
 """Makes one net, the same for the same seed."""
+
+
+def _spelt_out(model: str) -> str:
+    """Return ``torchvision.models:NAME`` for ``torchvision:NAME``, and anything else as it is."""
+    library, _, name = model.partition(":")
+    return f"{TORCHVISION}:{name}" if library == "torchvision" and name else model
+
+
+Model = Annotated[str, AfterValidator(_spelt_out)]
+"""What a net is named by."""
 
 
 def own_model(model: str | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor, nn
@@ -19,11 +19,12 @@ from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.named import found, is_path
 from fedfleet.tasks.adapters import Adapted, AdapterOptions
 from fedfleet.tasks.maker import Maker
-from fedfleet.tasks.making import Make, maker, own_model
+from fedfleet.tasks.making import Make, Model, maker, own_model
 from fedfleet.tasks.measures import alone, mean_loss
 from fedfleet.tasks.metrics import MetricOptions, chosen, named_by_path
 from fedfleet.tasks.models import checked_leaves, leaves
 from fedfleet.tasks.options import DataShape
+from fedfleet.tasks.pretrained import Norm
 from fedfleet.tasks.stateful import buffers, called, hollow, learnt, prepared
 from fedfleet.tasks.targets import LOSSES, Each, Loss, guessed, own_loss
 from fedfleet.tasks.transformer import is_transformer
@@ -36,14 +37,17 @@ class ModuleOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    model: str = Field(examples=["nets:make_net"])
-    """module:name of what makes the net, a function or a class; or transformers:PATH of a causal language model of Hugging
-    Face's."""
+    model: Model = Field(examples=["nets:make_net"])
+    """module:name of what makes the net, a function or a class; torchvision:NAME of one of torchvision's; or transformers:PATH of a
+    causal language model of Hugging Face's."""
     arguments: dict[str, Any] | None = None
     """What it is called with; ``seed``, ``shape`` and ``classes`` it is told besides, where it names them. Of a transformer, what
     is other than its configuration says."""
     adapters: AdapterOptions | None = None
     """Leave the net's weights as they are, and learn small matrices beside them (LoRA)."""
+    norm: Norm = "batch"
+    """What the net normalises by: BatchNorm; GroupNorm in its place, with its scales and shifts; frozen: BatchNorm with the
+    statistics that it comes with, in training too."""
     loss: str = "cross_entropy"
     """cross_entropy, token_cross_entropy, bce_with_logits, mse, mae, huber; or module:name of ``(outputs, y) -> (B, ...)``."""
     metrics: list[str | MetricOptions] | None = Field(default=None)
@@ -56,6 +60,8 @@ class ModuleOptions(BaseModel):
     def _known(self) -> ModuleOptions:
         if not is_path(self.model) and not is_transformer(self.model):
             raise ValueError(f"model={self.model!r} is no module:name, such as nets:make_net: give one")
+        if self.norm != "batch" and is_transformer(self.model):
+            raise ValueError(f"norm={self.norm} is not for model={self.model}: leave it out")
         return self
 
     @property
@@ -72,7 +78,7 @@ class ModuleOptions(BaseModel):
 def of_options(options: ModuleOptions, shape: DataShape) -> ModuleTask:
     """Return the task of a configuration. Raises ConfigError."""
     loss: Any = found("task.loss", options.loss) if is_path(options.loss) else options.loss
-    make = maker(options.model, options.arguments, options.adapters, shape, "foretell")
+    make = maker(options.model, options.arguments, options.adapters, shape, "foretell", norm=options.norm)
     assert make is not None
     return ModuleTask(make, loss, options.metrics, "task.")
 
@@ -83,6 +89,7 @@ def from_module(
     loss: str | Each = "cross_entropy",
     metrics: Sequence[str | Measure | Mapping[str, Any]] | Mapping[str, str | Measure] | None = None,
     adapters: AdapterOptions | Mapping[str, Any] | None = None,
+    norm: Norm = "batch",
 ) -> ModuleTask:
     """Return the task of learning a net's parameters.
 
@@ -95,12 +102,16 @@ def from_module(
             ``arguments``, or functions ``(outputs, y) -> number``, perhaps by name; the best model is kept by the first. If nothing
             is said, those that go with the loss. The mean loss is always measured.
         adapters: options of low-rank adapters, which are learnt in the place of the net's weights.
+        norm: what the net's BatchNorms are replaced by: "group" for GroupNorm with their scales and shifts, "frozen" for the
+            statistics that they come with, "batch" for nothing.
 
     Raises ConfigError, in one line, for what is none of these.
 
     """
     if not callable(net):
         raise ConfigError(f"from_module: net={net!r}: give a torch.nn.Module, or a function or class that makes one")
+    if norm not in get_args(Norm):
+        raise ConfigError(f"from_module: norm={norm!r}: choose one of {', '.join(get_args(Norm))}")
     name = getattr(net, "__name__", type(net).__name__)
     given: Any = list(metrics.items()) if isinstance(metrics, Mapping) else metrics
     try:
@@ -109,7 +120,7 @@ def from_module(
         raise ConfigError(
             f"net {name}: it cannot be copied ({one_line(e)[:120]}): give a function that makes it"
         ) from e
-    plain = Maker(kept, f"net {name}", "net")
+    plain = Maker(kept, f"net {name}", "net", norm=norm)
     if adapters is None:
         return ModuleTask(plain, loss, given, "")
     try:

@@ -23,8 +23,11 @@ from fedfleet.tasks import pretrained, two_heads_nets
 from fedfleet.tasks.adaptation import AdaptationOptions, DomainAdaptation
 from fedfleet.tasks.adaptation_nets import build
 from fedfleet.tasks.classification import Classification, ClassificationOptions
+from fedfleet.tasks.maker import of_path
+from fedfleet.tasks.module import ModuleOptions, from_module, of_options
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.two_heads import TwoHeads, TwoHeadsOptions
+from tests.tasks.own_nets import Normalised
 
 PHOTOGRAPH = DataShape((3, 32, 32), 31)
 
@@ -281,3 +284,51 @@ def test_a_net_of_ones_own_normalises_as_is_said():
         ConfigError, match=r"norm=group is not for task.model='tests.tasks.own_nets:mlp', which has no BatchNorm"
     ):
         Classification(ClassificationOptions(model="tests.tasks.own_nets:mlp", norm="group"), shape)
+
+
+@pytest.mark.parametrize("of_labels", [True, False])
+def test_any_net_of_torchvision_has_as_many_outputs_as_there_are_classes(of_labels):
+    def made(model, **options):
+        if of_labels:
+            return Classification(ClassificationOptions(model=model, **options), PHOTOGRAPH)
+        return of_options(ModuleOptions(model=model, **options), PHOTOGRAPH)
+
+    for model in ("torchvision:shufflenet_v2_x0_5", "torchvision.models:shufflenet_v2_x0_5"):
+        task = made(model, norm="group")
+        assert task.make.filled == {"num_classes": 31}
+        assert task.make.said == "task.model='torchvision.models:shufflenet_v2_x0_5'"
+        z = task.init(0)
+        assert set(z) == {"x"}  # no BatchNorm counts
+        assert z["x"]["fc.weight"].shape == (31, 1024)
+    task = made("torchvision:shufflenet_v2_x0_5", arguments={"num_classes": 3})
+    assert task.make.filled == {}
+    assert set(task.init(0)) == {"x", "b"}
+    assert task.init(0)["x"]["fc.weight"].shape == (3, 1024)
+    with pytest.raises(ConfigError, match=r"torchvision.models has no 'resnet19': did you mean 'resnet1"):
+        made("torchvision:resnet19")
+    given = {"weights": "IMAGENET1K_V1"}  # outputs come with them
+    assert of_path("torchvision.models:shufflenet_v2_x0_5", given, PHOTOGRAPH).filled == {}
+    assert of_path("torchvision.models:shufflenet_v2_x0_5", None, DataShape((3, 32, 32), 0)).filled == {}
+    assert of_path("tests.tasks.own_nets:mlp", None, PHOTOGRAPH).filled == {}
+
+
+def test_what_a_net_normalises_by_is_said_of_any_task_of_a_net():
+    def kinds(task):
+        return {type(layer) for layer in task.net().modules()}
+
+    own = {"model": "tests.tasks.own_nets:Normalised", "arguments": {"classes": 3}}
+    shape = DataShape((8,), 3)
+    assert torch.nn.BatchNorm1d in kinds(of_options(ModuleOptions(**own), shape))
+    for norm, layer in (("group", torch.nn.GroupNorm), ("frozen", pretrained.FixedNorm)):
+        for task in (
+            of_options(ModuleOptions(**own, norm=norm), shape),
+            from_module(lambda: Normalised(classes=3), norm=norm),
+        ):
+            assert layer in kinds(task)
+            assert torch.nn.BatchNorm1d not in kinds(task)
+    with pytest.raises(ValueError, match=r"norm=group is not for model=transformers:x: leave it out"):
+        ModuleOptions(model="transformers:x", norm="group")
+    with pytest.raises(ConfigError, match=r"norm='layer': choose one of batch, group, frozen"):
+        from_module(torch.nn.Linear(8, 3), norm="layer")
+    with pytest.raises(ConfigError, match=r"norm=group is not for net Linear, which has no BatchNorm: leave it out"):
+        from_module(torch.nn.Linear(8, 3), norm="group")

@@ -16,6 +16,8 @@ from fedfleet.experiments.runner import where
 from fedfleet.report.words import span
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.fleet.hardware import Machines
+from fedfleet.tasks.adapters import Adapted
+from fedfleet.tasks.maker import Maker
 
 SHORT = 8  # digits of a digest
 OF_THEORY = ("lr", "dual_lr", "lr_schedule", "decay", "alpha")
@@ -49,6 +51,8 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
             f"{float(sizes.sum() / sizes.min()):,.3g}",
         )
     yield "model", f"{floats:,} floats ({_parts(x)}), {model_bytes / 1e6:.2f} MB"
+    if told := _filled(x):
+        yield "told to the net", f"{told}, as the data have"
     if told := ", ".join(chosen(options(x.config, "algorithm"))):
         yield "algorithm", told
     yield "phases a round", ", ".join(p.name for p in x.algorithm.phases)
@@ -102,6 +106,14 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
 def _told(here: Place) -> str:
     """Say which code it is."""
     return here.options.version or f"source {str(here.options.source)[:SHORT]}"
+
+
+def _filled(x: Experiment) -> str:
+    """Say which arguments of the net nobody gave, but the data."""
+    make = getattr(x.task, "make", None)
+    make = make.plain if isinstance(make, Adapted) else make
+    filled = make.filled if isinstance(make, Maker) else {}
+    return ", ".join(f"{name} {value}" for name, value in filled.items())
 
 
 def _steps(x: Experiment) -> Iterator[str]:

@@ -14,6 +14,7 @@ from torch import nn
 
 import fedfleet
 from fedfleet.algorithms.options import CohortOptions
+from fedfleet.commands.plan import describe
 from fedfleet.experiments import campaign
 from fedfleet.experiments.progress import Progress
 from fedfleet.report.groups import grouped
@@ -276,6 +277,16 @@ def test_torchvisions_nets_are_no_other_case(tmp_path):
     task = {"model": "torchvision.models:squeezenet1_1", "arguments": {"num_classes": 3}}
     with pytest.raises(fedfleet.ConfigError, match="it fails on 3 examples of"):
         fedfleet.Experiment(fedfleet.load({**CONFIG, "task": task}))
+
+
+def test_a_plan_says_what_a_net_of_torchvision_is_told():
+    x, y = torch.rand(12, 3, 32, 32), torch.arange(12) % 3
+    task = {"name": "classification", "model": "torchvision:shufflenet_v2_x0_5", "norm": "group"}
+    config = {"task": task, "executor": {"kind": "local", "inner": "serial"}, "cohort": {"invite": 2}}
+    config |= {"algorithm": {"batch_size": 2}}
+    made = fedfleet.Experiment(fedfleet.load(config), data=fedfleet.data.from_arrays(x, y, client=y))
+    assert dict(describe(made))["told to the net"] == "num_classes 3, as the data have"
+    assert "told to the net" not in dict(describe(fedfleet.Experiment(fedfleet.load(CONFIG))))
 
 
 @pytest.mark.parametrize("model", ["logistic", "cnn_bn", *(HERE + n for n in ("Normed", "Reader", "Tied"))])
