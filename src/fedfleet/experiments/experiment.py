@@ -20,6 +20,7 @@ from fedfleet.experiments.runner import Runner
 from fedfleet.experiments.status import Status
 from fedfleet.experiments.tracked import configured, trackers
 from fedfleet.experiments.workers import Workers
+from fedfleet.report import write_card
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tracking.callback import Callback, Callbacks, checked
 
@@ -108,4 +109,7 @@ class Experiment(Prepared):
             runner = Runner(self, folder, told, pause)
             if found is not None:
                 runner.resume(found)
-            return runner.run(executor)
+            run = runner.run(executor)
+            with folder.writing():
+                write_card(out)
+            return run

@@ -13,7 +13,7 @@ import pandas as pd
 from torch import nn
 
 from fedfleet.experiments.runfolder import BEST, SUMMARY, summary_of
-from fedfleet.experiments.weights import net_of, save_adapters
+from fedfleet.experiments.weights import net_of, save_adapters, save_state_dict
 from fedfleet.simulator.algorithm import Task
 from fedfleet.simulator.errors import ConfigError
 
@@ -74,6 +74,14 @@ class Run:
         """
         file = None if which == "base" else self._file(which)
         return net_of(self.folder, self.summary, file, self.task)
+
+    def save_state_dict(self, path: Path | str, which: Literal["last", "best", "base"] = "last") -> Path:
+        """Write the ``state_dict`` of ``model(which)``, which the same net loads by ``load_state_dict``, and return its path.
+
+        A name that ends in ``.safetensors`` or ``.pt`` says in which format; a file that is there is replaced. Raises ConfigError
+        for another name, and where ``model`` does, FedfleetError where it cannot be written.
+        """
+        return save_state_dict(self.model(which), Path(path))
 
     def save_adapters(self, out: Path | str, which: Literal["last", "best"] = "last") -> Path:
         """Write the adapters of the last or of the best model into a folder as PEFT does, and return it.

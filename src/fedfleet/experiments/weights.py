@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedfleet.config import schema as C
 from fedfleet.config.reading import read
 from fedfleet.experiments import learnt
+from fedfleet.experiments.files import whole
 from fedfleet.simulator.algorithm import Task
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
@@ -28,6 +29,7 @@ from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.transformer import Logits
 from fedfleet.tasks.weights_file import read_weights
 
+STATE_DICTS = (".safetensors", ".pt")
 COUNTED = "num_batches_tracked"  # which torch's BatchNorm has, and ours does without
 PLAYERS = ("x", BUFFERS)  # parts whose leaves have the names of a net's state_dict
 
@@ -47,6 +49,25 @@ def net_of(folder: Path, summary: Mapping[str, Any], file: str | None, task: Tas
         raise ConfigError(f"{folder}: its task has no adapters: give last or best")
     net = plain(net).eval()
     return net.net if isinstance(net, Logits) else net
+
+
+def save_state_dict(net: nn.Module, path: Path) -> Path:
+    """Write a net's ``state_dict`` by the end of the file's name. Raises ConfigError for another, FedfleetError where it fails."""
+    if path.suffix not in STATE_DICTS:
+        raise ConfigError(f"{path}: its name does not say the format: end it in {' or '.join(STATE_DICTS)}")
+    apart = torch.contiguous_format  # and shared ones apart: safetensors asks for both
+    tensors = {name: leaf.detach().clone(memory_format=apart) for name, leaf in net.state_dict().items()}
+    try:
+        with whole(path) as scratch:
+            if path.suffix == ".pt":
+                torch.save(tensors, scratch)
+            else:
+                save_file(tensors, scratch)
+    except (OSError, RuntimeError, SafetensorError) as e:
+        raise FedfleetError(
+            f"{path}: cannot be written ({one_line(e)}): give a file in a folder you may write to"
+        ) from None
+    return path
 
 
 def save_adapters(folder: Path, summary: Mapping[str, Any], file: str, task: Task | None, out: Path) -> Path:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedfleet.report.study_tables import Target
 
-__all__ = ["finals", "told", "write_report"]
+__all__ = ["finals", "told", "write_card", "write_report"]
 
 ROUNDS = "rounds.parquet"
 SEARCH_DEPTH = 3  # a comparison folder is <label>/seed-<n>/, and one level more for a folder of comparisons
@@ -26,7 +26,7 @@ SEARCH_DEPTH = 3  # a comparison folder is <label>/seed-<n>/, and one level more
 def write_report(runs: Sequence[Path], out: Path, target: Target | None = None) -> Path:
     """Write `out/report.html`, which embeds its figures, and the same figures as `out/figures/*.png`.
 
-    Where `out` is the folder of the one run that there is, and has a model, its `model_card.md` is written too.
+    Where `out` is the folder of the one run that there is, and has a model, its `model_card.md` is written anew.
 
     Args:
         runs: run folders, or comparison folders, which stand for the run folders up to three levels below them.
@@ -58,9 +58,16 @@ def write_report(runs: Sequence[Path], out: Path, target: Target | None = None) 
     found = groups.grouped(read)
     drawn = figures.draw(found)
     html = page.render(found, drawn, target)
-    if folders == [Path(out).resolve()] and (folders[0] / card.WEIGHTS).is_file():
-        (folders[0] / card.CARD).write_text(card.card(read[0]), encoding="utf-8")
+    if folders == [Path(out).resolve()]:
+        card.write(read[0])
     return sheet.write(Path(out), html, drawn)
+
+
+def write_card(run: Path) -> None:
+    """Write the `model_card.md` of a run folder that has a model. Raises ValueError where a file of it cannot be read."""
+    from fedfleet.report import card, tables
+
+    card.write(tables.read(run))
 
 
 def told(run: Path) -> list[str]:

@@ -33,6 +33,12 @@ AGAIN = (
 )
 
 
+def write(run: Run) -> None:
+    """Write the card of a run that has a model into its folder."""
+    if (run.path / WEIGHTS).is_file():
+        (run.path / CARD).write_text(card(run), encoding="utf-8")
+
+
 def card(run: Run) -> str:
     """Return the card as Markdown, after a head in YAML that hubs read."""
     parts = [

@@ -309,11 +309,30 @@ def test_a_run_gives_its_net_back(model, tmp_path):
     names = {name.partition(".")[2]: leaf for name, leaf in weights(run).items()}
     _, strange = again.load_state_dict(names, strict=False)
     assert not strange
-    torch.save(net.state_dict(), tmp_path / "net.pt")
+    for path in (tmp_path / "net.pt", tmp_path / "net.safetensors"):
+        assert run.save_state_dict(str(path)) == path
+        found = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
+        again = x.task.net()  # as a user's own code makes it
+        again.load_state_dict(found)
+        assert all(torch.equal(leaf, net.state_dict()[name]) for name, leaf in again.state_dict().items())
     for warm in (tmp_path / "net.pt", run.folder / "model.safetensors"):
         begun = fedfleet.Experiment(fedfleet.load(CONFIG, {"task.model": model, "warm_start": str(warm)}))
         assert all(torch.equal(leaf, names[name]) for name, leaf in begun.z["x"].items())
         assert all(torch.equal(leaf, names[name]) for name, leaf in begun.z.get("b", {}).items())
+
+
+def test_a_state_dict_that_cannot_be_written_is_refused_in_one_line(tmp_path):
+    run = fedfleet.run(CONFIG, {"task.model": "logistic", "rounds": 1}, out=tmp_path / "run")
+    best = torch.load(run.save_state_dict(tmp_path / "best.pt", "best"), weights_only=True)
+    assert all(torch.equal(leaf, run.model("best").state_dict()[name]) for name, leaf in best.items())
+    with pytest.raises(
+        fedfleet.ConfigError, match=r"net.bin: its name does not say the format: end it in .safetensors or .pt"
+    ):
+        run.save_state_dict(tmp_path / "net.bin")
+    for name in ("net.pt", "net.safetensors"):
+        with pytest.raises(fedfleet.FedfleetError, match=rf"none/{name}: cannot be written") as e:
+            run.save_state_dict(tmp_path / "none" / name)
+        assert "\n" not in str(e.value)
 
 
 def test_a_net_that_was_made_in_python_comes_back_with_its_run(tmp_path):

@@ -95,6 +95,9 @@ def test_the_folder_holds_what_is_promised(run):
     assert resolved["executor"]["block_size"] == 4
     assert resolved["algorithm"]["gradient_chunk"] == 500
     assert json.loads((run.folder / "summary.json").read_text())["status"] == "finished"
+    card = (run.folder / "model_card.md").read_text()  # with a report or without
+    assert "cdma_ada learnt to rank" in card
+    assert "It ran to its last round." in card
 
 
 def test_the_resolved_configuration_gives_the_same_bytes(run, tmp_path):
