@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedfleet.commands import data, several
+from fedfleet.commands import completing, data, several
 from fedfleet.commands.arguments import TERMINATED, ConfigArg, OverridesArg, loaded, there
 from fedfleet.commands.terminal import INTERRUPTED, Interrupted, interruptible, progress, wide
 from fedfleet.config.reading import check_free, check_there
@@ -73,7 +73,9 @@ def run(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="What was given as --out.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="What was given as --out.", autocompletion=completing.runs)
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What is to change, such as rounds=200.")
     ] = None,
@@ -97,7 +99,10 @@ def resume(
 @app.command()
 def watch(
     folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of runs, such as a study's.")
+        Path,
+        typer.Argument(
+            metavar="RUN", help="A run folder, or a folder of runs, such as a study's.", autocompletion=completing.runs
+        ),
     ],
     once: Annotated[bool, typer.Option("--once", help="Show how it stands, and end.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 2.0,
@@ -212,13 +217,17 @@ def invert(
 @app.command(name="list")
 def list_(
     what: Annotated[
-        str, typer.Argument(help="algorithms, datasets, tasks, partitions, attacks, trackers, callbacks, …")
+        str,
+        typer.Argument(
+            help="algorithms, datasets, tasks, partitions, attacks, trackers, callbacks, …",
+            autocompletion=completing.kinds,
+        ),
     ] = "",
 ) -> None:
     """List what can be named in a configuration; `fedfleet show` has the options of each."""
     from fedfleet.commands import show_named
 
-    kinds = [*show_named.kinds(), "callback"]
+    kinds = show_named.nameable()
     if (found := show_named.called(what, kinds)) is None:
         raise ConfigError(f"list {what!r}: choose one of {', '.join(kinds)}")
     typer.echo(show_named.listed(found))
@@ -250,7 +259,10 @@ for command in (data.convert, data.trace, data.show, data.partition):
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of runs.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run folders, or folders of runs.", autocompletion=completing.runs),
+    ],
     out: Annotated[Path | None, typer.Option(help="Folder for report.html; the first RUN if not given.")] = None,
     target: Annotated[
         str | None, typer.Option(help="Say what it took to reach this, such as eval/accuracy=0.8.")

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedfleet.commands import completing
 from fedfleet.commands.arguments import TERMINATED, ConfigArg, OverridesArg, loaded, there
 from fedfleet.simulator.errors import ConfigError
 
@@ -99,12 +100,17 @@ def show(
         str,
         typer.Argument(
             help="data; or a kind: algorithm, task, dataset, partition, availability, attack, tracker, …; or a section: config, "
-            "cohort, evaluation, executor, …"
+            "cohort, evaluation, executor, …",
+            autocompletion=completing.shown,
         ),
     ],
     config: Annotated[
         Path | None,
-        typer.Argument(metavar="[CONFIG|NAME]", help="A YAML file for data; else a name, or none for all of them."),
+        typer.Argument(
+            metavar="[CONFIG|NAME]",
+            help="A YAML file for data; else a name, or none for all of them.",
+            autocompletion=completing.named,
+        ),
     ] = None,
     overrides: OverridesArg = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it, too, as FILE.svg or FILE.png.")] = None,
@@ -131,7 +137,7 @@ def show(
 def _show_named(kind: str, name: Path | None, more: list[str] | None) -> None:
     from fedfleet.commands import show_named
 
-    known = [*show_named.kinds(), *(sections := show_named.sections())]
+    known = [*show_named.nameable(), *(sections := show_named.sections())]
     if (found := show_named.called(kind, known)) is None:
         raise ConfigError(f"show {kind!r}: choose data, or one of {', '.join(known)}")
     kind, section = found, found in sections

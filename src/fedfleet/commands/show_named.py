@@ -8,6 +8,7 @@ import sys
 import types
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
+from importlib.metadata import EntryPoint
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import yaml
@@ -22,9 +23,10 @@ from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.attacks.registry import ATTACKS
 from fedfleet.commands.terminal import table
 from fedfleet.config.checking import unknown
-from fedfleet.config.names import NAMED, package, packaged
+from fedfleet.config.names import NAMED, check_clear, entry, known, package, packaged
 from fedfleet.config.schema import Config
 from fedfleet.datasets.registry import ABOUT
+from fedfleet.simulator import named
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tasks.registry import TASKS
 from fedfleet.tracking.registry import TRACKERS
@@ -66,6 +68,11 @@ def kinds() -> dict[str, Kind]:
     return found
 
 
+def nameable() -> dict[str, Kind]:
+    """Return every kind that may have names: callbacks too, all of whose names packages give."""
+    return kinds() | {"callback": Kind("callbacks", "name", {}, {}, listed=True)}
+
+
 def sections() -> dict[str, type[BaseModel]]:
     """Return the sections of a configuration with keys of their own, and as "config" the whole."""
     inner = {key: _section(field.annotation) for key, field in Config.model_fields.items() if key not in NAMED}
@@ -90,7 +97,7 @@ def _packaged(section: str, mine: Mapping[str, str]) -> dict[str, str]:
     """Return the names that installed packages add to those of fedfleet, and of each which package."""
     found = {}
     for name, several in packaged(section).items():
-        told = " and ".join(f"{each.value} of {package(each)}" for each in several)
+        told = " and ".join(map(_whose, several))
         found[name] = told
         if name in mine or len(several) > 1:
             found[name] = f"refused, since it is not clear which: {'; '.join(filter(None, [mine.get(name), told]))}"
@@ -99,16 +106,16 @@ def _packaged(section: str, mine: Mapping[str, str]) -> dict[str, str]:
 
 def names(kind: str) -> Iterator[tuple[str, str]]:
     """Yield every name of a kind, and a line on it."""
-    of = kinds()[kind]
+    of = nameable()[kind]
     for name in of.options:
         yield name, about(of, name)
 
 
 def listed(kind: str) -> str:
-    """Return a line a name of a kind, those of installed packages too, which they are; callbacks have no others."""
-    of = kinds().get(kind)
-    mine = {} if of is None else dict(names(kind))
-    found = mine | _packaged("callbacks" if of is None else of.section, mine)
+    """Return a line a name of a kind, those of installed packages too, and whose they are; callbacks have no others."""
+    of = nameable()[kind]
+    mine = dict(names(kind))
+    found = mine | _packaged(of.section, mine)
     if not found:
         return (
             f"none has a name: give module:name of your own, or install a package that adds {kind}s (docs/own_parts.md)"
@@ -124,9 +131,13 @@ def about(of: Kind, name: str) -> str:
 
 def page(kind: str, name: str) -> RenderableType:
     """Return what there is to say of a name. Raises ConfigError."""
-    of = kinds()[kind]
+    of = nameable()[kind]
     if name not in of.options:
-        raise ConfigError(unknown(f"show {kind}", name, of.options))
+        check_clear(of.section, name)
+        if (given := entry(of.section, name)) is None:
+            there = [*known(of.section, of.options)]
+            raise ConfigError(unknown(f"show {kind}", name, there) if there else f"show {kind} {name}: {listed(kind)}")
+        return _page_of(of, given)
     options = of.options[name]
     parts: list[RenderableType] = [Text.assemble((name, "bold"), "  ", about(of, name))]
     if said := source(kind, name):
@@ -136,6 +147,34 @@ def page(kind: str, name: str) -> RenderableType:
         parts += [Text(""), table(OPTION, rows)]
     parts += [Text(""), Text(example(kind, name))]
     return Group(*parts)
+
+
+def _page_of(of: Kind, given: EntryPoint) -> RenderableType:
+    """Return what there is to say of a name that a package gives: whose it is, its own words, what it is called with."""
+    make = named.found(f"{of.section}: {given.name}, {package(given)}", given.value)
+    takes: list[inspect.Parameter] = []
+    with suppress(TypeError, ValueError):  # of what is compiled nobody knows
+        takes = [
+            p for p in inspect.signature(make).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
+    rows = [(f"arguments.{p.name}", _annotated(p), _given(p), "") for p in takes]
+    said = {of.key: given.name}
+    parts: list[RenderableType] = [Text.assemble((given.name, "bold"), f"  {_whose(given)}")]
+    for more in (inspect.getdoc(make), rows and table(OPTION, rows), _yaml(of.section, [said] if of.listed else said)):
+        parts += [Text(""), Text(more) if isinstance(more, str) else more] if more else []
+    return Group(*parts)
+
+
+def _annotated(p: inspect.Parameter) -> str:
+    return "" if p.annotation is p.empty else p.annotation if isinstance(p.annotation, str) else _told(p.annotation)
+
+
+def _given(p: inspect.Parameter) -> str:
+    return "told by fedfleet, or to be given" if p.default is p.empty else f"{p.default}"
+
+
+def _whose(entry: EntryPoint) -> str:
+    return f"{entry.value} of {package(entry)}"
 
 
 def fields(options: type[BaseModel], prefix: str = "", skip: str = "") -> Iterator[tuple[str, str, str, str]]:
@@ -167,6 +206,11 @@ def example(kind: str, name: str) -> str:
     section = of.section
     if of.options[name] is Delta:  # which is for the other way, and wants something behind it
         section, value = "transforms.down", [given, "bf16"]
+    return _yaml(section, value)
+
+
+def _yaml(section: str, value: Any) -> str:
+    """Return YAML of a section."""
     for part in reversed(section.split(".")):
         value = {part: value}
     return yaml.safe_dump(value, sort_keys=False, default_flow_style=False, allow_unicode=True).rstrip()

@@ -316,6 +316,21 @@ def test_an_installed_package_adds_names(install, tmp_path, command):
     status, out, _ = command("list", "availability")
     assert (status, out.splitlines()[-1].split()) == (0, ["coin", "coins:Coin", "of", "coins", "1.2"])
     assert command("list", "callbacks")[1].split() == ["stop", "coins:Stop", "of", "coins", "1.2"]
+    status, out, _ = command("show", "availability", "coin")
+    assert (status, out.splitlines()[0]) == (0, "coin  coins:Coin of coins 1.2")
+    rows = [[cell.strip() for cell in line.split("│")] for line in out.splitlines() if "arguments." in line]
+    assert rows == [
+        ["", "arguments.rate", "number > 0, ≤ 1", "0.9", "", ""],
+        ["", "arguments.seed", "integer", "0", "", ""],
+    ]
+    assert "As bernoulli." in out
+    assert yaml.safe_load(out[out.index("availability:") :]) == {"availability": {"kind": "coin"}}
+    status, out, _ = command("show", "transform", "half")
+    assert yaml.safe_load(out[out.index("transforms:") :]) == {"transforms": {"up": [{"name": "half"}]}}
+    status, out, _ = command("show", "callback", "stop")
+    assert (status, out.splitlines()[0]) == (0, "stop  coins:Stop of coins 1.2")
+    status, _, error = command("show", "callback", "stopp")
+    assert (status, error) == (2, "error: show callback='stopp': unknown; did you mean 'stop'? choose one of stop\n")
     with pytest.raises(
         fedfleet.ConfigError, match=r"availability\.version='coins 1\.1': the code of coin is other by now"
     ):
@@ -334,6 +349,12 @@ def test_a_name_that_is_not_clear_is_refused(install, command):
     )
     assert "refused" in command("list", "availability")[1].splitlines()[0]
     assert experiment({"availability": "mine"}).config.availability["kind"] == "mine"
-    install("dice", availability="mine = dice:Coin")
+    install("dice", availability="mine = dice:Coin", tasks="broken = dice:Nothing", datasets="rolls = dice:digits")
+    assert command("show", "dataset", "rolls")[1].count("told by fedfleet, or to be given") == 3
+    status, _, error = command("show", "task", "broken")
+    assert (status, error.count("\n")) == (2, 1)
+    assert error.startswith("error: task: broken, dice 1.2='dice:Nothing': dice has no 'Nothing'")
+    status, _, error = command("show", "availability", "mine")
+    assert (status, error.count("both have that name")) == (2, 1)
     with pytest.raises(fedfleet.ConfigError, match=r"coins 1\.2 and dice 1\.2 both have that name"):
         experiment({"availability": "mine"})
