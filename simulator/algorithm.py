@@ -122,7 +122,12 @@ class Round(Protocol):
     def invite(self, size: int, *, replace: bool = False, role: Role | None = None) -> Cohort:
         """Invite a cohort; where all alike are drawn, the n-th call of a round for as many is the same for every algorithm.
 
-        With a ``role``, of the clients that hold labelled ("source") or unlabelled ("target") examples alone.
+        Args:
+            size: how many clients, S.
+            replace: whether one may come several times.
+            role: of the clients that hold labelled ("source") or unlabelled ("target") examples alone.
+
+        Raises ConfigError for a role where no domain is a target.
         """
         ...
 
@@ -134,6 +139,13 @@ class Round(Protocol):
         self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
     ) -> Reduced:
         """Send ``shared`` to the cohort, let those heard work, reduce what they send.
+
+        Args:
+            phase: one of the algorithm's.
+            shared: what all are sent.
+            cohort: those invited (S,).
+            inbox: what each is sent besides, leaves (S, ...).
+            steps: replaces the local steps of the phase's batch plans.
 
         What clients draw, minibatches and noise, is other in each exchange of a round, and the same in the n-th of any algorithm's.
         """
@@ -150,6 +162,12 @@ class Round(Protocol):
     ) -> list[Buffered]:
         """Let time pass until ``size`` answers are in, from ``concurrency`` clients at work at any time.
 
+        Args:
+            phase: one of the algorithm's.
+            messages: round -> what clients invited in it are sent.
+            size, concurrency: as above.
+            max_staleness: rounds; None keeps all answers.
+
         A client is sent the message of the round it is invited in, so ``messages`` must hold this round's and those of
         ``versions``; answers more than ``max_staleness`` rounds old are thrown away. What comes back is reduced version by
         version, the present one first.
@@ -163,7 +181,13 @@ class Round(Protocol):
     def at_server(self, phase: Phase, *, shared: Message, own: Tree = None, steps: int | None = None) -> Done:
         """Do the work of one of ``Algorithm.server`` on the server's own examples, as a client does that is sent ``shared``.
 
-        Nothing travels, and it takes no time. ``own`` is what was kept of it the last time, None at first.
+        Args:
+            phase: one of ``Algorithm.server``.
+            shared: what a client would be sent.
+            own: what was kept of it the last time, None at first.
+            steps: replaces the local steps of the phase's batch plans.
+
+        Nothing travels, and it takes no time.
         """
         ...
 

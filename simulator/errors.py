@@ -26,7 +26,7 @@ class ClientError(FedfleetError):
 
     @classmethod
     def at(cls, client: int, phase: str, step: str, error: BaseException) -> ClientError:
-        """Name where it happened; the original error is chained by the caller."""
+        """Name where it happened: in which client, phase and step; the original error is chained by the caller."""
         return cls(f"client {client}, phase {phase!r}, {step}: {type(error).__name__}: {error}")
 
     def told(self) -> str:

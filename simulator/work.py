@@ -65,7 +65,7 @@ class Batch:
 
     @property
     def y(self) -> Tensor:
-        """Labels (B,)."""
+        """Labels (B,), or targets (B, ...)."""
         return self.data["y"]
 
     def split(self, parts: int) -> tuple[Batch, ...]:
@@ -103,6 +103,8 @@ class BatchPlan:
         free: a look that costs nothing beside training, such as at labels.
         drawn: each example is in each batch with probability size / examples, for itself (Poisson sampling); ``size`` is what a
             batch has on average, and an epoch has as many batches as else.
+
+    Raises ValueError for what does not go together.
 
     """
 
@@ -145,7 +147,18 @@ class Ops(Protocol):
     def grad(
         self, objective: str, z: Tree, batch: Batch, key: Key, *, ctx: Tree = None, wrt: tuple[str, ...] | None = None
     ) -> tuple[Tree, Mapping[str, Any]]:
-        """Return ``(direction, aux)`` with direction = sign * gradient, so that every method steps ``z - eta * direction``."""
+        """Return ``(direction, aux)`` with direction = sign * gradient, so that every method steps ``z - eta * direction``.
+
+        Args:
+            objective: its name among the task's, such as "train".
+            z: the point; the direction has leaves of its shapes.
+            batch: the rows (B, ...) that the loss is the mean over.
+            key: what the loss draws from.
+            ctx: what else the loss is told, such as the means that it compares with.
+            wrt: parts of ``z`` to move; all that the objective has a sign for, if not given.
+
+        ``aux`` is what the loss returned beside its value.
+        """
         ...
 
     def grads(
@@ -153,7 +166,7 @@ class Ops(Protocol):
     ) -> tuple[Tree, Tensor]:
         """Return the direction that each row of a batch would give alone, leaves (B, ...), and their losses (B,).
 
-        Parts that no gradient moves are left out. Padding has some as well, of the row that it repeats.
+        Parts that no gradient moves are left out. Padding has some as well, of the row that it repeats. Args: as of ``grad``.
         """
         ...
 
@@ -168,15 +181,18 @@ class Ops(Protocol):
         ctx: Tree = None,
         wrt: tuple[str, ...] | None = None,
     ) -> tuple[Tree, Tensor]:
-        """Return the sum of what ``grads`` gives for real rows, each cut to a Euclidean norm, and the losses (B,)."""
+        """Return the sum of what ``grads`` gives for real rows, each cut to a Euclidean norm, and the losses (B,).
+
+        Args: as of ``grad``.
+        """
         ...
 
     def value(self, objective: str, z: Tree, batch: Batch, key: Key) -> Tensor:
-        """Return the objective's value, the first player's where each has its own, without gradient."""
+        """Return the objective's value (), the first player's where each has its own, without gradient. Args: as of ``grad``."""
         ...
 
     def step(self, objective: str, z: Tree, lr: Scalar, direction: Tree) -> Tree:
-        """Return the projection of ``z - lr * direction``; ``lr`` may be a prefix tree.
+        """Return the projection of ``z - lr * direction``; ``lr`` is a number, or a prefix tree of numbers, one a part.
 
         ``z["b"]``, where there is one, becomes what the last ``grad`` of this step with these buffers has made of it.
         """

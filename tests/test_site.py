@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import inspect
+import itertools
 import os
 import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -86,3 +92,31 @@ def test_links_of_the_repository_are_those_of_the_site(hooks: ModuleType, page: 
     assert hooks.relinked(text.format(link), page) == (
         f"[it]({leads}) and [again]({leads}), but `[not]({link})` and\n```\n[not]({link})\n```\n"
     )
+
+
+def test_every_public_name_says_what_it_takes_and_raises(hooks: ModuleType):
+    """Functions and methods of five arguments and more list them, or say where they are listed; what is raised is told."""
+    silent = []
+    for name, f, told in _functions(hooks.API):
+        takes = [p for p in inspect.signature(f).parameters.values() if p.name not in ("self", "cls")]
+        code = ast.parse(textwrap.dedent(inspect.getsource(f)))
+        raises = any(isinstance(node, ast.Raise) and node.exc is not None for node in ast.walk(code))
+        lists = len(takes) < 5 or re.search(r"\bArgs:|as of|as the round does", told)
+        if not told or not lists or (raises and "aise" not in told):
+            silent.append(name)
+    assert not silent
+
+
+def _functions(pages: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, Any, str]]:
+    """Yield every public function and method that is fedfleet's own, and what its docstring says."""
+    for given in itertools.chain.from_iterable(pages.values()):
+        home, _, name = given.rpartition(".")
+        module = importlib.import_module(home)
+        for each in module.__all__ if name == "*" else [name]:
+            x = getattr(module, each)
+            if not str(getattr(x, "__module__", "")).startswith("fedfleet"):
+                continue
+            members = {k: getattr(v, "__func__", v) for k, v in vars(x).items()} if isinstance(x, type) else {each: x}
+            for at, f in members.items():
+                if inspect.isfunction(f) and not at.startswith("_"):
+                    yield f"{home}.{each}.{at}", f, inspect.getdoc(f) or ""

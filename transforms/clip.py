@@ -27,7 +27,7 @@ bound; and by which a client tells whether its message was within it.
 
 
 class Clip(Options):
-    """Everything that a client sends shortened to a norm, if it is longer."""
+    """Everything that a client sends shortened to a norm, if it is longer (McMahan et al. 2018)."""
 
     norm: float = Field(gt=0)
     """Largest Euclidean norm of all that a client sends in an exchange, S, or of each slot of it."""

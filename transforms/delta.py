@@ -8,6 +8,7 @@ from fedfleet.transforms.vectors import Options
 
 
 class Delta(Options):
-    """On the way down, the first: what comes after it is given what clients do not have yet, and what it loses is sent later."""
+    """On the way down, the first: what comes after it is given what clients do not have yet, and what it loses is sent later
+    (Gruntkowska et al. 2023)."""
 
     feedback: ClassVar[bool] = False

@@ -16,7 +16,7 @@ from fedfleet.transforms.vectors import Options, Vector, by_vector
 
 
 class Half(Options):
-    """Floats of half the width, rounded to the nearest."""
+    """Floats of half the width, rounded to the nearest: IEEE 754's binary16."""
 
     last: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype] = torch.float16
@@ -33,6 +33,6 @@ class Half(Options):
 
 
 class Brain(Half):
-    """The same, with eight bits of exponent."""
+    """The same, with eight bits of exponent: bfloat16."""
 
     dtype: ClassVar[torch.dtype] = torch.bfloat16

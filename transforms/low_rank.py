@@ -31,7 +31,7 @@ from fedfleet.transforms.vectors import Options, float_bits
 
 
 class LowRank(Options):
-    """Each leaf's best product of two thin matrices, nearly."""
+    """Each leaf's best product of two thin matrices, nearly: PowerSGD (Vogels et al. 2019)."""
 
     last: ClassVar[bool] = True
     partial: ClassVar[bool] = True

@@ -30,7 +30,7 @@ By = Literal["slot", "leaf"]
 
 
 class Qsgd(Unbiased):
-    """A norm, and of each number a sign and one of s + 1 levels."""
+    """A norm, and of each number a sign and one of s + 1 levels (Alistarh et al. 2017)."""
 
     last: ClassVar[bool] = True
     levels: int = Field(default=15, ge=1, le=1 << 22)
@@ -57,7 +57,7 @@ class Qsgd(Unbiased):
 
 
 class Ternary(Unbiased):
-    """Of each number -1, 0 or 1, and what they are multiplied by."""
+    """Of each number -1, 0 or 1, and what they are multiplied by: TernGrad (Wen et al. 2017)."""
 
     last: ClassVar[bool] = True
     by: By = "leaf"
@@ -77,7 +77,7 @@ class Ternary(Unbiased):
 
 
 class Uniform(Unbiased):
-    """Of each number one of s points between the least and the largest."""
+    """Of each number one of s points between the least and the largest (Suresh et al. 2017)."""
 
     last: ClassVar[bool] = True
     levels: int = Field(default=16, ge=2, le=1 << 22)
@@ -101,7 +101,7 @@ class Uniform(Unbiased):
 
 
 class Sign(Options):
-    """The sign of each number, and their mean absolute value."""
+    """The sign of each number, and their mean absolute value (Karimireddy et al. 2019)."""
 
     last: ClassVar[bool] = True
     partial: ClassVar[bool] = True

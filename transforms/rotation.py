@@ -23,7 +23,7 @@ from fedfleet.transforms.vectors import SEED_BITS, Unbiased, Vector, by_vector
 
 
 class Rotation(Unbiased):
-    """Each slot turned at random."""
+    """Each slot turned at random (Suresh et al. 2017)."""
 
     moves: ClassVar[bool] = True
     turns: ClassVar[bool] = True

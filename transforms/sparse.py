@@ -52,7 +52,7 @@ class Sparse(Options):
 
 
 class TopK(Sparse):
-    """The largest coordinates, by their absolute values."""
+    """The largest coordinates, by their absolute values (Stich et al. 2018)."""
 
     def code(self, send: Slots, key: Key, shared: Mapping[str, Any]) -> Code:
         """Return the coordinates that are sent; of equally large ones the first."""
@@ -66,7 +66,7 @@ class TopK(Sparse):
 
 
 class RandomK(Sparse):
-    """Coordinates drawn anew by each client in each exchange."""
+    """Coordinates drawn anew by each client in each exchange (Stich et al. 2018)."""
 
     unbiased: bool | None = None
     """Multiply what is sent by d/k, so that its mean is right; without feedback it is, if not said."""

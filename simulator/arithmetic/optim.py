@@ -70,7 +70,14 @@ def adam(
     weight_decay: float = 0.0,
     clip_norm: float | None = None,
 ) -> Optimizer:
-    """Adam (Kingma & Ba 2015) as in ``torch.optim.Adam``."""
+    """Adam (Kingma & Ba 2015) as in ``torch.optim.Adam``.
+
+    Args:
+        beta1, beta2: weights of the old first and second moments.
+        eps: added to the root of the second.
+        weight_decay, clip_norm: as of ``sgd``.
+
+    """
 
     def init(z: Tree) -> Counted:
         none_yet = torch.zeros((), dtype=torch.float64, device=T.leaves(z)[0].device)
@@ -94,7 +101,14 @@ def adam(
 def adaptive(
     rule: Literal["adagrad", "adam", "yogi"], *, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
 ) -> Optimizer:
-    """FedAdagrad, FedAdam or FedYogi's server (Reddi et al. 2021, Algorithm 2), with v_{-1} = tau^2 and no correction of bias."""
+    """FedAdagrad, FedAdam or FedYogi's server (Reddi et al. 2021, Algorithm 2), with v_{-1} = tau^2 and no correction of bias.
+
+    Args:
+        rule: how second moments follow the squares of directions.
+        beta1, beta2: weights of the old first and second moments; Adagrad has no ``beta2``.
+        tau: degree of adaptivity, added to the root of the second.
+
+    """
 
     def second(v: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
         match rule:
@@ -117,7 +131,7 @@ def adaptive(
 
 
 def adagrad(*, eps: float = 1e-10, weight_decay: float = 0.0, clip_norm: float | None = None) -> Optimizer:
-    """Adagrad (Duchi, Hazan & Singer 2011) as in ``torch.optim.Adagrad``."""
+    """Adagrad (Duchi, Hazan & Singer 2011) as in ``torch.optim.Adagrad``; ``eps`` is added to roots, the rest as of ``sgd``."""
 
     def update(state: Tree, d: Tree, z: Tree) -> tuple[Tree, Tree]:
         d = _prepare(d, z, weight_decay, clip_norm)

@@ -183,7 +183,10 @@ class Stored(NamedTuple):
         return self.reduce(lambda v: v.sort(0).values[cut : len(v) - cut].mean(0))
 
     def krum(self, byzantine: int, keep: int = 1) -> Tree:
-        """Return the mean of the ``keep`` uploads of lowest Krum score (Blanchard et al. 2017; keep > 1 is Multi-Krum)."""
+        """Return the mean of the ``keep`` uploads of lowest Krum score (Blanchard et al. 2017; keep > 1 is Multi-Krum).
+
+        Raises ValueError for too few uploads, as ``krum_shares``.
+        """
         return self.combine(krum_shares(self.gram(), byzantine, keep))
 
 

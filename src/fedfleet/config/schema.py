@@ -72,7 +72,7 @@ class Population(Options):
 
 
 class Config(Options):
-    """A run."""
+    """A run, as a configuration says it: checked, with every default. Names end in their units, ``_s`` for seconds."""
 
     schema_version: int = SCHEMA_VERSION
     label: str | None = None

@@ -26,7 +26,11 @@ from fedfleet.tracking.callback import Callback, Callbacks, checked
 
 
 class Experiment(Prepared):
-    """A configuration made ready to run, as ``Prepared``, and its runs."""
+    """A configuration made ready to run, data loaded and everything checked, and its runs.
+
+    Args: as of ``fedfleet.run``; ``config`` is what ``fedfleet.load`` returned, ``loaded`` the configured data set, if it has been
+    read. Raises ConfigError or DataError for input that cannot run.
+    """
 
     def run(
         self,
@@ -37,9 +41,15 @@ class Experiment(Prepared):
     ) -> Run:
         """Run to the end, telling ``callbacks``, and write the run folder ``out``, which must be new.
 
+        Args:
+            out: the run folder.
+            callbacks: who is told, and may stop it.
+            workers: kept for the next run.
+            pause: rounds after which the run stops, evaluated, to be gone on with or not; unlike with fewer ``rounds``, nothing in
+                it is planned for an earlier end.
+
         An interruption (KeyboardInterrupt, SystemExit) or an error still leaves the tables, the model, a summary with the
-        status, and a checkpoint to go on from. ``workers`` are kept for the next run. After ``pause`` rounds the run stops,
-        evaluated, to be gone on with or not; unlike with fewer ``rounds``, nothing in it is planned for an earlier end.
+        status, and a checkpoint to go on from. Raises ConfigError for a folder that is taken, FedfleetError for a run that failed.
         """
         told = self._told(callbacks)
         check_free(out)
@@ -55,7 +65,8 @@ class Experiment(Prepared):
     ) -> Run:
         """Go on with the run in a folder from its last checkpoint; the result is that of a run that was never interrupted.
 
-        Raises ConfigError where there is no checkpoint to go on from, or where it is of another run.
+        Args: as of ``run``; ``folder`` is that of the run. Raises ConfigError where there is no checkpoint to go on from, or
+        where it is of another run, FedfleetError for a run that failed.
         """
         told = self._told(callbacks)
         self.try_out()

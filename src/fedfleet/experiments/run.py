@@ -58,19 +58,23 @@ class Run:
         return f"Run({str(self.folder)!r}: {ended}{metrics and f', {metrics}'})"
 
     def table(self, name: str) -> pd.DataFrame:
-        """Return a table of the run folder: "rounds", "phases", "fates" or "clients"."""
+        """Return a table of the run folder: "rounds", "phases", "fates", or where there is one "clients", "domains" or "classes".
+
+        Raises FileNotFoundError where there is none.
+        """
         return pd.read_parquet(self.folder / f"{name}.parquet")
 
     @property
     def rounds(self) -> pd.DataFrame:
-        """Return ``rounds.parquet``."""
+        """Return ``rounds.parquet``, a row a round."""
         return self.table("rounds")
 
     def model(self, which: Literal["last", "best", "base"] = "last") -> nn.Module:
         """Return the task's net, as it is made, with the weights of the last or of the best model, in eval mode.
 
         It is a ``torch.nn.Module`` like any other. Adapters are added to the weights that they are of; "base" is the net without
-        them. Raises ConfigError for a task of no single net, such as a minimax one.
+        them. Raises ConfigError for a task of no single net, such as a minimax one, or one that was made in Python and is not known
+        here, FedfleetError where the file cannot be read.
         """
         file = None if which == "base" else self._file(which)
         return net_of(self.folder, self.summary, file, self.task)
