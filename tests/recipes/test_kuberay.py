@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -163,5 +165,28 @@ def test_the_image_has_what_it_copies_and_is_not_root():
     last = len(lines) - lines[::-1].index(next(line for line in lines[::-1] if line.startswith("FROM ")))
     assert "ARG TORCH_INDEX=" in lines[last:]  # which wheels of torch: those with CUDA, or an index of those without
     assert any("${TORCH_INDEX:+--extra-index-url" in line for line in lines[last:])
+    assert "ARG EXTRAS=" in lines[last:]
     program = ROOT / "recipes" / "run_or_resume.sh"
     assert program.stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize(
+    ("extras", "index", "wanted"),
+    [
+        ("", "", ["{0}/fedfleet-0.1.0-py3-none-any.whl"]),
+        ("wandb,mlflow", "", ["{0}/fedfleet-0.1.0-py3-none-any.whl[wandb,mlflow]"]),
+        ("", "https://a/cpu", ["{0}/fedfleet-0.1.0-py3-none-any.whl"]),
+    ],
+)
+def test_the_image_is_built_with_the_extras_that_are_asked_for(extras, index, wanted, tmp_path):
+    """What the shell of the image makes of the command that installs, where pip tells its arguments instead."""
+    lines = (HERE / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    (command,) = [line.removeprefix("RUN ") for line in lines if line.startswith("RUN pip install")]
+    (tmp_path / "fedfleet-0.1.0-py3-none-any.whl").touch()
+    (tmp_path / "pip").write_text('#!/bin/sh\nfor each; do echo "$each"; done\n')
+    (tmp_path / "pip").chmod(0o755)
+    script = command.partition(" && ")[0].replace("/opt/fedfleet/wheels", str(tmp_path))
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "EXTRAS": extras, "TORCH_INDEX": index}
+    told = subprocess.run(["sh", "-c", script], env=env, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert told[told.index("ray[default]") + 1 :] == [each.format(tmp_path) for each in wanted]
+    assert [each for each in told if each.startswith("https")] == ([index] if index else [])
