@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import pytest
 import typer
 import yaml
@@ -224,6 +225,53 @@ def test_commands_of_fedfleet_are_accepted(monkeypatch: pytest.MonkeyPatch, word
         assert campaign.trials(load(given["config"], given["overrides"]))
     elif "what" in given:
         command.invoke(command.make_context(words[0], words[1:]))
+
+
+SESSION = ("README.md", *(f"docs/{page}.md" for page in ("reliability", "trackers", "your_data", "your_net")))
+"""Pages whose commands are run, one after another in one folder, smaller than they are shown."""
+UNTRIED = {
+    "bench": "its own tests run it",
+    "report": "its own tests run it, and it draws for seconds",
+    "study": "its own tests run it, and notebooks",
+    "paper": "its own tests run it",
+    "tune": "its own tests run it",
+    "configs/averaging_fmnist.yaml": "needs data and many rounds",
+    "runs/comparison": "is what the command before it, of many runs, has left",
+    "runs/dropout": "is a study",
+    "femnist/data": "is of others; the layout's own tests convert one",
+    "fed_emnist_train.h5": "is of others, too",
+    "run animals.yaml": "is run by the test of that page",
+}
+"""What commands of those pages have that are only read, and why."""
+
+
+def test_commands_do_what_they_are_shown_for(repository: Path, capsys: pytest.CaptureFixture[str]):
+    write_files(ROOT / "docs" / "your_net.md")
+    pd.DataFrame({"client": np.arange(40) % 8, "y": np.arange(40) % 2, "age": np.arange(40.0)}).to_parquet(
+        "visits.parquet"
+    )
+    fedfleet.run("configs/quickstart.yaml", out="runs/long")
+    left = set(UNTRIED)
+    for where, words in COMMANDS:
+        text = " ".join(words[1:])
+        if words[0] != "fedfleet" or where.partition(":")[0] not in SESSION:
+            continue
+        if reason := [part for part in UNTRIED if f" {part} " in f" {text} "]:
+            left -= {*reason}
+            continue
+        few = [re.sub(r"^rounds=\d+$", "rounds=3", word) for word in words[1:]]
+        plain = ["--no-report"] if few[0] in ("run", "resume") else []
+        cli.app([*few, *plain], standalone_mode=False)
+    assert not left
+    for made in ("longer/summary.json", "quickstart/model_card.md", "tracked/metrics.csv", "tracked/tensorboard"):
+        assert Path("runs", made).exists()
+    assert json.loads(Path("fedfleet.schema.json").read_text(encoding="utf-8"))["$schema"]
+    assert fedfleet.open_run("runs/tracked").summary["rounds"] == 3
+    assert Path("runs/who.svg").read_text(encoding="utf-8").startswith("<?xml")
+    for folder, clients in (("visits", 7), ("cameras", 5)):
+        assert len(pd.read_feather(f"runs/{folder}/clients.arrow")) == clients  # one is held out
+    said = capsys.readouterr().out
+    assert all(text in said for text in ("phases a round", "federated averaging", "over_select", "uri", "finished"))
 
 
 MODULES = [pytest.param(words, id=where) for where, words in COMMANDS if words[:2] == ["python", "-m"]]
