@@ -42,7 +42,18 @@ class Nodes(NamedTuple):
     @property
     def total(self) -> int:
         """Return how many actors the nodes that stay have room for."""
-        return sum(n for node, n in self.room.items() if node not in self.leaving)
+        return sum(self._staying.values())
+
+    @property
+    def _staying(self) -> dict[str, int]:
+        return {node: room for node, room in self.room.items() if node not in self.leaving}
+
+    def spread(self, actors: int) -> dict[str, int]:
+        """Return how many of so many actors each node that stays would have: evenly, as Ray spreads them, while there is room."""
+        room, given = self._staying, dict.fromkeys(self._staying, 0)
+        for _ in range(min(actors, self.total)):
+            given[min((n for n in room if given[n] < room[n]), key=given.__getitem__)] += 1
+        return given
 
 
 def look(need: Need) -> Nodes:

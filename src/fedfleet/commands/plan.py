@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from fedfleet.algorithms.wrapping import WrapperOptions
 from fedfleet.config import rules, secured, timing
+from fedfleet.config.executor import Executor
 from fedfleet.config.made import Place, places
 from fedfleet.config.schema import named, options
 from fedfleet.experiments.experiment import Experiment
@@ -65,7 +66,7 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     yield "blocks a phase", f"up to {-(-invite // block)} of {block} clients"
     yield "executor", f"{where(x)}, {e.inner}, {e.threads_per_actor} threads, {e.device}"
     if e.kind == "ray" and e.address is not None:
-        yield "nodes", _nodes(e.address, e.cpus_per_actor, e.gpus_per_actor, e.memory_per_actor_gb or 0.0)
+        yield "nodes", "\n".join(_nodes(e, e.address, invite))
     yield "factored weights", _factored(x)
     a_block = block * model_bytes * (1 if e.inner == "serial" else 4)
     yield "memory of a block", f"about {a_block / 1e6:.1f} MB of parameters and gradients"
@@ -146,16 +147,23 @@ def _text(value: Any) -> str:
     return _text(getattr(value, first)) + (f" ({', '.join(more)})" if more else "")
 
 
-def _nodes(address: str, cpus: float, gpus: float, memory_gb: float) -> str:
-    """Say how many actors each node of a cluster has room for."""
+def _nodes(e: Executor, address: str, invite: int) -> Iterator[str]:
+    """Yield how many actors a cluster has room for and, a line a node, what would go there of a phase of so many clients."""
     from fedfleet.simulator.executors.nodes import Need, visit  # importing Ray takes a second
 
-    found = visit(address, Need(cpus, gpus, round(memory_gb * 1e9)))
-    each = (
-        f"{found.address[node]} for {room}{', which leaves' if node in found.leaving else ''}"
-        for node, room in sorted(found.room.items(), key=lambda item: found.address[item[0]])
-    )
-    return f"room for {found.total} actors: {'; '.join(each)}"
+    found = visit(address, Need(e.cpus_per_actor, e.gpus_per_actor, round((e.memory_per_actor_gb or 0.0) * 1e9)))
+    wanted = found.total if e.actors == "auto" else e.actors
+    actors = found.spread(wanted)
+    total, blocks = sum(actors.values()), -(-invite // int(e.block_size))
+    waiting = f", {wanted - total} wait for nodes to join" if wanted > total else ""
+    yield f"room for {found.total} actors, {total} come up at once{waiting}"
+    for node, room in sorted(found.room.items(), key=lambda item: found.address[item[0]]):
+        told = f"{found.address[node]}: room for {room}"
+        if node in found.leaving:
+            yield f"{told}, which leaves"
+        else:
+            share = actors[node] / max(1, total)
+            yield f"{told}, {actors[node]} actors, about {share * blocks:.3g} blocks, {share * invite:.3g} clients a phase"
 
 
 def _factored(x: Experiment) -> str:

@@ -16,6 +16,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.simulate import simulate
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors import timed
+from fedfleet.simulator.executors.base import Host
 from fedfleet.simulator.executors.inner import InnerExecutor
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.executors.timed import TimedExecutor
@@ -123,6 +124,34 @@ def test_with_workers_the_account_adds_up_and_candidates_take_turns(pool, monkey
     assert "MB returned" in capsys.readouterr().out
     found = rules.take_turns(x, rounds=1)
     assert all(row["turns"] == 1 for row in found["candidates"])
+
+
+class TwoNodes(InnerExecutor):
+    """This process, as two nodes that have a worker and three."""
+
+    @property
+    def hosts(self):
+        (mine,) = super().hosts
+        return [mine._replace(address="10.0.0.1"), Host("10.0.0.2", 3, 2 * mine.tasks, mine.busy_s)]
+
+    def start(self, setup):
+        self._executor.start(setup)
+
+
+def test_every_node_has_a_row(monkeypatch, capsys):
+    x = tiny()
+    monkeypatch.setattr(x, "executor", lambda: TwoNodes(LocalExecutor(), "batched"))
+    found = bench.measure(x, rounds=4)
+    one, two = found["nodes"]["10.0.0.1"], found["nodes"]["10.0.0.2"]
+    assert (one["workers"], two["workers"], found["workers"]) == (1, 3, 4)
+    assert two["tasks_per_round"] == 2 * one["tasks_per_round"] > 0
+    assert 0 < one["busy_share"] <= 1
+    assert two["busy_share"] == pytest.approx(one["busy_share"] / 3)
+    bench.show(found, Console(width=200))
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if "10.0.0." in line]
+    assert [[cell.strip() for cell in row[1:4]] for row in rows] == [
+        [address, f"{at['workers']}", f"{at['tasks_per_round']:,.4g}"] for address, at in found["nodes"].items()
+    ]
 
 
 def test_timing_changes_no_bit_of_the_model():

@@ -23,6 +23,7 @@ from fedfleet.config.schema import load
 from fedfleet.datasets.registry import ABOUT
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
+from fedfleet.simulator.executors import nodes
 from fedfleet.tasks.registry import TASKS
 from fedfleet.tracking.callback import Begun
 from fedfleet.transforms.registry import TRANSFORMS
@@ -153,6 +154,38 @@ def test_plan_says_how_clients_learn_whatever_was_given(command: Command, tiny: 
     said = " ".join(out.replace("│", " ").split())
     assert "epochs 1, batch_size 10, theory 1" in said
     assert " lr " not in said
+
+
+SHARES = ("1 actors, about 1.33 blocks, 3.33", "2 actors, about 2.67 blocks, 6.67")
+
+
+@pytest.mark.parametrize(
+    ("actors", "first", "of_one", "of_two"),
+    [
+        ("auto", "room for 3 actors, 3 come up at once", *SHARES),
+        ("1", "room for 3 actors, 1 come up at once", "1 actors, about 4 blocks, 10", "0 actors, about 0 blocks, 0"),
+        ("5", "room for 3 actors, 3 come up at once, 2 wait for nodes to join", *SHARES),
+    ],
+)
+def test_plan_says_what_would_go_to_which_node(
+    command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch, actors: str, first: str, of_one: str, of_two: str
+) -> None:
+    asked = []
+
+    def visit(address: str, need: nodes.Need) -> nodes.Nodes:
+        asked.append((address, need))
+        room = {"c": 4, "a": 1, "b": 2}
+        return nodes.Nodes(room, {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}, frozenset("c"))
+
+    monkeypatch.setattr(nodes, "visit", visit)
+    on = ("executor.kind=ray", "executor.address=10.0.0.1:6379", f"executor.actors={actors}", "executor.block_size=3")
+    need = ("executor.cpus_per_actor=2", "executor.memory_per_actor_gb=1.5")
+    status, out, _ = command("plan", tiny, "cohort.invite=10", *on, *need)
+    assert status == 0
+    assert asked == [("10.0.0.1:6379", nodes.Need(2.0, 0.0, 1_500_000_000))]
+    said = " ".join(line.split("│")[2].strip() for line in out.splitlines() if line.count("│") == 3)
+    of_nodes = f"10.0.0.1: room for 1, {of_one} clients a phase 10.0.0.2: room for 2, {of_two} clients a phase"
+    assert f" {first} {of_nodes} 10.0.0.3: room for 4, which leaves " in said
 
 
 def test_plan_of_several_runs_shows_each_label_once(command: Command, tiny: Path) -> None:

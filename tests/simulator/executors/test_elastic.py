@@ -12,7 +12,7 @@ from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.executors import nodes as module
 from fedfleet.simulator.executors import pool
 from fedfleet.simulator.executors.cluster import ray_worker
-from fedfleet.simulator.executors.nodes import Need, Nodes, Watch
+from fedfleet.simulator.executors.nodes import Need, Nodes, Watch, visit
 from fedfleet.simulator.executors.ray import RayExecutor
 from fedfleet.simulator.work import Message
 from tests.simulator.executors.places import Places, block
@@ -44,6 +44,46 @@ def test_a_node_has_room_for_what_its_resources_allow(need, resources, room):
 
 def test_what_leaves_has_no_room():
     assert there({"1": 4, "2": 3}, leaving="1").total == 3
+
+
+@pytest.mark.parametrize(
+    ("room", "actors", "expected"),
+    [
+        ({"1": 4, "2": 4}, 3, {"1": 2, "2": 1}),
+        ({"1": 1, "2": 4, "3": 2}, 6, {"1": 1, "2": 3, "3": 2}),
+        ({"1": 1, "2": 2}, 9, {"1": 1, "2": 2}),
+        ({"1": 0, "2": 2}, 1, {"1": 0, "2": 1}),
+        ({}, 2, {}),
+    ],
+)
+def test_actors_are_spread_evenly_as_far_as_there_is_room(room, actors, expected):
+    assert there(room).spread(actors) == expected
+    assert there({**room, "leaves": 5}, leaving=["leaves"]).spread(actors) == expected
+
+
+def test_a_visit_ends_whatever_is_found(monkeypatch):
+    left, joined = [], [True]
+    monkeypatch.setattr(module, "start_ray", lambda address, cpus: joined[0])
+    monkeypatch.setattr(module, "stop_ray", lambda: left.append(1))
+    monkeypatch.setattr(module, "look", lambda need: need)
+    assert visit("10.0.0.1:6379", Need(1, 0)) == Need(1, 0)
+    assert len(left) == 1
+    monkeypatch.setattr(module, "look", lambda need: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        visit("10.0.0.1:6379", Need(1, 0))
+    assert len(left) == 2
+    joined[0] = False  # this process had joined before
+    with pytest.raises(ZeroDivisionError):
+        visit("10.0.0.1:6379", Need(1, 0))
+    assert len(left) == 2
+
+
+@pytest.mark.ray
+def test_a_visit_finds_the_room_of_a_cluster_and_leaves_it_joined(cluster):
+    found = visit(cluster.address, Need(1, 0))
+    head = cluster.head_node.node_id
+    assert (found.room[head], found.address[head]) == (16, cluster.head_node.node_ip_address)
+    assert ray.is_initialized()
 
 
 def test_a_pool_grows_with_its_cluster_and_says_so(monkeypatch):
