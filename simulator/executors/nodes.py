@@ -92,16 +92,22 @@ class Watch:
         self._thread.start()
 
     def _run(self) -> None:
+        with suppress(Exception):  # at once, so that they are up before there is work to lose
+            self._ask(self._seen)
         while not self._end.wait(self._pause_s):
             with suppress(
                 Exception
             ):  # a head that does not answer now may do so later; what it means for actors, Ray tells
-                found = look(self._need)
-                if self._sentries is not None:
-                    found = found._replace(silent=self._sentries.silent(found.room.keys() - {self._here}))
+                found = self._ask(look(self._need))
                 if found != self._seen:
                     self._seen = found
                     self._tell(found)
+
+    def _ask(self, found: Nodes) -> Nodes:
+        """Return what was found with the nodes whose sentries are silent."""
+        if self._sentries is None:
+            return found
+        return found._replace(silent=self._sentries.silent(found.room.keys() - {self._here}))
 
     def close(self) -> None:
         """Look no more; to be called before Ray is left."""

@@ -9,20 +9,17 @@ from typing import Any, NamedTuple
 
 from fedfleet.simulator.executors.cluster import OnNode, ray
 
-
-class Sentry:
-    """An actor that answers."""
-
-    def here(self) -> None:
-        """Do nothing."""
+FIRST_S = (
+    30.0  # what the first answer may take besides: a process has to start, on a node where actors may be starting too
+)
 
 
 class _Post(NamedTuple):
-    """A sentry, what it was asked last, and when it last answered; None before it has come up."""
+    """A sentry, what it was asked last, and until when its node is not taken for silent."""
 
     actor: Any
     asked: Any
-    heard: float | None
+    until: float
 
 
 class Sentries:
@@ -41,7 +38,7 @@ class Sentries:
         self._posts: dict[str, _Post] = {}
 
     def silent(self, nodes: Iterable[str]) -> frozenset[str]:
-        """Return the nodes, of these, whose sentries have answered once, and not for ``silent_s`` seconds."""
+        """Return the nodes, of these, whose sentries have not answered for ``silent_s`` seconds, or never for ``FIRST_S`` more."""
         nodes, now = set(nodes), time.monotonic()
         for gone in self._posts.keys() - nodes:
             del self._posts[gone]
@@ -50,12 +47,12 @@ class Sentries:
             try:
                 if post is None:
                     actor = self._create(node)
-                    self._posts[node] = _Post(actor, actor.here.remote(), None)
+                    self._posts[node] = _Post(actor, actor.here.remote(), now + FIRST_S + self.silent_s)
                 elif self._answered(post.asked):
-                    self._posts[node] = _Post(post.actor, post.actor.here.remote(), now)
+                    self._posts[node] = _Post(post.actor, post.actor.here.remote(), now + self.silent_s)
             except Exception:
                 self._posts.pop(node, None)
-        return frozenset(n for n, p in self._posts.items() if p.heard is not None and now - p.heard > self.silent_s)
+        return frozenset(n for n, p in self._posts.items() if now > p.until)
 
     def close(self) -> None:
         """Let them go."""
@@ -66,6 +63,12 @@ class Sentries:
 
 
 def _sentry(node: str) -> Any:
+    class Sentry:
+        """An actor that answers. Defined here it travels by value: to import this module would take its process seconds."""
+
+        def here(self) -> None:
+            """Do nothing."""
+
     return (
         ray.remote(Sentry)
         .options(num_cpus=0, scheduling_strategy=OnNode(node, soft=False), enable_task_events=False)

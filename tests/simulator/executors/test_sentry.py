@@ -7,9 +7,10 @@ import pytest
 
 import fedfleet
 from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.executors import nodes as module
 from fedfleet.simulator.executors import sentry
-from fedfleet.simulator.executors.nodes import Nodes
-from fedfleet.simulator.executors.sentry import Sentries
+from fedfleet.simulator.executors.nodes import Need, Nodes, Watch
+from fedfleet.simulator.executors.sentry import FIRST_S, Sentries
 from fedfleet.simulator.work import Message
 from tests.simulator.executors.threads import threaded
 
@@ -44,11 +45,31 @@ def test_who_answered_once_and_not_for_long_is_silent(monkeypatch):
     world = World(monkeypatch)
     assert world.after(0, "a", "b", a="up", b="starting") == set()
     assert world.after(1, "a", "b") == set()
-    assert world.after(50, "a", "b") == set()  # b has not come up, and a answers
+    assert world.after(FIRST_S, "a", "b") == set()  # b has not come up, and a answers
     assert world.after(5, "a", "b", a="frozen", b="up") == set()
     assert world.after(0.1, "a", "b") == {"a"}
     assert world.after(1, "a", "b", a="up") == set()  # it was thawed
     assert len(world.made) == 2
+
+
+def test_who_has_never_answered_is_silent_after_longer(monkeypatch):
+    world = World(monkeypatch)
+    assert world.after(0, "a", a="frozen") == set()
+    assert world.after(FIRST_S + 5, "a") == set()
+    assert world.after(0.1, "a") == {"a"}
+    assert world.after(1, "a", a="up") == set()
+    assert world.after(5.1, "a", a="frozen") == {"a"}
+
+
+def test_sentries_are_there_before_the_first_look(monkeypatch):
+    asked = threading.Event()
+    sentries = SimpleNamespace(silent_s=400.0, silent=lambda nodes: asked.set() or frozenset(nodes), close=lambda: None)
+    context = SimpleNamespace(get_node_id=lambda: "here")
+    monkeypatch.setattr(module.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(module, "look", None)
+    watch = Watch(Need(1, 0), Nodes({"there": 1, "here": 1}, {}), lambda found: None, sentries)  # pyright: ignore[reportArgumentType]
+    assert asked.wait(module.LOOK_S / 2)
+    watch.close()
 
 
 def test_one_that_died_has_a_successor_and_nodes_that_are_gone_are_forgotten(monkeypatch):
@@ -58,7 +79,7 @@ def test_one_that_died_has_a_successor_and_nodes_that_are_gone_are_forgotten(mon
     assert world.after(9, "a", a="dead") == set()
     assert world.after(1, "a", a="starting") == set()
     assert len(world.made) == 2
-    assert world.after(60, "a") == set()
+    assert world.after(FIRST_S, "a") == set()
     assert world.after(1) == set()
     assert world.after(1, "a", a="up") == set()
     world.sentries.close()
