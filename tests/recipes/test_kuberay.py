@@ -92,6 +92,17 @@ def test_the_version_of_ray_is_the_one_in_the_image_and_knows_tokens_and_the_pro
     assert cluster(manifest)["authOptions"] == {"mode": "token"}
 
 
+def test_workers_end_their_blocks_before_they_are_killed(manifest: Any):
+    """``ray start --block`` drains its node when it is told to end; KubeRay starts Ray so."""
+    from ray._private import ray_constants
+
+    for group in cluster(manifest)["workerGroupSpecs"]:
+        pod = group["template"]["spec"]
+        (drains,) = pod["containers"][0]["env"]
+        assert hasattr(ray_constants, drains["name"])
+        assert 30 < float(drains["value"]) < pod["terminationGracePeriodSeconds"]
+
+
 def test_probes_ask_for_what_ray_answers_without_a_token(manifest: Any):
     from ray._private.ray_constants import DEFAULT_DASHBOARD_AGENT_LISTEN_PORT
 
