@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.signals import put_off
 
 TERMINATED = 143
 
@@ -32,6 +33,7 @@ def loaded(config: Path, overrides: list[str] | None) -> Any:
     read(config)
     for text in overrides or []:
         override(text)
-    from fedfleet.config.schema import load
+    with put_off(insist=True):  # an import of PyTorch that is torn apart leaves Python to end as if it had crashed
+        from fedfleet.config.schema import load
 
     return load(config, overrides)

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from fedfleet.commands import completing, data, several
 from fedfleet.commands.arguments import TERMINATED, ConfigArg, OverridesArg, loaded, there
-from fedfleet.commands.terminal import INTERRUPTED, Interrupted, interruptible, progress, wide
+from fedfleet.commands.terminal import AGAIN, INTERRUPTED, Interrupted, interruptible, progress, wide
 from fedfleet.config.reading import check_free, check_there
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 
@@ -67,7 +67,7 @@ def run(
     given = {"until": until, "max_seconds": max_seconds, "warm_start": warm_start, "seeds": numbers}
     chosen = with_overrides(chosen, {k: v for k, v in given.items() if v is not None})
     out = out or _new_folder(config)
-    with interruptible(f"go on with `fedfleet resume {out}`"):
+    with interruptible(f"go on with `fedfleet resume {out}`", out):
         campaign.run(chosen, out, progress(), jobs, report=report)
 
 
@@ -209,7 +209,7 @@ def invert(
     how = inverting.search(method, iterations, tv, restarts)
     asked: Any = inverting.Asked(client, round_, examples, labels, how)  # pyright: ignore[reportArgumentType] # looked at above
     folder = out or _new_folder(source.with_name(f"{source.stem}-inverted"))
-    with interruptible("nothing was written; the same command begins again"):
+    with interruptible(AGAIN):
         inverting.run(source, overrides, asked, folder, wide(), progress(stderr=True).say)
     typer.echo(f"{folder}: inversion.json, inversion.safetensors, inversion.png")
 
@@ -297,7 +297,10 @@ def main() -> None:
     if strange := [text for text in sys.argv if "\0" in text]:  # as where it is called from Python
         _end(f"error: {strange[0]!r}: text with the character NUL, which no path has: leave it out", BAD_INPUT)
     try:
-        sys.exit(app(standalone_mode=False))
+        status = app(standalone_mode=False)
+        if status == INTERRUPTED:  # before there was anything to go on with; of which typer says nothing
+            raise KeyboardInterrupt
+        sys.exit(status)
     except ConfigError as e:
         _end(f"error: {e}", BAD_INPUT)
     except FedfleetError as e:

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +16,7 @@ from rich.text import Text
 from fedfleet.commands.arguments import TERMINATED
 
 INTERRUPTED = 130
+AGAIN = "nothing was written; the same command begins again"
 PLAIN_WIDTH = 140  # of tables that do not go to a terminal
 
 
@@ -45,12 +47,17 @@ def progress(*, stderr: bool = False) -> Any:
 
 
 @contextmanager
-def interruptible(mend: str) -> Iterator[None]:
-    """Let SIGTERM end what is under way as Ctrl-C does, and say how to go on."""
+def interruptible(mend: str, folder: Path | None = None) -> Iterator[None]:
+    """Let SIGTERM end what is under way as Ctrl-C does, and say how to go on: anew where nothing is in ``folder`` yet."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(mend, INTERRUPTED) from None
+        raise Interrupted(_mend(mend, folder), INTERRUPTED) from None
     except SystemExit:  # raised by our handler of SIGTERM, or by Ray's, which replaces it
-        raise Interrupted(mend, TERMINATED) from None
+        raise Interrupted(_mend(mend, folder), TERMINATED) from None
+
+
+def _mend(mend: str, folder: Path | None) -> str:
+    begun = folder is None or (folder.is_dir() and any(folder.iterdir()))
+    return mend if begun else AGAIN

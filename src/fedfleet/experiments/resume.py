@@ -8,6 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from fedfleet.config.reading import check_there, override, read, show
 from fedfleet.config.schema import Config, complete, load, recorded, without_own
 from fedfleet.experiments.checkpoint import newest
@@ -68,7 +70,7 @@ def resume(
     found, faults = newest(folder / CHECKPOINTS)
     if found is not None:  # before the data are read, and also where nothing is left to do
         check_same(folder, found.account["own"], parts(**own).describe())
-    none_yet = found is None and not faults and not (folder / "rounds.parquet").exists()
+    none_yet = found is None and not faults and not _has_rounds(folder)
     if none_yet and (folder / CHECKPOINTS).is_dir():  # it is a run folder indeed
         told.say(f"{folder}: it was stopped before its first checkpoint, and begins again")
         return run_or_go_on(Experiment(config, **own), folder, callbacks)
@@ -84,6 +86,16 @@ def resume(
     # For the record: it has started.
     experiment.config = experiment.config.model_copy(update={"warm_start": warm_start})
     return experiment.resume(folder, callbacks)
+
+
+def _has_rounds(folder: Path) -> bool:
+    """Say whether a run has done a round, as far as its tables tell: those of one that was interrupted before are empty."""
+    try:
+        return pq.read_metadata(folder / "rounds.parquet").num_rows > 0
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):  # it cannot be read
+        return True
 
 
 def _check_noise(before: Mapping[str, Any], config: Config) -> None:

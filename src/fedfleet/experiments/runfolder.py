@@ -29,6 +29,7 @@ from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.driver.simulate import RoundRecord
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.executors.likeness import packages
+from fedfleet.simulator.signals import put_off
 
 FLUSH_EVERY_S = 30.0
 CHECKPOINTS, LOCK, BEST = "checkpoints", ".lock", "best.safetensors"
@@ -51,15 +52,16 @@ class RunFolder:
     def __init__(self, folder: Path, config: Mapping[str, Any], lock: IO[str] | None = None):
         self.folder = folder
         self.bit_exact = True
-        self._lock = lock or locked(folder)
         self._flushed = time.monotonic()
         self._best, self._best_before = folder / BEST, folder / CHECKPOINTS / BEST
-        with self.writing():
-            (folder / SUMMARY).unlink(missing_ok=True)  # it is not what it says any more
-            (folder / CHECKPOINTS).mkdir(exist_ok=True)
-            write_text(folder / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
-            if not (folder / ENVIRONMENT).exists():
-                write_text(folder / ENVIRONMENT, json.dumps(environment(), indent=2))
+        with put_off():  # or there were a folder with which nothing can be done
+            self._lock = lock or locked(folder)
+            with self.writing():
+                (folder / SUMMARY).unlink(missing_ok=True)  # it is not what it says any more
+                (folder / CHECKPOINTS).mkdir(exist_ok=True)
+                write_text(folder / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
+                if not (folder / ENVIRONMENT).exists():
+                    write_text(folder / ENVIRONMENT, json.dumps(environment(), indent=2))
         try:
             self.tables = Tables(folder)
         except (OSError, ValueError) as e:

@@ -17,11 +17,17 @@ import torch
 import yaml
 from rich.console import Console
 
+from fedfleet import __main__ as program
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.attacks.registry import ATTACKS
 from fedfleet.config.schema import load
 from fedfleet.datasets.registry import ABOUT
 from fedfleet.experiments.experiment import Experiment
+
+
+from fedfleet.commands import cli
+from fedfleet.datasets.registry import ABOUT
+from fedfleet.experiments import campaign
 from fedfleet.experiments.progress import Progress
 from fedfleet.simulator.executors import nodes
 from fedfleet.tasks.registry import TASKS
@@ -256,6 +262,50 @@ def test_signals_leave_what_was_done(
     assert summary(run)["status"] == "interrupted"
     assert summary(run)["rounds"] == len(pd.read_parquet(run / "rounds.parquet")) == len(shown)
     assert (run / "model.safetensors").is_file()
+
+
+def test_an_interruption_before_there_is_a_folder_says_so(
+    command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*given: Any, **named: Any) -> None:
+        raise KeyboardInterrupt
+
+    run = tiny.parent / "run"
+    monkeypatch.setattr(campaign, "run", interrupted)
+    told = "interrupted: nothing was written; the same command begins again\n"
+    assert command("run", tiny, "--out", run) == (130, "", told)
+    run.mkdir()
+    assert command("run", tiny, "--out", run) == (130, "", told)
+    monkeypatch.setattr(cli, "loaded", interrupted)
+    assert command("run", tiny, "--out", run) == (130, "", "interrupted\n")
+    assert command("plan", tiny) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 130), (SystemExit(2), 2), (SystemExit(None), 0)])
+def test_the_process_ends_with_its_status_whenever_ctrl_c_comes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], end: BaseException, status: int
+) -> None:
+    def ends() -> None:
+        raise end
+
+    ended: list[int] = []
+    at_exit: list[Callable[[], None]] = []
+    monkeypatch.setattr(cli, "main", ends)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(program.atexit, "register", at_exit.append)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as found:
+            program.main()
+        signal.raise_signal(signal.SIGINT)
+        assert (found.value.code or 0, ended) == (status, [status])
+        (last,) = at_exit
+        last()
+        assert ended == ([130, 130] if status == 130 else [status])
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == "interrupted\n" * (status == 130)
 
 
 def test_diverged_training_is_a_failed_run(command: Command, tiny: Path) -> None:

@@ -197,6 +197,24 @@ def test_stopped_before_the_first_checkpoint(tmp_path, command, undisturbed, mon
     check_equal(out, undisturbed("stateless"))
 
 
+def test_interrupted_before_the_first_checkpoint(tmp_path, command, undisturbed, monkeypatch):
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    out, path = tmp_path / "run", tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(complete(config("stateless"))))
+    with monkeypatch.context() as patched:
+        patched.setattr(Runner, "_rounds", interrupted)
+        status, _, error = command("run", path, "--out", out)
+    assert (status, error) == (130, f"interrupted: go on with `fedfleet resume {out}`\n")
+    assert (out / "rounds.parquet").exists()
+    assert command("resume", out, "--no-report")[0] == 0
+    check_equal(out, undisturbed("stateless"))
+    shutil.rmtree(out / "checkpoints")
+    (out / "rounds.parquet").write_text("none")
+    assert command("resume", out, "rounds=12")[2] == f"error: {out}: no checkpoint to go on from: start the run anew\n"
+
+
 def test_other_data_are_refused(tmp_path, undisturbed):
     out = shutil.copytree(undisturbed("stateless"), tmp_path / "run")
     path = out / "config.yaml"
