@@ -163,9 +163,9 @@ class Nodes:
         self.others: list[Node] = []
         self.address = f"{self.head.address}:{PORT}"
 
-    def bare(self) -> Node:
-        """Add a node without Ray."""
-        node = Node(next(self._numbers), self.head, self._environment)
+    def bare(self, **environment: str) -> Node:
+        """Add a node without Ray; its processes have these variables besides."""
+        node = Node(next(self._numbers), self.head, {**self._environment, **environment})
         self._stack.callback(node.close)
         self.others.append(node)
         return node
@@ -174,9 +174,9 @@ class Nodes:
         """Start Ray on the first node."""
         self._start(self.head, "--head", f"--port={PORT}", "--include-dashboard=false")
 
-    def add(self) -> Node:
+    def add(self, **environment: str) -> Node:
         """Add a node that joins Ray."""
-        node = self.bare()
+        node = self.bare(**environment)
         self._start(node, f"--address={self.address}")
         return node
 
