@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 WRITTEN = re.compile(r"Unnamed: \d+(_level_\d+)?|__index_level_\d+__")
 """What pandas calls an index that was written beside the data and read as a column."""
+LABEL = given.Unsaid("y")
 COUNTED = ("index", "level_0")  # what reset_index makes of an index; a feature may be called so, too
 
 
@@ -57,7 +58,7 @@ def from_arrays(
             "labels and targets are given" if y is not None else "is not given",
             "give y= labels or target= numbers",
         )
-    classes = check_classes(classes, target)
+    classes = given.check_classes(classes, target)
     rows = _rows("", x, y if target is None else target, client, domain, classes)
     if isinstance(test, tuple):
         if len(test) not in (2, 3):
@@ -72,7 +73,7 @@ def from_dataframe(
     df: pd.DataFrame,
     *,
     client: str | None = None,
-    label: str | None = "y",
+    label: str | None = LABEL,
     target: str | Sequence[str] | None = None,
     features: Sequence[str] | None = None,
     text: str | None = None,
@@ -107,19 +108,15 @@ def from_dataframe(
     import pandas as pd
 
     check_frame(df, "df")
+    given.check_aim(label, target)
     how = Reading(tokenizer, length, words)
     check_reading(how, text, label if target is None else "y", features, classes)
     if text is not None:
         if target is not None:
             fail("target", f"is {target!r}, beside text={text!r}", "leave one of them out")
         return _of_texts(df, text, label, client, domain, test, how, classes, name)
-    classes = check_classes(classes, target)
-    aimed = [label or ""] if target is None else [target] if isinstance(target, str) else list(target)
-    if not aimed:
-        fail("target", "is an empty list", "name a column")
-    wanted: dict[str, str | None] = {
-        "label" if target is None else "target" if len(aimed) == 1 else f"target[{i}]": c for i, c in enumerate(aimed)
-    }
+    classes = given.check_classes(classes, target)
+    wanted = aims(label, target)
     own = {"client": client, **wanted, "domain": domain, "test": test if isinstance(test, str) else None}
     check_own(df, "df", own)
     chosen = _features(df, features, [c for c in own.values() if c is not None])
@@ -174,13 +171,6 @@ def _of_texts(
         classes=classes,
         name=name,
     )
-
-
-def check_classes(classes: int | None, target: Any) -> int | None:
-    """Return how many classes there are to be, 0 with targets. Raises DataError."""
-    if classes is not None and (target is not None or classes < 1):
-        fail("classes", f"is {classes}", "leave it out" + (", for there are targets" if target is not None else ""))
-    return classes if target is None else 0
 
 
 def _rows(prefix: str, x: Any, y: Any, client: Any, domain: Any, classes: int | None) -> Rows:
@@ -259,12 +249,7 @@ def _of_frame(
 
     x = example_columns(df, features, at)
     count = len(df)
-    if classes != 0:
-        y = given.labels(df[label], at(label), classes, count)
-    else:
-        columns = [label] if isinstance(label, str) else list(label)
-        found = example_columns(df, columns, at).float()
-        y = found[:, 0] if isinstance(label, str) and df[label].dtype != object else found
+    y = targets(df, label, at) if classes == 0 else given.labels(df[label], at(label), classes, count)
     return Rows(
         where,
         x,
@@ -272,6 +257,22 @@ def _of_frame(
         None if client is None else _codes(df, client, "client", at),
         None if domain is None else _codes(df, domain, "domain", at),
     )
+
+
+def aims(label: str | None, target: str | Sequence[str] | None) -> dict[str, str | None]:
+    """Return the columns of labels or targets, by what calls them. Raises DataError."""
+    if target is None:
+        return {"label": label}
+    names = [target] if isinstance(target, str) else list(target)
+    if not names:
+        fail("target", "is an empty list", "name a column")
+    return {"target" if len(names) == 1 else f"target[{i}]": name for i, name in enumerate(names)}
+
+
+def targets(df: pd.DataFrame, target: str | Sequence[str], at: Any) -> Tensor:
+    """Return columns of targets as float32: (n,) of one that is named alone, else (n, columns). Raises DataError."""
+    found = example_columns(df, [target] if isinstance(target, str) else list(target), at).float()
+    return found[:, 0] if isinstance(target, str) and df[target].dtype != object else found
 
 
 def _codes(df: pd.DataFrame, column: str, what: str, at: Any) -> Codes:

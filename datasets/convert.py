@@ -1,4 +1,4 @@
-"""Parquet to a folder of clients on disk: rows in any order in, each client's rows together out.
+"""A table to a folder of clients on disk: rows in any order in, each client's rows together out.
 
 A first pass reads the columns of clients and domains alone and fixes where every row will lie; a second one reads all rows
 and writes each in its place, in a file that is mapped into memory. What is held besides is at most about 60 bytes a row,
@@ -23,8 +23,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fedfleet.datasets.disk import CLIENTS, EXAMPLES, TEST_DOMAINS, TOTALS, Totals, columns
+from fedfleet.datasets.example_table import USUAL, Columns, ExampleTable, Layout, kind
 from fedfleet.datasets.files import DataError
-from fedfleet.datasets.parquet import ParquetSource, kind
+from fedfleet.datasets.given import check_classes
 from fedfleet.simulator.arithmetic import rng
 
 HOLE_BYTES = 1 << 16  # zeros from this size on are left out of a file, and read as zeros all the same
@@ -40,20 +41,22 @@ def convert(
     test: Path | None = None,
     hold_out: float = 0.1,
     classes: int | None = None,
-    domain: str = "domain",
+    called: Columns = USUAL,
+    layout: Layout = "parquet",
     tell: Tell = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Totals:
-    """Convert Parquet to the new folder `out`, which appears once it is whole; `datasets/parquet.py` says which columns.
+    """Convert a table to the new folder `out`, which appears once it is whole; `datasets/example_table.py` says which columns.
 
     Args:
-        source: a Parquet file, or a folder of them.
+        source: a file, or a folder of them.
         out: a folder that does not exist.
-        test: Parquet of test examples; its column `client`, if any, is not read.
+        test: the same of test examples; its column of clients, if any, is not read.
         hold_out: without `test`, the share of clients, a fixed draw, whose examples become the test examples; a domain keeps
             a client, though.
         classes: labels are below it; one more than the largest, if not given.
-        domain: the column that says the domain.
+        called: what the columns are called.
+        layout: of what kind the files are.
         tell: shows progress.
         say: told, a line each, what of the input is not used, and what will be missed in it.
 
@@ -62,37 +65,65 @@ def convert(
     """
     if out.exists():
         raise DataError(f"{out}: exists: choose another folder, or remove it first")
-    train = ParquetSource(source, domain=domain)
-    tests = None if test is None else ParquetSource(test, clients=False, domain=domain, like=train)
+    classes = check_classes(classes, called.target or None)
+    train = ExampleTable(source, called, layout)
+    tests = None if test is None else ExampleTable(test, called, layout, clients=False, like=train)
     for one in (train, tests) if tests else (train,):
         for name in one.left_out:
             say(f"{one.path}: column {name!r} is an index of pandas, and left out")
-    layout = _layout(train, None if tests else hold_out)
-    test_domain = _test_domain(layout, train, tests)
+    places = _layout(train, None if tests else hold_out)
+    test_domain = _test_domain(places, train, tests)
     if train.domain and test_domain is None:
-        say(f"{test}: no column {domain!r}: test examples are of no domain, and there will be no metrics by domain")
-    counts, kept = layout.count[: layout.kept], layout.kept
-    with beside(out) as folder:
-        largest = _write_examples(folder / EXAMPLES, train, tests, layout, classes, tell)
-        places = {"start": counts.cumsum() - counts, "count": counts, "domain": layout.domain[:kept]}
-        tables = {CLIENTS: {"client": layout.names[:kept], **places}}
-        if test_domain is not None:
-            tables[TEST_DOMAINS] = {"domain": test_domain}
-        for name, table in tables.items():
-            batch = pa.record_batch(table)
-            with pa.ipc.new_file(str(folder / name), batch.schema) as writer:
-                writer.write_batch(batch)
-        totals = Totals(
-            clients=kept,
-            examples=int(counts.sum()),
-            test_examples=train.rows + (tests.rows if tests else 0) - int(counts.sum()),
-            min_examples=int(counts.min()),
-            max_examples=int(counts.max()),
-            classes=classes or largest + 1,
-            domains=layout.domains,
-            file_bytes={name: (folder / name).stat().st_size for name in (*tables, EXAMPLES)},
+        say(
+            f"{test}: no column {train.domain!r}: test examples are of no domain, and there will be no metrics by domain"
         )
-        (folder / TOTALS).write_text(totals.model_dump_json(indent=2), encoding="utf-8")
+    kept = places.kept
+    with beside(out) as folder:
+        largest = _write_examples(folder / EXAMPLES, train, tests, places, classes, tell)
+        return finish(
+            folder,
+            clients={"client": places.names[:kept], "count": places.count[:kept], "domain": places.domain[:kept]},
+            test_domain=test_domain,
+            test_examples=train.rows + (tests.rows if tests else 0) - int(places.count[:kept].sum()),
+            classes=0 if called.target else classes or largest + 1,
+            domains=places.domains,
+        )
+
+
+def finish(
+    folder: Path,
+    *,
+    clients: dict[str, Any],
+    test_domain: NDArray[np.int64] | None,
+    test_examples: int,
+    classes: int,
+    domains: list[Any],
+    words: int = 0,
+) -> Totals:
+    """Write what lies beside the examples of a folder, and return its totals, which are written last.
+
+    `clients` are the columns `client`, `count` and `domain` (N,), in the order in which their examples lie.
+    """
+    count = clients["count"]
+    tables = {CLIENTS: {**clients, "start": count.cumsum() - count}}
+    if test_domain is not None:
+        tables[TEST_DOMAINS] = {"domain": test_domain}
+    for name, table in tables.items():
+        batch = pa.record_batch(table)
+        with pa.ipc.new_file(str(folder / name), batch.schema) as writer:
+            writer.write_batch(batch)
+    totals = Totals(
+        clients=len(count),
+        examples=int(count.sum()),
+        test_examples=test_examples,
+        min_examples=int(count.min()),
+        max_examples=int(count.max()),
+        classes=classes,
+        domains=domains,
+        words=words,
+        file_bytes={name: (folder / name).stat().st_size for name in (*tables, EXAMPLES)},
+    )
+    (folder / TOTALS).write_text(totals.model_dump_json(indent=2), encoding="utf-8")
     return totals
 
 
@@ -120,8 +151,8 @@ class _Layout:
     kept: int
 
 
-def _layout(source: ParquetSource, hold_out: float | None) -> _Layout:
-    codes, names = source.coded("client")
+def _layout(source: ExampleTable, hold_out: float | None) -> _Layout:
+    codes, names = source.coded(source.called.client)
     domain, domains = _domains(source, codes, names)
     is_held = np.zeros(len(names), dtype=bool) if hold_out is None else _held_out(source, hold_out, domain)
     order = np.argsort(is_held, kind="stable")
@@ -134,7 +165,7 @@ def _layout(source: ParquetSource, hold_out: float | None) -> _Layout:
     return _Layout(client, row, np.bincount(client), names.take(pa.array(order)), domain[order], domains, kept)
 
 
-def _domains(source: ParquetSource, client: NDArray[np.int32], names: pa.Array) -> tuple[NDArray[np.int64], list[Any]]:
+def _domains(source: ExampleTable, client: NDArray[np.int32], names: pa.Array) -> tuple[NDArray[np.int64], list[Any]]:
     """Return the domain of every client (N,), and the domains' names in order. Raises DataError where a client has two."""
     if source.domain is None:
         return np.zeros(len(names), dtype=np.int64), [0]
@@ -153,7 +184,7 @@ def _domains(source: ParquetSource, client: NDArray[np.int32], names: pa.Array) 
     return np.argsort(order)[of], [values[i] for i in order]
 
 
-def _held_out(source: ParquetSource, share: float, domain: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _held_out(source: ExampleTable, share: float, domain: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which clients (N,) are held out for testing; of a domain whose every client was drawn, the first is kept."""
     clients = len(domain)
     held = max(1, round(share * clients))
@@ -171,7 +202,7 @@ def _held_out(source: ParquetSource, share: float, domain: NDArray[np.int64]) ->
     return found
 
 
-def _test_domain(layout: _Layout, train: ParquetSource, tests: ParquetSource | None) -> NDArray[np.int64] | None:
+def _test_domain(layout: _Layout, train: ExampleTable, tests: ExampleTable | None) -> NDArray[np.int64] | None:
     """Return the domain of every test example, numbered as the clients'; None where it is not said. Raises DataError."""
     if tests is None:
         return np.repeat(layout.domain[layout.kept :], layout.count[layout.kept :]) if train.domain else None
@@ -189,8 +220,8 @@ def _test_domain(layout: _Layout, train: ParquetSource, tests: ParquetSource | N
 
 def _write_examples(
     path: Path,
-    train: ParquetSource,
-    tests: ParquetSource | None,
+    train: ExampleTable,
+    tests: ExampleTable | None,
     layout: _Layout,
     classes: int | None,
     tell: Tell,
@@ -201,9 +232,11 @@ def _write_examples(
     largest = done = 0
     for rows in itertools.chain(train.batches(classes), tests.batches(classes) if tests else ()):
         if x is None or y is None:
-            x, y = allocate(path, total, rows.x)
-        if tests and kind(x) != kind(rows.x):
-            raise DataError(f"{tests.path}: x is {kind(rows.x)}, and that of the clients {kind(x)}: make them alike")
+            x, y = allocate(path, total, rows.x, rows.y)
+        for what, here, there in (("x", x, rows.x), ("the target", y, rows.y)):
+            if tests and kind(here) != kind(there):
+                problem = f"{what} is {kind(there)}, and that of the clients {kind(here)}"
+                raise DataError(f"{tests.path}: {problem}: make them alike")
         end = done + len(rows.y)
         to = layout.row[done:end] if done < train.rows else slice(done, end)
         x[to], y[to] = rows.x, rows.y
@@ -212,16 +245,13 @@ def _write_examples(
     return largest
 
 
-def allocate(path: Path, rows: int, like: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Make an IPC file of zeros, x (rows, ...) and y (rows,), and return the columns, to be written in place."""
-    width = math.prod(like.shape[1:])
+def allocate(path: Path, rows: int, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Make an IPC file of zeros, of columns like `x` (n, ...) and `y` (n, ...), and return these, to be written in place."""
+    sizes = {name: rows * math.prod(like.shape[1:]) * like.itemsize for name, like in (("x", x), ("y", y))}
     with tempfile.TemporaryFile(dir=path.parent) as file:
-        file.truncate(rows * max(width * like.itemsize, 8))
+        file.truncate(max(sizes.values()))
         zeros = pa.py_buffer(np.memmap(file, mode="r"))  # a hole: it takes no space, on disk or in memory
-        pixels = pa.Array.from_buffers(pa.from_numpy_dtype(like.dtype), rows * width, [None, zeros])
-        tensor = pa.fixed_shape_tensor(pixels.type, like.shape[1:])
-        x = pa.ExtensionArray.from_storage(tensor, pa.FixedSizeListArray.from_arrays(pixels, width))
-        batch = pa.record_batch({"x": x, "y": pa.Array.from_buffers(pa.int64(), rows, [None, zeros])})
+        batch = pa.record_batch({"x": _zeros(rows, x, zeros), "y": _zeros(rows, y, zeros)})
         with _SparseFile(path, "w") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
             writer.write_batch(batch)
     if hasattr(os, "posix_fallocate"):  # else a full disk would end the process by a signal, in the middle of writing
@@ -235,6 +265,16 @@ def allocate(path: Path, rows: int, like: NDArray[Any]) -> tuple[NDArray[Any], N
 
     found = columns(whole)
     return writable(found["x"]), writable(found["y"])
+
+
+def _zeros(rows: int, like: NDArray[Any], zeros: pa.Buffer) -> pa.Array:
+    """Return a column of so many rows: numbers, or tensors of them."""
+    width = math.prod(like.shape[1:])
+    flat = pa.Array.from_buffers(pa.from_numpy_dtype(like.dtype), rows * width, [None, zeros])
+    if like.ndim == 1:
+        return flat
+    tensor = pa.fixed_shape_tensor(flat.type, like.shape[1:])
+    return pa.ExtensionArray.from_storage(tensor, pa.FixedSizeListArray.from_arrays(flat, width))
 
 
 class _SparseFile(io.FileIO):

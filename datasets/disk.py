@@ -48,7 +48,7 @@ class DiskOptions(BaseModel):
 
 
 class Totals(BaseModel):
-    """What `population.json` holds."""
+    """What `population.json` holds: of targets `classes` is 0, of texts `words` how many tokens there are."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -58,8 +58,9 @@ class Totals(BaseModel):
     test_examples: Count
     min_examples: Count
     max_examples: Count
-    classes: Count
+    classes: Annotated[int, Field(ge=0)]
     domains: list[str | int]
+    words: Annotated[int, Field(ge=0)] = 0
     file_bytes: dict[str, int]
 
 
@@ -93,7 +94,7 @@ class DiskPopulation:
 
     @cached_property
     def examples(self) -> Mapping[str, NDArray[Any]]:
-        """`x` (rows, ...) and `y` (rows,), those of the clients before those of the test set."""
+        """`x` (rows, ...) and `y`, (rows,) or targets (rows, ...), those of the clients before those of the test set."""
         return mapped(self.folder / EXAMPLES)
 
     @property
@@ -174,7 +175,8 @@ def load(options: DiskOptions, clients: int | None, seed: int) -> FederatedDatas
         domain = torch.from_numpy(mapped(population.folder / TEST_DOMAINS)["domain"].take(rows.numpy()))
 
     def examples(rows: Tensor, domain: Tensor | None = None) -> Examples:
-        return Examples(population.read("x", rows), population.read("y", rows), totals.classes, domain)
+        x, y = population.read("x", rows), population.read("y", rows)
+        return Examples(x, y, totals.classes, domain, totals.words)
 
     test = examples(totals.examples + rows, domain)
     return FederatedDataset("disk", population, test, lambda size: examples(fixed_draw(totals.examples, size)), domains)

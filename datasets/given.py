@@ -30,6 +30,10 @@ KINDS = {"i": np.int64, "u": np.int64, "b": np.float32, "f": np.float32}
 CHANNELS = (1, 3, 4)
 
 
+class Unsaid(str):
+    """A default of an argument, which is told from the same text when a caller says it."""
+
+
 class Codes(NamedTuple):
     """What each row belongs to, of several: number (n,) int64 of `names`, integers or text."""
 
@@ -86,6 +90,19 @@ def fail(where: str, problem: str, mend: str) -> NoReturn:
     raise DataError(f"{where}: {problem}: {mend}")
 
 
+def check_aim(label: str | None, target: str | Sequence[str] | None) -> None:
+    """Refuse targets beside a label that was said. Raises DataError."""
+    if target is not None and label is not None and not isinstance(label, Unsaid):
+        fail("target", f"is {target!r}, beside label={label!r}", "leave one of them out")
+
+
+def check_classes(classes: int | None, target: Any) -> int | None:
+    """Return how many classes there are to be, 0 with targets. Raises DataError."""
+    if classes is not None and (target is not None or classes < 1):
+        fail("classes", f"is {classes}", "leave it out" + (", for there are targets" if target is not None else ""))
+    return classes if target is None else 0
+
+
 def inputs(values: Any, where: str) -> Tensor:
     """Return examples (n, ...): bytes stay uint8 and are pixels, other integers become int64, all else finite float32.
 
@@ -137,7 +154,9 @@ def labels(values: Any, where: str, classes: int | None, rows: int) -> Tensor:
     if array.dtype.kind in "fc" and not (finite := np.isfinite(array)).all():
         fail(f"{where}, row {finite.argmin()}", "has no label", "fill it in, or leave the row out")
     if array.dtype.kind in "fc":
-        fail(where, f"labels are {array.dtype}", "make them integers from 0, as by .astype(int)")
+        fail(
+            where, f"labels are {array.dtype}", "make them integers from 0, as by .astype(int), or give them as target="
+        )
     if array.dtype.kind not in "iub":
         fail(where, "labels are no numbers", "number them from 0, as by np.unique(y, return_inverse=True)[1]")
     y = array.astype(np.int64)

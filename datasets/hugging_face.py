@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedfleet.datasets import arrays, given
 from fedfleet.datasets.examples import Dataset, FederatedDataset
@@ -27,6 +27,7 @@ from fedfleet.simulator.errors import one_line
 
 PATIENCE_S = 5.0
 """Seconds in which the hub has to answer."""
+LABEL = given.Unsaid("label")
 
 
 class HuggingFaceOptions(BaseModel):
@@ -42,6 +43,8 @@ class HuggingFaceOptions(BaseModel):
     """Column that says which client holds a row; ``population.partition`` deals them if not given."""
     label: str | None = "label"
     """Column of integer labels from 0; of texts null, for ``task=language_model``."""
+    target: str | list[str] | None = Field(default=None, min_length=1)
+    """Instead, for ``task.name=module``: the column, or columns, of numbers to be foreseen."""
     features: list[str] | None = Field(default=None, min_length=1)
     """Columns that make an example, or one of images or of lists; all others if not given."""
     text: str | None = None
@@ -69,12 +72,21 @@ class HuggingFaceOptions(BaseModel):
     sha256: str | None = None
     """Digest of what was read; a run says here what it was."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_aim(cls, asked: Any) -> Any:
+        if not isinstance(asked, dict) or asked.get("target") is None:
+            return asked
+        given.check_aim(asked.get("label"), asked["target"])
+        return {**asked, "label": None}
+
 
 def from_hf(
     dataset: Any,
     *,
     client: str | None = None,
-    label: str | None = "label",
+    label: str | None = LABEL,
+    target: str | Sequence[str] | None = None,
     features: Sequence[str] | None = None,
     text: str | None = None,
     tokenizer: str | None = None,
@@ -91,8 +103,8 @@ def from_hf(
 
     Args:
         dataset: a ``datasets.Dataset``, or a ``DatasetDict`` with the splits "train" and, maybe, "test".
-        client, label, features, text, tokenizer, length, words, domain, classes, name: as in `from_dataframe`; a single feature
-            may be images or lists.
+        client, label, target, features, text, tokenizer, length, words, domain, classes, name: as in `from_dataframe`; a single
+            feature may be images or lists.
         test: another ``Dataset``, or a share as in `from_arrays`; the split "test", else 0.1, if not given.
         side, channels: of images, as in `from_image_folder`.
 
@@ -114,9 +126,11 @@ def from_hf(
     share = 0.1 if there is None else there
     if isinstance(features, str):
         fail("features", f"is {features!r}", "give a list of columns")
+    given.check_aim(label, target)
     asked = HuggingFaceOptions.model_construct(
         client=client,
-        label=label,
+        label=label if target is None else None,
+        target=target,
         features=features,
         domain=domain,
         side=side,
@@ -189,7 +203,12 @@ def _parts(train: Any, test: Any, options: HuggingFaceOptions) -> Parts:
     if options.channels not in MODES:
         fail("channels", f"is {options.channels}", "give 3, or 1 for grey")
     how = Reading(options.tokenizer, options.length, options.words)
-    check_reading(how, options.text, options.label, options.features, options.classes)
+    check_reading(
+        how, options.text, options.label if options.target is None else LABEL, options.features, options.classes
+    )
+    if options.text is not None and options.target is not None:
+        fail("target", f"is {options.target!r}, beside text={options.text!r}", "leave one of them out")
+    classes = given.check_classes(options.classes, options.target)
     rows = _rows("train", train, options, 0, clients=True)
     if isinstance(test, int | float):
         held = test
@@ -203,7 +222,7 @@ def _parts(train: Any, test: Any, options: HuggingFaceOptions) -> Parts:
         if names and None not in names and names[0] != names[1]:
             mend = "give both the same names in the same order, as by cast_column"
             fail(f"test: column {options.label!r}", "its labels are called otherwise than those of train", mend)
-    parts = given.split(rows, held, options.classes)
+    parts = given.split(rows, held, classes)
     if options.text is None:
         return parts
     sides = (train,) if isinstance(test, int | float) else (train, test)
@@ -216,7 +235,7 @@ def _rows(where: str, data: Any, options: HuggingFaceOptions, first: int, *, cli
     plain = data.with_format(None)
     client = options.client if clients else None
     domain = options.domain if clients or options.domain in data.column_names else None
-    own = {"client": client, "label": options.label, "domain": domain}
+    own = {"client": client, **arrays.aims(options.label, options.target), "domain": domain}
     named = [column for column in own.values() if column is not None]
     left_out = [*named, options.client]
     features = [c for c in data.column_names if c not in left_out] if options.features is None else [*options.features]
@@ -242,12 +261,19 @@ def _rows(where: str, data: Any, options: HuggingFaceOptions, first: int, *, cli
         _examples(plain, features, options, at)
         if options.text is None
         else torch.arange(first, first + count)[:, None],
-        torch.zeros(count, dtype=torch.int64)
-        if options.label is None
-        else given.labels(about[options.label], at(options.label), options.classes, count),
+        _aims(about, options, at),
         None if client is None else given.codes(about[client], at(client), "client", count),
         None if domain is None else given.codes(about[domain], at(domain), "domain", count, rising=True),
     )
+
+
+def _aims(about: Any, options: HuggingFaceOptions, at: Any) -> torch.Tensor:
+    """Return labels (n,), targets (n, ...), or zeros where there are neither."""
+    if options.target is not None:
+        return arrays.targets(about, options.target, at)
+    if options.label is None:
+        return torch.zeros(len(about), dtype=torch.int64)
+    return given.labels(about[options.label], at(options.label), options.classes, len(about))
 
 
 def _check_kinds(plain: Any, features: list[str], where: str) -> None:

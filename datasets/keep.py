@@ -10,8 +10,8 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from fedfleet.datasets import given
-from fedfleet.datasets.convert import allocate, beside
-from fedfleet.datasets.disk import CLIENTS, EXAMPLES, TEST_DOMAINS, TOTALS, Totals
+from fedfleet.datasets.convert import allocate, beside, finish
+from fedfleet.datasets.disk import EXAMPLES, Totals
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.given import Parts
 from fedfleet.datasets.sources import SOURCES
@@ -40,32 +40,20 @@ def write(parts: Parts, out: Path) -> Totals:
         )
     counts = train.client.number.bincount()
     domain = torch.zeros_like(counts) if train.domain is None else given.client_domains(train)
-    start = counts.cumsum(0) - counts
     order = train.client.number.argsort(stable=True)
     with beside(out) as folder:
-        x, y = allocate(folder / EXAMPLES, len(train.y) + len(test.y), train.x.numpy())
+        x, y = allocate(folder / EXAMPLES, len(train.y) + len(test.y), train.x.numpy(), train.y.numpy())
         x[: len(train.y)], y[: len(train.y)] = train.x[order].numpy(), train.y[order].numpy()
         x[len(train.y) :], y[len(train.y) :] = test.x.numpy(), test.y.numpy()
-        places = {"start": start.numpy(), "count": counts.numpy(), "domain": domain.numpy()}
-        tables = {CLIENTS: {"client": pa.array(list(train.client.names)), **places}}
-        if test.domain is not None:
-            tables[TEST_DOMAINS] = {"domain": test.domain.number.numpy()}
-        for name, table in tables.items():
-            batch = pa.record_batch(table)
-            with pa.ipc.new_file(str(folder / name), batch.schema) as writer:
-                writer.write_batch(batch)
-        totals = Totals(
-            clients=len(counts),
-            examples=len(train.y),
+        names = pa.array(list(train.client.names))
+        return finish(
+            folder,
+            clients={"client": names, "count": counts.numpy(), "domain": domain.numpy()},
+            test_domain=None if test.domain is None else test.domain.number.numpy(),
             test_examples=len(test.y),
-            min_examples=int(counts.min()),
-            max_examples=int(counts.max()),
             classes=parts.classes,
             domains=[0] if train.domain is None else list(train.domain.names),
-            file_bytes={name: (folder / name).stat().st_size for name in (*tables, EXAMPLES)},
         )
-        (folder / TOTALS).write_text(totals.model_dump_json(indent=2), encoding="utf-8")
-    return totals
 
 
 def _checked(kind: type[BaseModel], asked: dict[str, Any]) -> BaseModel:
@@ -73,4 +61,6 @@ def _checked(kind: type[BaseModel], asked: dict[str, Any]) -> BaseModel:
         return kind.model_validate(asked)
     except ValidationError as e:
         first = e.errors()[0]
+        if not first["loc"]:  # of several together, by one of our own
+            raise DataError(first["msg"].removeprefix("Value error, ")) from None
         raise DataError(f"{'.'.join(map(str, first['loc']))}={first['input']!r}: {first['msg']}: mend it") from None

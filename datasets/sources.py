@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from fedfleet.datasets import given, hugging_face, image_folder, leaf, tff, torchvision_sets
+from fedfleet.datasets.csv_part import SUFFIXES
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.given import Parts
 
@@ -42,7 +43,11 @@ def load(name: str, options: Any) -> Dataset | FederatedDataset:
 
 
 def source_of(path: Path) -> str | None:
-    """Return the layout that a path's looks tell, where they do: HDF5 by its suffix, LEAF by its two folders."""
+    """Return the layout that a path's looks tell, where they do: HDF5 and CSV by suffix, LEAF by its two folders."""
     if path.suffix in (".h5", ".hdf5"):
         return "tff"
-    return "leaf" if any((path / "train").glob("*.json")) and any((path / "test").glob("*.json")) else None
+    if any((path / "train").glob("*.json")) and any((path / "test").glob("*.json")):
+        return "leaf"
+    files = list(path.iterdir()) if path.is_dir() else [path]
+    of_csv = any(file.name.endswith(SUFFIXES) for file in files)
+    return "csv" if of_csv and not any(file.suffix == ".parquet" for file in files) else None

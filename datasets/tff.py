@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedfleet.datasets import given
 from fedfleet.datasets.files import DataError
@@ -36,17 +36,25 @@ class TffOptions(BaseModel):
     """Field of the examples; pixels, image or x if not given."""
     label: str | None = None
     """Field of the labels; label, y or target if not given."""
+    target: str | None = None
+    """Instead, for ``task.name=module``: field of numbers to be foreseen."""
     classes: int | None = Field(default=None, ge=1)
     """Labels are below it; one more than the largest, if not given."""
     sha256: str | None = None
     """Digest of what was read; a run says here what it was."""
 
+    @model_validator(mode="after")
+    def _one_aim(self) -> TffOptions:
+        given.check_aim(self.label, self.target)
+        return self
+
 
 def read(options: TffOptions) -> Parts:
     """Return the examples of a file. Raises DataError."""
+    classes = given.check_classes(options.classes, options.target)
     train = _rows(Path(options.path).expanduser(), options, clients=True)
     test = None if options.test is None else _rows(Path(options.test).expanduser(), options, clients=False)
-    return given.split(train, options.hold_out if test is None else test, options.classes)
+    return given.split(train, options.hold_out if test is None else test, classes)
 
 
 def _rows(path: Path, options: TffOptions, *, clients: bool) -> Rows:
@@ -63,12 +71,11 @@ def _rows(path: Path, options: TffOptions, *, clients: bool) -> Rows:
         raise
     except (OSError, RuntimeError, KeyError, ValueError, UnicodeDecodeError) as e:
         fail(f"{path}", f"is not readable as HDF5 ({one_line(e)})", "fetch it again")
-    shapes = [x.shape[1:] for x in xs]
-    for name, shape in zip(names, shapes, strict=True):
-        if shape != shapes[0]:
-            fail(
-                f"{path}: client {name!r}", f"examples are of shape {shape}, and the first's of {shapes[0]}", "mend it"
-            )
+    for what, arrays in (("examples", xs), ("labels" if options.target is None else "targets", ys)):
+        first = arrays[0].shape[1:]
+        for name, array in zip(names, arrays, strict=True):
+            if (shape := array.shape[1:]) != first:
+                fail(f"{path}: client {name!r}", f"{what} are of shape {shape}, and the first's of {first}", "mend it")
     x = np.concatenate(xs)
     if x.ndim == 3:  # grey images without an axis of channels
         x = x[:, None]
@@ -77,7 +84,11 @@ def _rows(path: Path, options: TffOptions, *, clients: bool) -> Rows:
     owner = np.repeat(np.arange(len(xs)), [len(part) for part in xs])
     count = len(x)
     client = given.Codes(torch.from_numpy(owner), tuple(names)) if clients else None
-    y = given.labels(np.concatenate(ys), f"{path}: labels", options.classes, count)
+    found = np.concatenate(ys)
+    if options.target is None:
+        y = given.labels(found, f"{path}: labels", options.classes, count)
+    else:
+        y = given.targets(found, f"{path}: {options.target}", count)
     return Rows(f"{path}", given.inputs(x, f"{path}: examples"), y, client)
 
 
@@ -96,12 +107,13 @@ def _fields(
             _field(where, there, asked, known, option)
             for asked, known, option in (
                 (options.features, FEATURES, "features"),
-                (options.label, LABELS, "label"),
+                (options.label, LABELS, "label") if options.target is None else (options.target, (), "target"),
             )
         ]
         x, y = (_array(where, h5py, client, field) for field in fields)
+        what = "labels" if options.target is None else "targets"
         if len(x) != len(y):
-            fail(f"{where}: client {name!r}", f"has {len(x)} examples and {len(y)} labels", "fetch it again")
+            fail(f"{where}: client {name!r}", f"has {len(x)} examples and {len(y)} {what}", "fetch it again")
         if len(x):
             names.append(name)
             xs.append(x)

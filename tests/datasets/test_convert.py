@@ -10,6 +10,7 @@ import pytest
 
 from fedfleet.datasets import convert as module
 from fedfleet.datasets.convert import convert
+from fedfleet.datasets.example_table import Columns
 from fedfleet.datasets.files import DataError
 
 GOOD: dict[str, Any] = {"client": ["a", "b", "b", "c"], "x": [[1.0, 2.0]] * 4, "y": [0, 1, 2, 0]}
@@ -125,8 +126,10 @@ def test_columns_that_say_the_domain_have_to_fit(tmp_path):
     assert "test.parquet: column 'domain': 'z' is the domain of no client: mend it" in refused(source, out, test=test)
     _written(pa.table({"x": [[1.0, 2.0]], "y": [0], "domain": [0]}), test)
     assert "0 is the domain of no client" in refused(source, out, test=test)
-    assert "no column 'sex' among client, x, y, domain: give the name of one" in refused(source, out, domain="sex")
-    assert "the column 'y' says no domain" in refused(source, out, domain="y")
+    assert "no column 'sex' among client, x, y, domain: give the name of one" in refused(
+        source, out, called=Columns(domain="sex")
+    )
+    assert "the column 'y' says no domain" in refused(source, out, called=Columns(domain="y"))
     alone = "every client that would be held out is the only one of its domain: give a file of test examples"
     single = _written(pa.table({**GOOD, "domain": ["p", "q", "q", "r"]}), tmp_path / "single.parquet")
     assert alone in refused(single, out)
@@ -137,9 +140,9 @@ def test_columns_that_say_the_domain_have_to_fit(tmp_path):
     _written(pa.table({"x": [[1.0, 2.0]], "y": [0], "domain": ["p"]}), test)
     assert "column 'domain': " in refused(_written(pa.table(GOOD), source), out, test=test)
     _written(pa.table({**GOOD, "domain": list("pqqp"), "sex": list("mffm")}), source)
-    assert "beside 'sex' there is a column 'domain'" in refused(source, out, domain="sex")
+    assert "beside 'sex' there is a column 'domain'" in refused(source, out, called=Columns(domain="sex"))
     _written(pa.table({**COLUMNS, "sex": list("mfmm")}), source)
-    assert "column 'sex': client 'b' has examples of 'f' and 'm'" in refused(source, out, domain="sex")
+    assert "column 'sex': client 'b' has examples of 'f' and 'm'" in refused(source, out, called=Columns(domain="sex"))
 
 
 def test_test_examples_have_the_features_of_the_clients(tmp_path):

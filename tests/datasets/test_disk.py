@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from fedfleet.datasets import disk, parquet
 from fedfleet.datasets.convert import convert
 from fedfleet.datasets.disk import DiskOptions, DiskPopulation
+from fedfleet.datasets.example_table import Columns
 from fedfleet.datasets.files import DataError
 from fedfleet.simulator.population import Summary
 
@@ -250,7 +251,7 @@ def test_any_column_says_the_domain(tmp_path):
     pq.write_table(
         pa.table({"client": list("abcde"), "age": [1.5, 2, 3, 4, 5], "sex": [7, 9, 7, 9, 9], "y": [0] * 5}), source
     )
-    convert(source, out, domain="sex")
+    convert(source, out, called=Columns(domain="sex"))
     data = disk.load(DiskOptions(path=str(out)), None, 0)
     assert data.domains == ("7", "9")
     assert data.test.x.shape[1:] == (1,)

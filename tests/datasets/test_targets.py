@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 import fedfleet
-from fedfleet.data import DataError, from_arrays, from_dataframe
+from fedfleet.config.population import load_data
+from fedfleet.data import DataError, from_arrays, from_dataframe, from_hf
+from fedfleet.datasets import disk, keep
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 
+needs_hf = pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="datasets is not installed")
 X = np.arange(60, dtype=np.float32).reshape(20, 3)
 Y = np.linspace(-1, 1, 20)
 
@@ -45,6 +50,14 @@ def test_columns_of_a_table_are_targets():
     assert len(apart.test) == 3
 
 
+def hf(bad: int = 0, **columns):
+    """The same of Hugging Face's, with a hole in its prices if it is bad."""
+    datasets = pytest.importorskip("datasets")
+    frame = table(**columns)
+    frame["price"] = [None if bad and i == 3 else y for i, y in enumerate(Y.tolist())]
+    return datasets.Dataset.from_pandas(frame)
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -70,11 +83,41 @@ def test_columns_of_a_table_are_targets():
         (lambda: from_dataframe(table(name="x"), target="name", features=["a"]), "column 'name': is text, no numbers"),
         (lambda: from_dataframe(table(), target="price", features=["a", "price"]), "the column 'price' is no feature"),
         (lambda: from_dataframe(table(), target="price", test=table()[["a", "b"]]), "test: no column 'price'"),
+        (lambda: from_dataframe(table(y=0), label="y", target="price"), "target: is 'price', beside label='y': leave"),
+        (lambda: from_dataframe(table(), text="a", target="price"), "target: is 'price', beside text='a': leave one"),
+        (
+            lambda: from_hf(hf(label=0), label="label", target="price"),
+            "target: is 'price', beside label='label': leave",
+        ),
+        (lambda: from_hf(hf(), text="a", target="price"), "target: is 'price', beside text='a': leave one of them out"),
+        (lambda: from_hf(hf(), target="price", classes=2), "classes: is 2: leave it out, for there are targets"),
+        (lambda: from_hf(hf(), target=["price", "costs"]), "train: no column 'costs': did you mean 'cost'"),
+        (lambda: from_hf(hf(), target=[]), "target: is an empty list: name a column"),
+        (lambda: from_hf(hf(), target="price", test=hf(bad=1)), "column 'price', row 3: is missing: fill it in"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(make, says):
     with pytest.raises(DataError) as e:
         make()
+    assert says in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "says"),
+    [
+        (
+            {"name": "hf", "label": "y"},
+            "population.dataset: target: is 'cost', beside label='y': leave one of them out",
+        ),
+        ({"name": "tff", "label": "y"}, "population.dataset: target: is 'cost', beside label='y': leave one of them"),
+        ({"name": "hf", "target": []}, "population.dataset.target=[]"),
+        ({"name": "leaf"}, "population.dataset.target='cost': unknown key"),
+    ],
+)
+def test_configured_targets_are_checked_before_anything_is_read(dataset, says):
+    with pytest.raises(fedfleet.ConfigError) as e:
+        fedfleet.load({"population": {"dataset": {"path": "nowhere", "target": "cost", **dataset}}})
     assert says in str(e.value)
     assert "\n" not in str(e.value)
 
@@ -146,3 +189,52 @@ def test_a_table_is_learnt_with_its_clients_and_measured_on_each(tmp_path):
     assert {"eval/clients_mae", "eval/clients_loss"} <= run.summary["final"].keys()
     report = fedfleet.write_report([run.folder], run.folder)
     assert report.exists()
+
+
+@needs_hf
+def test_columns_of_hugging_face_are_targets(tmp_path):
+    import datasets
+
+    data = datasets.Dataset.from_pandas(table(pair=[[y, -y] for y in Y.tolist()]))
+    one = from_hf(data, client="shop", target="price", features=["a", "b"], test=data)
+    assert (one.test.classes, one.test.x.shape) == (0, (20, 2))
+    assert torch.equal(one.test.y, torch.tensor(Y, dtype=torch.float32))
+    both = from_hf(data, target=["cost", "price"], features=["a"], test=data).test.y
+    assert torch.equal(both, torch.tensor(np.stack([2 * Y, Y], 1), dtype=torch.float32))
+    lists = from_hf(data, target="pair", features=["a"], test=data).test.y
+    assert torch.equal(lists, torch.tensor(np.stack([Y, -Y], 1), dtype=torch.float32))
+    data.save_to_disk(str(tmp_path / "saved"))
+    named = {"name": "hf", "path": str(tmp_path / "saved"), "client": "shop", "target": "price", "features": ["a"]}
+    config = {**CONFIG, "population": {"dataset": named}}
+    run = fedfleet.run(config, {"task.arguments": {"features": 1}}, out=tmp_path / "run")
+    assert run.summary["status"] == "finished"
+    written = fedfleet.load(tmp_path / "run" / "config.yaml")  # with every default: it says that there is no label
+    assert written.population.dataset["target"] == "price"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("h5py") is None, reason="h5py is not installed")
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_fields_of_tensorflow_federated_are_targets(tmp_path, shape):
+    import h5py
+
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        for i in range(4):
+            file[f"examples/c{i}/x"] = np.full((3, 2), i, np.float32)
+            file[f"examples/c{i}/speed"] = np.full((3, *shape), i / 4)
+            file[f"examples/c{i}/y"] = np.zeros(3, int)
+    at = str(tmp_path / "in.h5")
+    data = load_data(fedfleet.load({"population": {"dataset": {"name": "tff", "path": at, "target": "speed"}}}))
+    assert (data.test.classes, data.test.y.shape, data.test.y.dtype) == (0, (3, *shape), torch.float32)
+    assert torch.equal(data.test.y.reshape(3, -1)[:, 0], data.test.x[:, 0] / 4)
+    keep.keep("tff", {"path": at, "target": "speed"}, tmp_path / "out")
+    kept = disk.load(disk.DiskOptions(path=str(tmp_path / "out")), None, 0)
+    assert torch.equal(kept.test.y, data.test.y)
+    for where in (data, kept):
+        local = where.population.local_data(torch.arange(3))
+        x, y = (local.data[name][local.rows] for name in ("x", "y"))
+        assert y.shape == (3, 3, *shape)
+        assert torch.equal(y.reshape(3, 3, -1)[..., 0], x[..., 0] / 4)
+    with h5py.File(tmp_path / "in.h5", "a") as file:
+        file["examples/c1/speed"][1] = np.nan
+    with pytest.raises(DataError, match=r"in\.h5: speed, row 4: has a target that is no finite number: mend it"):
+        keep.keep("tff", {"path": at, "target": "speed"}, tmp_path / "no")

@@ -1,4 +1,4 @@
-"""The command line: each function with ``@app.command`` is one of ``fedfleet``'s commands; those about data are in ``data``."""
+"""The command line: each function with ``@app.command`` is a command; those about data are in ``convert`` and ``data``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedfleet.commands import completing, data, several
+from fedfleet.commands import completing, convert, data, several
 from fedfleet.commands.arguments import TERMINATED, ConfigArg, OverridesArg, loaded, there
 from fedfleet.commands.terminal import AGAIN, INTERRUPTED, Interrupted, interruptible, progress, wide
 from fedfleet.config.reading import check_free, check_there
@@ -253,7 +253,7 @@ def schema(
         raise ConfigError(f"--out={str(out)!r}: it cannot be written ({e.strerror or e}): give another path") from None
 
 
-for command in (data.convert, data.trace, data.show, data.partition):
+for command in (convert.convert, data.trace, data.show, data.partition):
     app.command()(command)
 
 

@@ -1,4 +1,4 @@
-"""``fedfleet convert`` of other layouts than Parquet."""
+"""``fedfleet convert``: of what it is told by its looks, what its options name, what is refused."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 
 import pytest
 from PIL import Image
+
+from fedfleet.datasets import disk
 
 
 @pytest.fixture
@@ -32,16 +34,66 @@ def test_options_of_a_layout(command, tmp_path):
     assert (status, "2 clients, 2 examples, 2 test examples, 1 classes" in out) == (0, True)
 
 
+@pytest.fixture
+def table(tmp_path):
+    rows = "\n".join(f"u{i % 4},{i / 2},{i},{i % 2},{'pq'[i % 2]}" for i in range(12))
+    (tmp_path / "in.csv").write_text(f"user,height,price,sick,sex\n{rows}\n")
+    return tmp_path / "in.csv"
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (("--layout", "csv"), "--layout 'csv': choose parquet, leaf, tff, hf or image_folder"),
+        (("--label", "sick", "--domain", "sex"), "2 classes, 2 domains"),
+        (("--label", "sick", "--domain", "sex", "--layout", "csv", "--classes", 5), "5 classes, 2 domains"),
+        (("--target", "price", "--domain", "sex"), "targets, 2 domains"),
+        (("--target", "price,sick", "--domain", "sex"), "targets, 2 domains"),
+    ],
+)
+def test_columns_of_a_table_are_named(command, table, tmp_path, more, says):
+    status, out, err = command("convert", table, tmp_path / "out", "--client", "user", *more)
+    assert (status, says in out, err) == (0, True, ""), (out, err)
+    assert "3 clients, 9 examples, 3 test examples" in out
+    data = disk.load(disk.DiskOptions(path=str(tmp_path / "out")), None, 0)
+    assert data.test.x.shape == (3, 2 - more[1].count(","))
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("--label", "sick", "--target", "price"), "target: is 'price', beside label='sick': leave one of them out"),
+        (("--target", "price", "--classes", 2), "classes: is 2: leave it out, for there are targets"),
+        (("--label", "sick"), "column 'sex', row 0: 'p' is no number: make it numbers, or leave it out"),
+        (("--target", "price,"), "no column '' among user, height, price, sick, sex"),
+        (("--layout", "parquet", "--label", "sick"), "in.csv: not a Parquet file"),
+        (
+            ("--test", "in.csv", "--hold-out", 0.2),
+            "--hold-out=0.2: there are test examples, --test='in.csv': leave one",
+        ),
+        (("--layout", "tff", "--target", "price", "--label", "y"), "target: is 'price', beside label='y': leave one"),
+        (("--layout", "tff", "--target", "a,b"), "target=['a', 'b']: Input should be a valid string: mend it"),
+    ],
+)
+def test_names_that_do_not_fit_are_said_in_one_line(command, table, tmp_path, more, says):
+    named = () if "tff" in more else ("--client", "user")
+    status, _, err = command("convert", table, tmp_path / "out", *named, *more)
+    assert (status, says in err, err.count("\n")) == (2, True, 1), err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("--layout", "xml"), "--layout 'xml': choose parquet, csv, leaf, tff, hf or image_folder"),
         (("--layout", "torchvision"), "--layout 'torchvision': choose parquet"),
-        (("--layout", "parquet", "--option", "side=3"), "--option side: Parquet has none: leave it out"),
+        (("--layout", "parquet", "--option", "side=3"), "--option side: a table has none: leave it out"),
         (("--option", "side"), "an override is written dotted.key=value"),
         (("--option", "wide=3"), "wide: no option of leaf: give some of path, classes"),
         (("--classes", 1), "the label 1 is none from 0 to 0"),
         (("--layout", "image_folder"), "all.json"),
+        (("--client", "user"), "client: no option of leaf: give some of path, classes"),
+        (("--domain", "sex"), "domain: no option of leaf: give some of path, classes"),
+        (("--hold-out", 0.2), "hold_out: no option of leaf: give some of path, classes"),
     ],
 )
 def test_mistakes_are_said_in_one_line(command, leaf, tmp_path, more, says):
