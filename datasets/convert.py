@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from fedfleet.datasets.disk import CLIENTS, EXAMPLES, TEST_DOMAINS, TOTALS, Tota
 from fedfleet.datasets.example_table import USUAL, Columns, ExampleTable, Layout, kind
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.given import check_classes
+from fedfleet.datasets.text_table import TextRows, tokenised
+from fedfleet.datasets.texts import Reading, check_reading
 from fedfleet.simulator.arithmetic import rng
 
 HOLE_BYTES = 1 << 16  # zeros from this size on are left out of a file, and read as zeros all the same
@@ -42,6 +44,7 @@ def convert(
     hold_out: float = 0.1,
     classes: int | None = None,
     called: Columns = USUAL,
+    how: Reading | None = None,
     layout: Layout = "parquet",
     tell: Tell = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
@@ -56,6 +59,7 @@ def convert(
             a client, though.
         classes: labels are below it; one more than the largest, if not given.
         called: what the columns are called.
+        how: texts become tokens, where `called` names any.
         layout: of what kind the files are.
         tell: shows progress.
         say: told, a line each, what of the input is not used, and what will be missed in it.
@@ -66,27 +70,41 @@ def convert(
     if out.exists():
         raise DataError(f"{out}: exists: choose another folder, or remove it first")
     classes = check_classes(classes, called.target or None)
+    check_reading(how or Reading(), called.text, "y" if called.target else called.label, None, classes)
+    if called.text is not None and called.target:
+        raise DataError(f"target: is {called.target[0]!r}, beside text={called.text!r}: leave one of them out")
     train = ExampleTable(source, called, layout)
     tests = None if test is None else ExampleTable(test, called, layout, clients=False, like=train)
     for one in (train, tests) if tests else (train,):
         for name in one.left_out:
             say(f"{one.path}: column {name!r} is an index of pandas, and left out")
+    for name in train.beside:
+        say(f"{source}: column {name!r} is beside a text, and left out")
     places = _layout(train, None if tests else hold_out)
     test_domain = _test_domain(places, train, tests)
     if train.domain and test_domain is None:
         say(
             f"{test}: no column {train.domain!r}: test examples are of no domain, and there will be no metrics by domain"
         )
-    kept = places.kept
     with beside(out) as folder:
-        largest = _write_examples(folder / EXAMPLES, train, tests, places, classes, tell)
+        rows, held, words = train, tests, 0
+        if called.text is not None:
+            training = places.client < places.kept
+            rows, held, words = tokenised(train, tests, training, how or Reading(), classes, folder)
+            places = places.of(rows.of)
+            if test_domain is not None:
+                test_domain = _test_domain(places, train, None) if held is None else test_domain[held.of]
+        largest = _write_examples(folder / EXAMPLES, rows, held, places, classes, tell)
+        kept = places.kept
+        labelled = classes or largest + 1
         return finish(
             folder,
             clients={"client": places.names[:kept], "count": places.count[:kept], "domain": places.domain[:kept]},
             test_domain=test_domain,
-            test_examples=train.rows + (tests.rows if tests else 0) - int(places.count[:kept].sum()),
-            classes=0 if called.target else classes or largest + 1,
+            test_examples=rows.rows + (held.rows if held else 0) - int(places.count[:kept].sum()),
+            classes=0 if called.target else words if called.label is None else labelled,
             domains=places.domains,
+            words=words,
         )
 
 
@@ -150,6 +168,11 @@ class _Layout:
     domains: list[Any]
     kept: int
 
+    def of(self, rows: NDArray[np.int64]) -> _Layout:
+        """Return where the rows go that are made of those of the input: of each (n,), which one."""
+        client = self.client[rows]
+        return replace(self, client=client, row=_places(client), count=np.bincount(client))
+
 
 def _layout(source: ExampleTable, hold_out: float | None) -> _Layout:
     codes, names = source.coded(source.called.client)
@@ -159,10 +182,16 @@ def _layout(source: ExampleTable, hold_out: float | None) -> _Layout:
     number = np.empty(len(names), dtype=np.int32)
     number[order] = np.arange(len(names), dtype=np.int32)
     client = number[codes]
+    kept = len(names) - int(is_held.sum())
+    names = names.take(pa.array(order))
+    return _Layout(client, _places(client), np.bincount(client), names, domain[order], domains, kept)
+
+
+def _places(client: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return where each row (n,) of the clients goes, so that those of a client lie together, in their order."""
     row = np.empty(len(client), dtype=np.int64)
     row[np.argsort(client, kind="stable")] = np.arange(len(client))
-    kept = len(names) - int(is_held.sum())
-    return _Layout(client, row, np.bincount(client), names.take(pa.array(order)), domain[order], domains, kept)
+    return row
 
 
 def _domains(source: ExampleTable, client: NDArray[np.int32], names: pa.Array) -> tuple[NDArray[np.int64], list[Any]]:
@@ -220,8 +249,8 @@ def _test_domain(layout: _Layout, train: ExampleTable, tests: ExampleTable | Non
 
 def _write_examples(
     path: Path,
-    train: ExampleTable,
-    tests: ExampleTable | None,
+    train: ExampleTable | TextRows,
+    tests: ExampleTable | TextRows | None,
     layout: _Layout,
     classes: int | None,
     tell: Tell,

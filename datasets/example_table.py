@@ -77,6 +77,7 @@ class ExampleTable:
         features: the columns that make x.
         domain: the column that says the domain, or None.
         left_out: columns that are an index of pandas, and no feature.
+        of_text: whether examples are texts; else, where `called` says texts, they are lists of token numbers.
         beside: columns beside a text that are not read.
 
     """
@@ -106,6 +107,12 @@ class ExampleTable:
                 fail(f"{path}: only one of it and {like.path} has the feature {odd!r}", "give both the same columns")
             self.features = like.features
         self._whole = _is_whole(schema, called)
+        self.of_text = called.text is not None and columns.is_text(columns.value_of(schema.field(called.text).type))
+        if like is not None and like.of_text != self.of_text:
+            fail(
+                f"{path}: {called.text!r} is text in one of it and {like.path}, and numbers in the other",
+                "make them alike",
+            )
         kinds = {columns.inner(schema.field(name).type) for name in self.features}
         self.dtype = columns.kept_as(kinds, pixels=self._whole)
         if like is not None and like.dtype == np.float32 and self.dtype == np.int64:
@@ -129,7 +136,7 @@ class ExampleTable:
     def batches(self, classes: int | None = None) -> Iterator[Rows]:
         """Yield all rows in order. Every example has one shape, and so have targets; labels are below `classes`, where given."""
         first: tuple[str, str] | None = None
-        for batch in self._batches([*self.features, *self.called.aims]):
+        for batch in self.raw():
             x, y = self._examples(batch), self._aims(batch, classes)
             first = first or (kind(x), kind(y))
             for name, found, before in zip((self.features[0], self.called.aims[0]), (x, y), first, strict=True):
@@ -137,6 +144,10 @@ class ExampleTable:
                     with batch.naming(name):
                         raise Bad(0, f"is {kind(found)}, earlier rows are {before}", "make all rows alike")
             yield Rows(x, y)
+
+    def raw(self) -> Iterator[Batch]:
+        """Yield the features and labels of all rows in order, as they are in the file."""
+        return self._batches([*self.features, *self.called.aims])
 
     def _examples(self, batch: Batch) -> NDArray[Any]:
         if self._whole:
@@ -216,7 +227,11 @@ def _check(part: Part, schema: pa.Schema, called: Columns, clients: bool) -> Non
     for name in [*called.target, *features]:
         found = schema.field(name).type
         lists = name == "x" or called.target == (name,)
-        if name != called.text and not columns.is_number(columns.inner(found) if lists else found):
+        if name == called.text:
+            tokens = columns.is_list(found) and pa.types.is_integer(columns.inner(found))
+            if not tokens and not columns.is_text(columns.value_of(found)):
+                fail(f"{file}: column {name!r} is {found}", "make it text, or lists of token numbers")
+        elif not columns.is_number(columns.inner(found) if lists else found):
             fail(part.text(name), "make it numbers, or leave it out")
 
 

@@ -30,10 +30,6 @@ def keep(layout: str, asked: dict[str, Any], out: Path) -> Totals:
 def write(parts: Parts, out: Path) -> Totals:
     """Write training rows that come in clients, and test rows. Raises DataError."""
     train, test = parts.train, parts.test
-    if parts.words:
-        raise DataError(
-            f"{train.where}: texts of several lengths are not kept on disk: read them as they are, without converting"
-        )
     if train.client is None:
         raise DataError(
             f"{train.where}: says no clients: name the column that does, or read it as it is, without converting"
@@ -53,6 +49,7 @@ def write(parts: Parts, out: Path) -> Totals:
             test_examples=len(test.y),
             classes=parts.classes,
             domains=[0] if train.domain is None else list(train.domain.names),
+            words=parts.words,
         )
 
 

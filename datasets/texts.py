@@ -109,8 +109,11 @@ def _rows(prefix: str, first: int, count: int, y: Any, client: Any, domain: Any,
     )
 
 
-def tokenised(parts: Parts, texts: Sequence[Any], how: Reading, *, foretell: bool) -> Parts:
-    """Return training and test rows whose ``x``, numbers (n, 1) of texts, has become tokens (n, L). Raises DataError."""
+def tokenised(parts: Parts, texts: Sequence[Any], how: Reading, *, foretell: bool, drop_short: bool = False) -> Parts:
+    """Return training and test rows whose ``x``, numbers (n, 1) of texts, has become tokens (n, L).
+
+    A text with no token to learn from is left out if `drop_short`, else refused. Raises DataError.
+    """
     sides = [(part, [texts[i] for i in part.x[:, 0].tolist()]) for part in (parts.train, parts.test)]
     first = 0 if parts.train.where == parts.test.where else len(parts.train.x)  # number of the first of their own
     called = [
@@ -124,10 +127,18 @@ def tokenised(parts: Parts, texts: Sequence[Any], how: Reading, *, foretell: boo
     else:
         if how.tokenizer is not None:
             fail("tokenizer", f"is {how.tokenizer!r}, and not all rows are text", "give text alone, or leave it out")
-        found = [_numbers(rows, side, how.words) for rows, (_, side) in zip(called, sides, strict=True)]
+        found = [token_numbers(rows, side, how.words) for rows, (_, side) in zip(called, sides, strict=True)]
         words = how.words or 1 + max(max(row, default=0) for side in found for row in side)
         found = found if foretell else [[row[: how.length] for row in side] for side in found]
     window = how.length if foretell else None
+    if drop_short:
+        kept = [[i for i, row in enumerate(side) if len(row) > foretell] for side in found]
+        for (part, _), there in zip(sides, kept, strict=True):
+            if not there:
+                fail(part.where, "no text has tokens enough to learn from", "give others, or another tokenizer")
+        sides = [(part.of(torch.tensor(there)), []) for (part, _), there in zip(sides, kept, strict=True)]
+        found = [[side[i] for i in there] for side, there in zip(found, kept, strict=True)]
+        called = [[of[i] for i in there] for of, there in zip(called, kept, strict=True)]
     rows = [_padded(of, side, window, foretell=foretell) for of, side in zip(called, found, strict=True)]
     longest = max(x.shape[1] for x, _ in rows)
     train, test = (
@@ -137,7 +148,8 @@ def tokenised(parts: Parts, texts: Sequence[Any], how: Reading, *, foretell: boo
     return Parts(train, test, words if foretell else parts.classes, words)
 
 
-def _numbers(called: Sequence[str], rows: Sequence[Any], words: int | None) -> list[list[int]]:
+def token_numbers(called: Sequence[str], rows: Sequence[Any], words: int | None) -> list[list[int]]:
+    """Return rows of token numbers, below ``words`` where given; ``called`` says what each row is. Raises DataError."""
     found = []
     for where, row in zip(called, rows, strict=True):
         array = np.asarray(row)
@@ -158,13 +170,13 @@ def _padded(called: list[str], texts: list[list[int]], length: int | None, *, fo
         if len(text) < 1 + foretell:
             problem = f"has {len(text)} token{'s' * (len(text) != 1)}" + " and none to foresee" * foretell
             fail(called[i], problem, "leave the row out")
-        for piece in _pieces(text, length):
+        for piece in pieces(text, length):
             rows.append(torch.tensor(piece))
             of.append(i)
     return pad_sequence(rows, batch_first=True, padding_value=PADDING), torch.tensor(of)
 
 
-def _pieces(text: list[int], length: int | None) -> Iterator[list[int]]:
+def pieces(text: list[int], length: int | None) -> Iterator[list[int]]:
     """Give windows of ``length`` tokens and the one that follows them, the last one shorter."""
     if length is None:
         yield text

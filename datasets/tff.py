@@ -16,9 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedfleet.datasets import given
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.given import Held, Parts, Rows, fail
+from fedfleet.datasets.texts import Reading, check_reading, tokenised
 from fedfleet.simulator.errors import one_line
 
 FEATURES, LABELS = ("pixels", "image", "x"), ("label", "y", "target")
+TEXTS = ("snippets", "tokens")
 
 
 class TffOptions(BaseModel):
@@ -35,11 +37,19 @@ class TffOptions(BaseModel):
     features: str | None = None
     """Field of the examples; pixels, image or x if not given."""
     label: str | None = None
-    """Field of the labels; label, y or target if not given."""
+    """Field of the labels; label, y or target if not given, of texts none."""
     target: str | None = None
     """Instead, for ``task.name=module``: field of numbers to be foreseen."""
     classes: int | None = Field(default=None, ge=1)
     """Labels are below it; one more than the largest, if not given."""
+    text: str | None = None
+    """Field of texts, instead of features; snippets or tokens if they are there, and neither pixels nor image nor x."""
+    tokenizer: str | None = None
+    """Of texts: bytes, characters, words (if not given), or transformers:PATH, a local folder."""
+    length: int | None = Field(default=None, ge=1)
+    """Of texts: tokens at which one is cut off; without labels, tokens read at once. That of the longest if not given."""
+    words: int | None = Field(default=None, ge=2)
+    """Of texts: tokens at most of a vocabulary of words or characters, 10,000 if not given."""
     sha256: str | None = None
     """Digest of what was read; a run says here what it was."""
 
@@ -51,13 +61,19 @@ class TffOptions(BaseModel):
 
 def read(options: TffOptions) -> Parts:
     """Return the examples of a file. Raises DataError."""
-    classes = given.check_classes(options.classes, options.target)
-    train = _rows(Path(options.path).expanduser(), options, clients=True)
-    test = None if options.test is None else _rows(Path(options.test).expanduser(), options, clients=False)
-    return given.split(train, options.hold_out if test is None else test, classes)
+    classes, texts = given.check_classes(options.classes, options.target), list[str]()
+    train = _rows(Path(options.path).expanduser(), options, texts, clients=True)
+    test = None if options.test is None else _rows(Path(options.test).expanduser(), options, texts, clients=False)
+    if test is not None and (len(texts) > 0) != (len(texts) == len(train.y) + len(test.y)):
+        fail(test.where, f"only one of it and {train.where} has texts", "name the same field of both")
+    text, how = "text" if texts else None, Reading(options.tokenizer, options.length, options.words)
+    check_reading(how, options.text or text, options.label if text else "y", options.features, classes)
+    parts = given.split(train, options.hold_out if test is None else test, classes)
+    return tokenised(parts, texts, how, foretell=options.label is None, drop_short=True) if texts else parts
 
 
-def _rows(path: Path, options: TffOptions, *, clients: bool) -> Rows:
+def _rows(path: Path, options: TffOptions, texts: list[str], *, clients: bool) -> Rows:
+    """Return checked rows; of texts, which are added to ``texts``, x are their numbers (n, 1)."""
     try:
         import h5py
     except ImportError:
@@ -71,13 +87,18 @@ def _rows(path: Path, options: TffOptions, *, clients: bool) -> Rows:
         raise
     except (OSError, RuntimeError, KeyError, ValueError, UnicodeDecodeError) as e:
         fail(f"{path}", f"is not readable as HDF5 ({one_line(e)})", "fetch it again")
+    if len({array.dtype == object for array in xs}) > 1:
+        fail(f"{path}", "some clients have texts, and others numbers", "name the field as text, or as features")
     for what, arrays in (("examples", xs), ("labels" if options.target is None else "targets", ys)):
         first = arrays[0].shape[1:]
         for name, array in zip(names, arrays, strict=True):
             if (shape := array.shape[1:]) != first:
                 fail(f"{path}: client {name!r}", f"{what} are of shape {shape}, and the first's of {first}", "mend it")
     x = np.concatenate(xs)
-    if x.ndim == 3:  # grey images without an axis of channels
+    if x.dtype == object:
+        texts += x.tolist()
+        x = np.arange(len(texts) - len(x), len(texts))[:, None]
+    elif x.ndim == 3:  # grey images without an axis of channels
         x = x[:, None]
     elif x.ndim == 4 and x.shape[3] in given.CHANNELS and x.shape[1] not in given.CHANNELS:
         x = x.transpose(0, 3, 1, 2)
@@ -103,14 +124,20 @@ def _fields(
     for name in sorted(groups):
         client = _member(where, h5py, groups, name, "fetch it again")
         there = sorted(client) if isinstance(client, h5py.Group) else []
-        fields = [
-            _field(where, there, asked, known, option)
-            for asked, known, option in (
-                (options.features, FEATURES, "features"),
-                (options.label, LABELS, "label") if options.target is None else (options.target, (), "target"),
-            )
-        ]
-        x, y = (_array(where, h5py, client, field) for field in fields)
+        text = options.text or (_text(there) if options.features is None else None)
+        if text is None:
+            field = _field(where, there, options.features, FEATURES, "features")
+        elif options.target is not None:
+            fail("target", f"is {options.target!r}, beside texts", "leave it out")
+        else:
+            field = _field(where, there, text, (), "text")
+        x = _array(where, h5py, client, field, text=text is not None)
+        if options.target is not None:
+            y = _array(where, h5py, client, _field(where, there, options.target, (), "target"))
+        elif text is None or options.label is not None:
+            y = _array(where, h5py, client, _field(where, there, options.label, LABELS, "label"))
+        else:
+            y = np.zeros(len(x), dtype=np.int64)
         what = "labels" if options.target is None else "targets"
         if len(x) != len(y):
             fail(f"{where}: client {name!r}", f"has {len(x)} examples and {len(y)} {what}", "fetch it again")
@@ -121,6 +148,11 @@ def _fields(
     if not names:
         fail(where, "holds no examples", "give a file with some")
     return names, xs, ys
+
+
+def _text(there: list[str]) -> str | None:
+    """Return the field of texts, where there are some and no other examples."""
+    return None if {*there} & {*FEATURES} else next((name for name in TEXTS if name in there), None)
 
 
 def _field(where: str, there: list[str], asked: str | None, known: tuple[str, ...], option: str) -> str:
@@ -140,12 +172,17 @@ def _member(where: str, h5py: Any, group: Any, name: str, mend: str) -> Any:
     return group[name]
 
 
-def _array(where: str, h5py: Any, client: Any, field: str) -> np.ndarray:
+def _array(where: str, h5py: Any, client: Any, field: str, *, text: bool = False) -> np.ndarray:
+    """Return numbers (n, ...), or texts (n,) as objects."""
     found = _member(where, h5py, client, field, "fetch it again")
     if not isinstance(found, h5py.Dataset):
         fail(where, f"{field!r} is no array", "fetch it again")
     if found.external or found.is_virtual:
         fail(where, f"{field!r} lies in another file", "give a file that holds its data itself")
+    if text:
+        if found.ndim != 1 or h5py.check_string_dtype(found.dtype) is None:
+            fail(where, f"{field!r} is {found.dtype} of shape {found.shape}, no texts", "name another field as text")
+        return found.asstr()[()].astype(object)
     if found.ndim == 0 or found.dtype.kind not in given.KINDS:
-        fail(where, f"{field!r} is {found.dtype}, no numbers", "name another field; text is not read from this layout")
+        fail(where, f"{field!r} is {found.dtype}, no numbers", "name another field, or this one as text")
     return found[()]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class Tokenizer(NamedTuple):
     encode: Callable[[Sequence[str], int | None], list[list[int]]]
 
 
-def tokenizer(name: str, training: Sequence[str], words: int | None, key: str = "tokenizer") -> Tokenizer:
+def tokenizer(name: str, training: Iterable[str], words: int | None, key: str = "tokenizer") -> Tokenizer:
     """Return the tokenizer of a name; a vocabulary has ``words`` tokens at most. Raises DataError, which calls it ``key``."""
     if name in CUTS:
         return _counted(CUTS[name], training, words or MOST)
@@ -49,7 +49,7 @@ def tokenizer(name: str, training: Sequence[str], words: int | None, key: str = 
     return _pretrained(name, key)
 
 
-def _counted(cut: Cut, training: Sequence[str], words: int) -> Tokenizer:
+def _counted(cut: Cut, training: Iterable[str], words: int) -> Tokenizer:
     often = Counter(piece for text in training for piece in cut(text))
     kept = sorted(often, key=lambda piece: (-often[piece], piece))[: words - 1]
     number = {piece: i for i, piece in enumerate(kept, UNKNOWN + 1)}

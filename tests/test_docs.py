@@ -44,7 +44,17 @@ PLACEHOLDERS = {
     "task.arguments.blocks=2": "task.hidden=[2]",
     **dict.fromkeys(["executor.address=auto", "executor.address=10.0.0.1:6379"], "executor.kind=local"),
     **dict.fromkeys(
-        ["visits.parquet", "visits.csv", "homes.csv", "femnist/data", "fed_emnist_train.h5", "cameras"], "configs"
+        [
+            "visits.parquet",
+            "visits.csv",
+            "homes.csv",
+            "reviews.csv",
+            "lines.csv",
+            "femnist/data",
+            "fed_emnist_train.h5",
+            "cameras",
+        ],
+        "configs",
     ),
     **dict.fromkeys(["executor.actors=64", "executor.actors=2"], "executor.actors=1"),
 }

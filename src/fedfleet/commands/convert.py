@@ -39,13 +39,29 @@ def convert(
     client: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="The column that says the client, if not 'client'.")
     ] = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of labels, if not 'y'.")] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="The column of labels, if not 'y'; of texts null, where there are none."),
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(metavar="COLUMN[,COLUMN]", help="In the place of labels: numbers to be foreseen."),
     ] = None,
     domain: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="The column that says the domain, if not 'domain'.")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="In the place of features: texts, or lists of token numbers.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Of texts: bytes, characters, words (if not given) or transformers:PATH.")
+    ] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of texts: tokens at which one is cut off; without labels, tokens read at once."),
+    ] = None,
+    words: Annotated[
+        int | None, typer.Option(min=2, help="Of texts: tokens at most of a vocabulary, 10,000 if not given.")
     ] = None,
     layout: Annotated[str | None, typer.Option(help=f"{LAYOUTS}; by the looks of IN if not given.")] = None,
     option: Annotated[
@@ -69,7 +85,10 @@ def convert(
             f"--hold-out={hold_out}: there are test examples, --test={str(test)!r}: leave one of them out"
         )
     asked = {"hold_out": hold_out, "classes": classes, "client": client, "label": label, "domain": domain}
+    asked |= {"text": text, "tokenizer": tokenizer, "length": length, "words": words}
     asked = {name: value for name, value in asked.items() if value is not None}
+    if label == NOTHING:
+        asked["label"] = None
     if target is not None:
         asked["target"] = target.split(",") if "," in target else target
     if chosen in SOURCES and chosen != "torchvision":
@@ -83,18 +102,25 @@ def convert(
         totals = _table(source, out, test, chosen, asked)
     typer.echo(
         f"{out}: {totals.clients:,} clients, {totals.examples:,} examples, {totals.test_examples:,} test examples, "
-        f"{f'{totals.classes} classes' if totals.classes else 'targets'}, {len(totals.domains)} domains, in "
+        f"{_kind(totals)}, {len(totals.domains)} domains, in "
         f"{time.monotonic() - started:.1f} s"
     )
+
+
+def _kind(totals: Any) -> str:
+    """Return what the examples are of."""
+    tokens, classes = f"{totals.words:,} tokens", f"{totals.classes} classes" if totals.classes else "targets"
+    return classes if not totals.words else tokens if totals.classes == totals.words else f"{tokens}, {classes}"
 
 
 def _table(source: Path, out: Path, test: Path | None, layout: Any, asked: dict[str, Any]) -> Any:
     from fedfleet.datasets.convert import convert as convert_table
     from fedfleet.datasets.example_table import Columns
     from fedfleet.datasets.given import check_aim
+    from fedfleet.datasets.texts import Reading
 
     check_aim(asked.get("label"), aim := asked.get("target"))
-    called = {name: asked[name] for name in ("client", "label", "domain") if name in asked}
+    called = {name: asked[name] for name in ("client", "label", "domain", "text") if name in asked}
     called |= {} if aim is None else {"target": (aim,) if isinstance(aim, str) else tuple(aim)}
     how = {name: asked[name] for name in ("hold_out", "classes") if name in asked}
     with _rows_done() as tell:
@@ -103,6 +129,7 @@ def _table(source: Path, out: Path, test: Path | None, layout: Any, asked: dict[
             out,
             test=test,
             called=Columns(**called),
+            how=Reading(*(asked.get(name) for name in Reading._fields)),
             layout=layout,
             tell=tell,
             say=lambda text: typer.echo(text, err=True),

@@ -59,8 +59,29 @@ def test_columns_of_a_table_are_named(command, table, tmp_path, more, says):
 
 
 @pytest.mark.parametrize(
+    ("more", "says", "width"),
+    [
+        (("--label", "sick"), "9 tokens, 2 classes, 1 domains", 3),
+        (("--label", "sick", "--tokenizer", "bytes", "--length", 2), "256 tokens, 2 classes, 1 domains", 2),
+        (("--label", "null", "--tokenizer", "characters", "--words", 3), "test examples, 3 tokens, 1 domains", 4),
+    ],
+)
+def test_texts_of_a_table(command, tmp_path, more, says, width):
+    rows = "\n".join(f'u{i % 4},"{"abcde"[i % 5]}, {i % 2}",{i % 2}' for i in range(12))
+    (tmp_path / "in.csv").write_text(f"user,said,sick\n{rows}\n")
+    words = ("convert", tmp_path / "in.csv", tmp_path / "out", "--client", "user", "--text", "said", *more)
+    status, out, err = command(*words)
+    assert (status, says in out) == (0, True), (out, err)
+    assert ("column 'sick' is beside a text, and left out" in err) == ("null" in more)
+    assert disk.load(disk.DiskOptions(path=str(tmp_path / "out")), None, 0).test.x.shape == (3, width)
+
+
+@pytest.mark.parametrize(
     ("more", "says"),
     [
+        (("--label", "null"), "label: is None, and no column is text: name a column of labels"),
+        (("--label", "sick", "--tokenizer", "words"), "tokenizer: is 'words', and no column is text: name it as text"),
+        (("--text", "sex", "--label", "sick", "--target", "price"), "target: is 'price', beside label='sick'"),
         (("--label", "sick", "--target", "price"), "target: is 'price', beside label='sick': leave one of them out"),
         (("--target", "price", "--classes", 2), "classes: is 2: leave it out, for there are targets"),
         (("--label", "sick"), "column 'sex', row 0: 'p' is no number: make it numbers, or leave it out"),

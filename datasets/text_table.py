@@ -1,0 +1,148 @@
+"""Texts of a table as tokens: each is tokenised once, and its tokens wait in a nameless file until it is known where they lie.
+
+In memory are a batch of texts, a vocabulary, and some numbers a row.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfleet.datasets import columns
+from fedfleet.datasets.columns import Bad
+from fedfleet.datasets.example_table import ExampleTable, Rows
+from fedfleet.datasets.examples import PADDING
+from fedfleet.datasets.given import fail
+from fedfleet.datasets.texts import Reading, pieces, token_numbers
+from fedfleet.datasets.tokens import tokenizer
+
+PADDED_BYTES = 1 << 26  # of tokens, padded, at a time
+TOKEN = np.dtype(np.int32)
+
+Encode = Callable[[list[str], Sequence[Any]], list[list[int]]]
+
+
+class TextRows:
+    """Rows of tokens, each a text or a piece of one.
+
+    Args:
+        table: where the texts are.
+        encode: given what each of some texts is called, and these, returns their tokens.
+        window: without labels, tokens read at once.
+        classes: labels are below it.
+        folder: where tokens wait.
+
+    Attributes:
+        path: that of the table.
+        rows: their number.
+        of: (rows,) the row of the table that each is of.
+        longest: tokens of the longest.
+        most: the largest token.
+
+    Raises DataError.
+
+    """
+
+    def __init__(self, table: ExampleTable, encode: Encode, window: int | None, classes: int | None, folder: Path):
+        self.path = table.path
+        self._tokens: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        lengths, of, labels, first = [], [], [], 0
+        foretell = table.called.label is None
+        self.most = 0
+        for batch in table.raw():
+            name = table.features[0]
+            with batch.naming(name):
+                texts = _values(batch.columns[name])
+                called = [f"{batch.file}: column {name!r}, row {batch.start + i}" for i in range(len(texts))]
+                found = encode(called, texts)
+                for i, tokens in enumerate(found):
+                    if len(tokens) < 1 + foretell:
+                        problem = (
+                            f"has {len(tokens)} token{'s' * (len(tokens) != 1)}" + " and none to foresee" * foretell
+                        )
+                        raise Bad(i, problem, "leave the row out")
+            cut = [[*pieces(tokens, window)] for tokens in found]
+            flat = np.fromiter(itertools.chain(*(piece for text in cut for piece in text)), TOKEN)
+            self._tokens.write(flat.tobytes())
+            self.most = max(self.most, int(flat.max()))
+            lengths.append(np.array([len(piece) for text in cut for piece in text]))
+            of.append(np.repeat(np.arange(first, first + len(cut)), [len(text) for text in cut]))
+            if table.called.label is not None:
+                with batch.naming(table.called.label):
+                    labels.append(columns.labels(batch.columns[table.called.label], classes))
+            first += len(cut)
+        self._lengths: NDArray[np.int64] = np.concatenate(lengths)
+        self.of: NDArray[np.int64] = np.concatenate(of)
+        self._y = np.concatenate(labels)[self.of] if labels else np.zeros(len(self.of), dtype=np.int64)
+        self.rows, self.longest = len(self.of), int(self._lengths.max())
+
+    def batches(self, classes: int | None = None) -> Iterator[Rows]:
+        """Yield all rows in order: tokens (n, longest) int64, -1 after the end of each, and labels, or zeros."""
+        self._tokens.seek(0)
+        step = max(1, PADDED_BYTES // (8 * self.longest))
+        for start in range(0, self.rows, step):
+            lengths = self._lengths[start : start + step]
+            x = np.full((len(lengths), self.longest), PADDING, dtype=np.int64)
+            x[np.arange(self.longest) < lengths[:, None]] = np.frombuffer(
+                self._tokens.read(int(lengths.sum()) * TOKEN.itemsize), TOKEN
+            )
+            yield Rows(x, self._y[start : start + step])
+
+
+def tokenised(
+    train: ExampleTable,
+    tests: ExampleTable | None,
+    training: NDArray[np.bool_],
+    how: Reading,
+    classes: int | None,
+    folder: Path,
+) -> tuple[TextRows, TextRows | None, int]:
+    """Return the rows of both tables, as wide as the longest of all, and how many tokens there are.
+
+    `training` (rows,) are the rows of `train` that a vocabulary is made of. Raises DataError.
+    """
+    foretell = train.called.label is None
+    if train.of_text:
+        made = tokenizer(how.tokenizer or "words", _training(train, training), how.words)
+        cut = None if foretell else how.length
+
+        def encode(called: list[str], texts: Sequence[Any]) -> list[list[int]]:
+            return made.encode(texts, cut)
+
+        words = made.words
+    else:
+        if how.tokenizer is not None:
+            fail("tokenizer", f"is {how.tokenizer!r}, and {train.path} has token numbers", "leave it out")
+
+        def encode(called: list[str], texts: Sequence[Any]) -> list[list[int]]:
+            return [row if foretell else row[: how.length] for row in token_numbers(called, texts, how.words)]
+
+        words = how.words
+    window = how.length if foretell else None
+    rows = TextRows(train, encode, window, classes, folder)
+    held = None if tests is None else TextRows(tests, encode, window, classes, folder)
+    both = (rows, held) if held else (rows,)
+    for one in both:
+        one.longest = max(each.longest for each in both)
+    return rows, held, words or 1 + max(one.most for one in both)
+
+
+def _training(table: ExampleTable, training: NDArray[np.bool_]) -> Iterator[str]:
+    first, name = 0, table.features[0]
+    for batch in table.raw():
+        with batch.naming(name):
+            texts = _values(batch.columns[name])
+        yield from itertools.compress(texts, training[first : first + len(texts)])
+        first += len(texts)
+
+
+def _values(column: Any) -> list[Any]:
+    column = columns.plain(column)
+    column.validate(full=True)  # text may be none in UTF-8
+    return column.to_pylist()

@@ -1,0 +1,232 @@
+"""Texts on disk: what a table of them becomes is what `from_texts` makes of them; texts of TensorFlow Federated's layout."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedfleet
+from fedfleet.config.population import load_data
+from fedfleet.data import from_texts
+from fedfleet.datasets import csv_part, disk, keep, parquet, text_table
+from fedfleet.datasets.convert import convert
+from fedfleet.datasets.disk import DiskOptions
+from fedfleet.datasets.example_table import Columns
+from fedfleet.datasets.examples import FederatedDataset
+from fedfleet.datasets.files import DataError
+from fedfleet.datasets.texts import Reading
+
+WORDS = ["a", "b", "c", "d", "e", "f,", "g!", "the", "of", "and"]
+DRAW = np.random.default_rng(0)
+TEXTS = [" ".join(DRAW.choice(WORDS, DRAW.integers(2, 15))) + f" own{i}" for i in range(40)]
+FRAME = pd.DataFrame({"user": [f"u{i % 7}" for i in range(40)], "said": TEXTS, "mood": [i % 3 for i in range(40)]})
+FRAME["numbers"] = [[int(n) for n in DRAW.integers(0, 9, DRAW.integers(2, 9))] for _ in range(40)]
+FRAME["place"] = [f"p{int(u[1]) % 2}" for u in FRAME["user"]]
+
+
+def loaded(folder: Path) -> FederatedDataset:
+    return disk.load(DiskOptions(path=str(folder)), None, 0)
+
+
+def held(data: FederatedDataset, names: list[str]) -> dict[str, Any]:
+    """Name -> x, y of every client."""
+    local = data.population.local_data(torch.arange(data.population.size))
+    rows = [row[:count] for row, count in zip(local.rows, local.counts, strict=True)]
+    return {n: (local.data["x"][r].tolist(), local.data["y"][r].tolist()) for n, r in zip(names, rows, strict=True)}
+
+
+def names_of(folder: Path) -> list[str]:
+    return pd.read_feather(folder / "clients.arrow")["client"].tolist()
+
+
+@pytest.mark.parametrize("own_test", [False, True])
+@pytest.mark.parametrize("layout", ["parquet", "csv"])
+@pytest.mark.parametrize(
+    ("label", "how"),
+    [
+        ("mood", Reading()),
+        ("mood", Reading("words", 4, 6)),
+        ("mood", Reading("bytes", 9)),
+        (None, Reading("characters", 5, 9)),
+        (None, Reading("words")),
+    ],
+)
+def test_a_table_of_texts_becomes_what_from_texts_makes_of_it(tmp_path, label, how, layout, own_test, monkeypatch):
+    monkeypatch.setattr(parquet, "BATCH_ROWS", 7)
+    monkeypatch.setattr(csv_part, "BLOCK_BYTES", 400)
+    monkeypatch.setattr(text_table, "PADDED_BYTES", 700)
+    frame = FRAME.drop(columns="numbers")
+    frame.to_parquet(tmp_path / "in.parquet")
+    frame.to_csv(tmp_path / "in.csv", index=False)
+    test = None
+    if own_test:
+        test = tmp_path / f"test.{layout}"
+        last = frame.tail(5).drop(columns="user")
+        last.to_csv(test, index=False) if layout == "csv" else last.to_parquet(test, index=False)
+    said: list[str] = []
+    called = Columns(client="user", label=label, text="said", domain="place")
+    options: dict[str, Any] = {"called": called, "how": how, "layout": layout, "say": said.append}
+    totals = convert(tmp_path / f"in.{layout}", tmp_path / "out", test=test, **options)
+    assert said == ([] if label else [f"{tmp_path / f'in.{layout}'}: column 'mood' is beside a text, and left out"])
+    data, names = loaded(tmp_path / "out"), names_of(tmp_path / "out")
+    y = None if label is None else FRAME["mood"]
+    kept = FRAME["user"].isin(names)
+    other: Any = (~kept).to_numpy()
+    if own_test:
+        assert kept.all()
+        of = FRAME.tail(5)
+        other = (of["said"].tolist(), *([] if y is None else [of["mood"]]), of["place"])
+    like = from_texts(
+        TEXTS, y, client=FRAME["user"], domain=FRAME["place"] if own_test else None, test=other, **how._asdict()
+    )
+    assert isinstance(like, FederatedDataset)
+    assert held(data, names) == held(like, names)
+    assert (data.test.x.tolist(), data.test.y.tolist()) == (like.test.x.tolist(), like.test.y.tolist())
+    assert data.test.domain is not None
+    if like.test.domain is not None:
+        assert data.test.domain.tolist() == like.test.domain.tolist()
+    else:
+        place = ["p0", "p1"].index(FRAME["place"][~kept].unique().item())
+        assert data.test.domain.tolist() == [place] * len(like.test)
+    assert (data.test.words, data.test.classes) == (like.test.words, like.test.classes)
+    assert totals.words == data.test.words == data.sample(5).words
+    assert totals.examples == sum(len(x) for x, _ in held(data, names).values())
+
+
+@pytest.mark.parametrize(("label", "length"), [("mood", 3), (None, 3), (None, None)])
+def test_lists_of_token_numbers(tmp_path, label, length):
+    FRAME.to_parquet(tmp_path / "in.parquet")
+    called = Columns(client="user", label=label, text="numbers")
+    convert(tmp_path / "in.parquet", tmp_path / "out", called=called, how=Reading(None, length))
+    data, names = loaded(tmp_path / "out"), names_of(tmp_path / "out")
+    out = (~FRAME["user"].isin(names)).to_numpy()
+    y = None if label is None else FRAME["mood"]
+    like = from_texts(FRAME["numbers"].tolist(), y, client=FRAME["user"], test=out, length=length)
+    assert isinstance(like, FederatedDataset)
+    assert held(data, names) == held(like, names)
+    assert data.test.words == like.test.words == 9
+
+
+@pytest.mark.parametrize(
+    ("called", "how", "says"),
+    [
+        ({"text": "sad"}, {}, "no column 'sad' among user, said, mood, numbers, place: give the name of one"),
+        ({"text": "mood", "label": None}, {}, "column 'mood' is int64: make it text, or lists of token numbers"),
+        ({"text": "said"}, {"tokenizer": "word"}, "tokenizer: is 'word': choose one of bytes, characters, words"),
+        ({"text": "numbers"}, {"tokenizer": "words"}, "tokenizer: is 'words', and "),
+        ({"text": "numbers"}, {"words": 4}, "column 'numbers', row "),
+        ({"text": "said"}, {"tokenizer": "bytes", "words": 4}, "words: is 4, and bytes has a vocabulary of its own"),
+        ({}, {"length": 4}, "length: is 4, and no column is text: name it as text, or leave this out"),
+        ({"label": None}, {}, "label: is None, and no column is text: name a column of labels"),
+        ({"text": "said", "target": ("mood",)}, {}, "target: is 'mood', beside text='said': leave one of them out"),
+        ({"text": "said", "label": "said"}, {}, "the column 'said' is named twice: give another"),
+        ({"text": "said", "label": "place"}, {}, ": make it integers"),
+        ({"text": "one", "label": None}, {}, "column 'one', row 3: has 1 token and none to foresee: leave the row out"),
+        ({"text": "hole"}, {}, "column 'hole', row 3: is null: fill it in, or leave the row out"),
+    ],
+)
+def test_texts_that_cannot_be_read_are_refused_in_one_line(tmp_path, called, how, says):
+    frame = FRAME.copy()
+    if called.get("text") in ("one", "hole"):
+        frame[called["text"]] = [None if i == 3 else "a b" for i in range(40)]
+        frame = frame.fillna({"one": "b"}) if called["text"] == "one" else frame
+    frame.to_parquet(tmp_path / "in.parquet")
+    with pytest.raises(DataError) as e:
+        convert(
+            tmp_path / "in.parquet",
+            tmp_path / "out",
+            called=Columns(**{"client": "user", "label": "mood", **called}),
+            how=Reading(**how),
+        )
+    assert says in str(e.value)
+    assert "\n" not in str(e.value)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.parquet"]
+
+
+def test_texts_are_learnt_from_disk(tmp_path):
+    FRAME.to_parquet(tmp_path / "in.parquet")
+    config = {"rounds": 1, "algorithm": {"batch_size": 2}, "cohort": {"invite": 2}, "executor": {"kind": "local"}}
+    for label, task in (("mood", {"model": "bag", "hidden": [4]}), (None, {"name": "language_model", "hidden": 4})):
+        out = tmp_path / str(label)
+        convert(tmp_path / "in.parquet", out, called=Columns(client="user", label=label, text="said"))
+        population = {"dataset": {"name": "disk", "path": str(out)}}
+        run = fedfleet.run({**config, "population": population, "task": task}, out=tmp_path / f"run {label}")
+        assert ("eval/perplexity" in run.summary["final"]) == (label is None)
+
+
+def hdf5(path: Path, clients: dict[str, dict[str, Any]]) -> str:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        for name, fields in clients.items():
+            for field, values in fields.items():
+                kind = h5py.string_dtype() if values and isinstance(values[0], str) else None
+                file.create_dataset(f"examples/{name}/{field}", data=values, dtype=kind)
+    return str(path)
+
+
+def tff(**options: Any) -> Any:
+    return load_data(fedfleet.load({"population": {"dataset": {"name": "tff", **options}}}))
+
+
+PLAYS = {
+    "romeo": {"snippets": ["but soft", "o", "what light"]},
+    "juliet": {"snippets": ["ay me", "é"]},
+    "nurse": {"snippets": ["x"]},
+}
+needs_h5py = pytest.mark.skipif(importlib.util.find_spec("h5py") is None, reason="h5py is not installed")
+
+
+@needs_h5py
+def test_snippets_of_tensorflow_federated_are_learnt_from(tmp_path):
+    """Of one character nothing is to be foreseen: such texts are left out, and whoever has no others."""
+    train = hdf5(tmp_path / "train.h5", PLAYS)
+    test = hdf5(tmp_path / "test.h5", {"romeo": {"snippets": ["sleep", "s"]}})
+    data = tff(path=train, test=test, tokenizer="bytes", length=6)
+    assert (data.population.size, data.test.words, data.test.classes) == (2, 256, 256)
+    assert data.test.x.tolist() == [[*b"sleep", -1, -1]]
+    found = held(data, ["juliet", "romeo"])
+    assert found["juliet"] == ([[*b"ay me", -1, -1], [*"é".encode(), *[-1] * 5]], [0, 0])
+    assert found["romeo"][0] == [[*b"but sof"], [*b"ft", *[-1] * 5], [*b"what li"], [*b"ight", *[-1] * 3]]
+    totals = keep.keep("tff", {"path": train, "test": test, "tokenizer": "bytes", "length": 6}, tmp_path / "out")
+    assert totals.words == 256
+    kept = loaded(tmp_path / "out")
+    assert held(kept, names_of(tmp_path / "out")) == found
+    assert (kept.test.words, kept.test.x.tolist()) == (256, data.test.x.tolist())
+
+
+@needs_h5py
+def test_a_field_of_texts_may_have_labels_and_another_name(tmp_path):
+    posts = {f"u{i}": {"tokens": ["a b", "b"], "title": ["x y z", "x"], "kind": [0, i % 2]} for i in range(4)}
+    path = hdf5(tmp_path / "in.h5", posts)
+    data = tff(path=path, label="kind")
+    assert (data.test.classes, data.test.words, data.test.x.shape) == (2, 3, (2, 2))
+    titles = tff(path=path, text="title", words=2)
+    assert (titles.test.words, titles.test.x.tolist()) == (2, [[1, 0, 0]])
+
+
+@needs_h5py
+@pytest.mark.parametrize(
+    ("clients", "options", "says"),
+    [
+        (PLAYS, {"text": "words"}, "a client has no field words: set population.dataset.text to one of snippets"),
+        (PLAYS, {"target": "snippets"}, "target: is 'snippets', beside texts: leave it out"),
+        (PLAYS, {"features": "snippets"}, "'snippets' is object, no numbers: name another field, or this one as text"),
+        (PLAYS, {"classes": 3}, "classes: is 3, and there are no labels: leave it out"),
+        (PLAYS, {"tokenizer": "word"}, "tokenizer: is 'word': choose one of"),
+        ({"a": {"snippets": ["x"]}, "b": {"snippets": ["y"]}}, {}, "no text has tokens enough to learn from"),
+        ({"a": {"x": [[1.0]], "y": [0]}, "b": {"x": [[1.0]], "y": [0]}}, {"length": 3}, "length: is 3, and no column"),
+        ({"a": {"x": [[1.0]], "y": [0]}}, {"text": "x"}, "'x' is float64 of shape (1, 1), no texts: name another"),
+        ({**PLAYS, "z": {"x": [[1.0]], "y": [0]}}, {}, "some clients have texts, and others numbers: name the field"),
+    ],
+)
+def test_bad_texts_of_hdf5_are_refused_in_one_line(tmp_path, clients, options, says):
+    with pytest.raises(DataError) as e:
+        tff(path=hdf5(tmp_path / "in.h5", clients), **options)
+    assert says in str(e.value)
+    assert "\n" not in str(e.value)
