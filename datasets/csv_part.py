@@ -92,6 +92,8 @@ class CsvPart:
         alive = self._alive[name]
         if pa.int64() in alive and not _is(column, pa.int64(), exact):
             alive.remove(pa.int64())
+            if _is(column, pa.int64()):  # with zeros before them: no numbers, then, and text is left
+                alive[:] = KINDS[-1:]
         if pa.float64() in alive and pa.int64() not in alive and not _is(column, pa.float64()):
             alive.remove(pa.float64())
             self._odd[name] = self._first_odd(column)

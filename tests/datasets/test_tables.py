@@ -103,6 +103,9 @@ def test_names_keep_their_zeros_and_quotes_their_lines(tmp_path):
     convert(tmp_path / "in.csv", tmp_path / "out", test=tmp_path / "test.csv", layout="csv")
     names = {"007": ([[1]], [0]), "7": ([[2]], [1]), "a\nb": ([[3]], [1]), "NA": ([[4]], [0])}
     assert held(tmp_path / "out") == {None: ([[5]], [1]), **names}
+    written(tmp_path / "in.csv", "client,a,y\n007,01,0\n7,2,1\n")  # all whole numbers, of which names are not made
+    convert(tmp_path / "in.csv", tmp_path / "two", test=tmp_path / "test.csv", layout="csv")
+    assert held(tmp_path / "two") == {None: ([[5]], [1]), "007": ([[1]], [0]), "7": ([[2]], [1])}
 
 
 def test_an_index_of_pandas_is_left_out_of_csv(tmp_path):
@@ -148,6 +151,13 @@ def test_whole_numbers_of_a_test_file_become_what_training_has(tmp_path):
 )
 def test_bad_csv_is_refused_in_one_line(tmp_path, text, says):
     assert says in refused(written(tmp_path / "in.csv", text), tmp_path / "out", layout="csv")
+
+
+def test_rows_are_counted_beyond_a_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(csv_part, "BLOCK_BYTES", 40)
+    rows = "\n".join(f"u{i},{'NA' if i == 15 else i},0" for i in range(20))
+    source = written(tmp_path / "in.csv", f"client,a,y\n{rows}\n")
+    assert "column 'a', row 15: 'NA' is no number" in refused(source, tmp_path / "out", layout="csv")
 
 
 def test_csv_that_is_no_text_and_folders_without_any(tmp_path):
