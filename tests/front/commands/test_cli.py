@@ -20,14 +20,11 @@ from rich.console import Console
 from fedfleet import __main__ as program
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.attacks.registry import ATTACKS
+from fedfleet.commands import cli
 from fedfleet.config.schema import load
 from fedfleet.datasets.registry import ABOUT
-from fedfleet.experiments.experiment import Experiment
-
-
-from fedfleet.commands import cli
-from fedfleet.datasets.registry import ABOUT
 from fedfleet.experiments import campaign
+from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
 from fedfleet.simulator.executors import nodes
 from fedfleet.tasks.registry import TASKS
