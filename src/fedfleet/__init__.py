@@ -80,7 +80,7 @@ def __dir__() -> list[str]:
 
 
 def run(
-    config: str | Path | Mapping[str, Any],
+    config: str | Path | Mapping[str, Any] | Config,
     overrides: Mapping[str, Any] | None = None,
     *,
     out: str | Path,
@@ -93,7 +93,7 @@ def run(
     """Run one experiment and write its run folder ``out``, which must be new.
 
     Args:
-        config: a YAML file, or a nested mapping of the same keys.
+        config: a YAML file, a nested mapping of the same keys, or what ``fedfleet.load`` returned.
         overrides: dotted keys -> values.
         out: the run folder.
         task, algorithm, data: your own, instead of the configured ones. A ``Dataset`` is dealt to clients by the configured

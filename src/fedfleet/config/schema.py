@@ -140,14 +140,18 @@ OWN = {"task": ("task",), "algorithm": ("algorithm",), "population.dataset": ("d
 what ran then has the one key "own", and below it what ``experiments.provenance`` says of it."""
 
 
-def load(source: Path | str | Mapping[str, Any], overrides: list[str] | Mapping[str, Any] | None = None) -> Config:
-    """Read a configuration file (or mapping), apply overrides, and check it against the schema.
+def load(
+    source: Path | str | Mapping[str, Any] | Config, overrides: list[str] | Mapping[str, Any] | None = None
+) -> Config:
+    """Read a configuration file (or take a mapping, or what was read), apply overrides, and check it against the schema.
 
     Overrides are ``dotted.key=value`` strings (values in YAML) or a mapping of dotted keys; a mapping as a value sets its keys
     and leaves the others. An override that changes the name of a section leaves out the options that only the old name has.
 
     Raises ConfigError with one line naming the key, the value and the mend.
     """
+    if isinstance(source, Config):
+        source = source.model_dump(mode="json", exclude_unset=True)
     given = read(Path(source)) if isinstance(source, str | Path) else source
     changes = [overrides] if isinstance(overrides, Mapping) else [override(text) for text in overrides or []]
     config = _build([given, *changes])

@@ -17,6 +17,8 @@ TABLES = sorted(CONFIGS.rglob("*_table.yaml"))
 @pytest.mark.parametrize("path", sorted({*CONFIGS.rglob("*.yaml")} - {*TABLES}), ids=lambda p: p.stem)
 def test_configurations(path):
     found = config.load(path)
+    assert config.load(found) == found
+    assert config.load(found, {"seed": 7}) == config.load(path, {"seed": 7})
     if found.tune is not None:
         assert tuning.checked(found.tune, found.rounds)
     for trial in campaign.distinct(campaign.trials(config.with_overrides(found, {"tune": None}))):

@@ -100,8 +100,9 @@ def test_the_folder_holds_what_is_promised(run):
     assert "It ran to its last round." in card
 
 
-def test_the_resolved_configuration_gives_the_same_bytes(run, tmp_path):
-    again = fedfleet.run(run.folder / "config.yaml", out=tmp_path / "again")
+@pytest.mark.parametrize("read", [lambda path: path, fedfleet.load])
+def test_the_resolved_configuration_gives_the_same_bytes(run, tmp_path, read):
+    again = fedfleet.run(read(run.folder / "config.yaml"), out=tmp_path / "again")
     assert (again.folder / "model.safetensors").read_bytes() == (run.folder / "model.safetensors").read_bytes()
 
 
