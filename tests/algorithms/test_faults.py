@@ -292,7 +292,7 @@ class Stopping(LocalExecutor):
         super().__init__(1)
         self.slow, self.sizes, self.limits = set(slow), sizes, []
 
-    def map(self, job, shared, tasks, *, background=False, timeout_s=None):
+    def map(self, job, shared, tasks, *, timeout_s=None, **how):
         self.limits.append((max(len(t.clients) for t in tasks), timeout_s))
         return map(lambda t: self._one(job, shared, t), tasks)  # goes on after an error
 

@@ -15,7 +15,7 @@ from fedfleet.simulator.algorithm import Algorithm, View
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Mean, Store
 from fedfleet.simulator.arithmetic.spool import Filed, Spool
-from fedfleet.simulator.driver import answers
+from fedfleet.simulator.driver import answers, cutting
 from fedfleet.simulator.driver import round as driver
 from fedfleet.simulator.executors import messages, slab
 from fedfleet.simulator.work import BatchPlan, LocalWork, Message, Phase
@@ -97,7 +97,7 @@ def check_equal(found, expected):
 def test_three_actors_give_the_bytes_of_this_process(tmp_path, name, inner, monkeypatch):
     expected = run(tmp_path / "local", name, kind="local", inner=inner)
     if inner == "batched":  # and add blocks themselves
-        monkeypatch.setattr(driver, "blocks_a_task", lambda blocks, workers, size: 2)
+        monkeypatch.setattr(cutting, "blocks_a_task", lambda blocks, workers, size: 2)
     on = {"kind": "ray", "actors": 3, "cpus_per_actor": 0.25, "inner": inner}
     check_equal(run(tmp_path / "ray", name, **on), expected)
 
@@ -109,7 +109,8 @@ def test_any_number_of_actors_gives_equal_bytes_and_so_does_any_way_to_them(tmp_
     on = {"kind": "ray", "actors": actors, "cpus_per_actor": 0.1, "inner": "batched"}
     if way != "lines":  # as to other machines: a small model with the blocks,
         monkeypatch.setattr(slab, "own", lambda count: [])
-    if way == "store":  # and a larger one through the object store
+    if way == "store":  # and a larger one through the object store, where results stay until they are joined
+        monkeypatch.setattr(cutting, "parts_a_task", lambda parts, nodes, size: 2)
         monkeypatch.setattr(messages, "INLINE_BYTES", 0)
         monkeypatch.setattr(messages, "TOGETHER_BYTES", 0)
     check_equal(run(tmp_path / "ray", "two phases", **on), expected)
