@@ -51,7 +51,7 @@ class RayExecutor:
     ):
         need = Need(cpus_per_actor, gpus_per_actor, round((memory_gb or 0.0) * 1e9))
         self.events: list[dict[str, Any]] = []
-        self._gang, self._silent_s = Gang(actors, need, threads), silent_s
+        self.gang, self._silent_s = Gang(actors, need, threads), silent_s
         self._address, self._node_cpus, self._allow = address, cpus, allow_differences
         self._likeness = Likeness({}, self.events, allow=False)
         self._opened: Pool | None = None
@@ -96,14 +96,14 @@ class RayExecutor:
         self._pool.start()
 
     def _new_pool(self) -> Pool:
-        nodes = None if self._address is None else look(self._gang.need)
+        nodes = None if self._address is None else look(self.gang.need)
         watched = raylet() if self._started_ray else None
         fault = lambda place: self._likeness.fault(place)  # noqa: E731, which another run has another of
-        pool = self._gang.pool(lambda: [self._setup], self.events, fault, watched, nodes)
+        pool = self.gang.pool(lambda: [self._setup], self.events, fault, watched, nodes)
         if nodes is not None:
             sentries = None if self._silent_s is None else Sentries(self._silent_s)
             tell = lambda found: pool.bell.ring(partial(self._heed, found))  # noqa: E731
-            self._watch = Watch(self._gang.need, nodes, tell, sentries)
+            self._watch = Watch(self.gang.need, nodes, tell, sentries)
         return pool
 
     def _heed(self, nodes: Nodes) -> None:

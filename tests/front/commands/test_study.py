@@ -195,7 +195,7 @@ def test_an_interruption_leaves_what_is_finished(tmp_path, monkeypatch):
 
 @pytest.mark.ray
 def test_an_interruption_on_a_cluster_of_others_ends_the_trials(tmp_path, monkeypatch, cluster):
-    from fedfleet.simulator.executors.ray import ray
+    from fedfleet.simulator.executors.cluster import ray
 
     before = ray.available_resources()["CPU"]
     wait = ray.wait

@@ -20,7 +20,7 @@ from fedfleet.datasets.disk import EXAMPLES, DiskPopulation
 from fedfleet.experiments.own import read_by_workers
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.errors import ConfigError, FedfleetError
-from fedfleet.simulator.executors import actor, likeness, pool
+from fedfleet.simulator.executors import actor, gang, likeness, pool
 from fedfleet.simulator.executors import ray as executor
 from fedfleet.simulator.executors.actor import ClientActor, Ready
 from fedfleet.simulator.executors.likeness import DATA, Likeness, Place, of_modules, of_process, source
@@ -273,7 +273,7 @@ def experiment(folder, monkeypatch=None, **how):
 @pytest.mark.ray
 def test_a_run_with_an_unlike_node_says_that_its_bits_may_be_others(tmp_path, cluster, monkeypatch):
     folder = disk(tmp_path)
-    monkeypatch.setattr(executor, "ClientActor", Older)
+    monkeypatch.setattr(gang, "ClientActor", Older)
     run = experiment(folder, monkeypatch, allow_differences=True).run(tmp_path / "ray")
     events = [json.loads(line) for line in (tmp_path / "ray" / "events.jsonl").read_text().splitlines()]
     assert [(e["event"], e["differs"]) for e in events] == [
