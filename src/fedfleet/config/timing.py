@@ -28,6 +28,8 @@ ALL_UP_TO = 100_000
 """Clients up to which each one's time is worked out before a run."""
 SAMPLE = 10_000
 """Clients whose median is that of a larger population."""
+ASKED = 25
+"""Clients who are asked for their examples for the record of a run, which is to cost the same for more of them."""
 
 
 class Steps(NamedTuple):
@@ -124,9 +126,12 @@ def typical(devices: Machines, algorithm: Algorithm, problem: Problem, known: Co
 
 
 def local_steps(algorithm: Algorithm, population: Population) -> dict[str, Steps]:
-    """Return the local steps of each phase in which clients work, by its name; of very many clients some are in the middle."""
+    """Return the local steps of each phase in which clients work, by its name; of more clients than ``ASKED`` these, evenly
+    spaced, say who is in the middle.
+    """
     ends = population.summary()
-    some = population.num_examples(torch.arange(min(population.size, ALL_UP_TO))).cpu()
+    asked = min(population.size, ASKED)
+    some = population.num_examples(torch.arange(asked) * (population.size // asked)).cpu()
     counts = torch.stack([torch.tensor(ends.min_examples), some.median(), torch.tensor(ends.max_examples)])
     working = (p for p in algorithm.phases if any(stage.batches.works for stage in p.work.stages))
     return {p.name: Steps(*work(p, counts)[0].tolist()) for p in working}
