@@ -259,9 +259,17 @@ UNTRIED = {
 
 def test_commands_do_what_they_are_shown_for(repository: Path, capsys: pytest.CaptureFixture[str]):
     write_files(ROOT / "docs" / "your_net.md")
-    pd.DataFrame({"client": np.arange(40) % 8, "y": np.arange(40) % 2, "age": np.arange(40.0)}).to_parquet(
-        "visits.parquet"
-    )
+    who, two, age = np.arange(40) % 8, np.arange(40) % 2, np.arange(40.0)
+    pd.DataFrame({"client": who, "y": two, "age": age}).to_parquet("visits.parquet")
+    texts = ["a fine film" if liked else "a poor film" for liked in two]
+    tables = {
+        "visits": {"hospital": who, "returned": two, "age": age},
+        "homes": {"city": who, "price": 2 * age, "size": age},
+        "reviews": {"critic": who, "liked": two, "review": texts},
+        "lines": {"speaker": who, "line": texts},
+    }
+    for name, columns in tables.items():
+        pd.DataFrame(columns).to_csv(f"{name}.csv", index=False)
     fedfleet.run("configs/quickstart.yaml", out="runs/long")
     left = set(UNTRIED)
     for where, words in COMMANDS:
@@ -280,7 +288,14 @@ def test_commands_do_what_they_are_shown_for(repository: Path, capsys: pytest.Ca
     assert json.loads(Path("fedfleet.schema.json").read_text(encoding="utf-8"))["$schema"]
     assert fedfleet.open_run("runs/tracked").summary["rounds"] == 3
     assert Path("runs/who.svg").read_text(encoding="utf-8").startswith("<?xml")
-    for folder, clients in (("visits", 7), ("cameras", 5)):
+    for folder, clients in (
+        ("visits", 7),
+        ("cameras", 5),
+        ("visits-csv", 7),
+        ("homes", 7),
+        ("reviews", 7),
+        ("lines", 7),
+    ):
         assert len(pd.read_feather(f"runs/{folder}/clients.arrow")) == clients  # one is held out
     said = capsys.readouterr().out
     assert all(text in said for text in ("phases a round", "federated averaging", "over_select", "uri", "finished"))
