@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -21,9 +21,6 @@ from fedfleet.datasets.files import DataError
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.errors import one_line
 from fedfleet.simulator.population import InMemoryPopulation
-
-if TYPE_CHECKING:
-    pass  # elsewhere only where it is used: workers need none of it
 
 KINDS = {"i": np.int64, "u": np.int64, "b": np.float32, "f": np.float32}
 """What numbers of each of NumPy's kinds are kept as, but for bytes, which are pixels."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.driver.secured import opened
 from fedfleet.simulator.driver.simulate import Position, play
 from fedfleet.simulator.errors import FedfleetError
-from fedfleet.simulator.executors.base import Job, Parting
+from fedfleet.simulator.executors.base import How, Job
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.work import Message, Phase
 
@@ -60,16 +60,7 @@ class _Stopped(Exception):
 class _Tap(LocalExecutor):
     """An executor that works on nothing, and says what it was asked."""
 
-    def map(
-        self,
-        job: Job,
-        shared: Message,
-        tasks: Iterable[Any],
-        *,
-        background: bool = False,
-        timeout_s: float | None = None,
-        parting: Parting | None = None,
-    ) -> Iterator[Any]:
+    def map(self, job: Job, shared: Message, tasks: Iterable[Any], **how: Unpack[How]) -> Iterator[Any]:
         """Raises _Stopped."""
         raise _Stopped(Exchange(shared, tuple(block for task in tasks for block in task.blocks)))
 

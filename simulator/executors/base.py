@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.work import Message
@@ -37,6 +37,16 @@ class Parting(Protocol):
         ...
 
 
+class How(TypedDict, total=False):
+    """How tasks are to be run: in the ``background``, where no others wait; for ``timeout_s`` seconds at most; by workers of a node
+    that share one by ``parting``.
+    """
+
+    background: bool
+    timeout_s: float | None
+    parting: Parting | None
+
+
 class Executor(Protocol):
     """Start, map many times, perhaps start again for another run, close."""
 
@@ -62,21 +72,12 @@ class Executor(Protocol):
         """
         ...
 
-    def map(
-        self,
-        job: Job,
-        shared: Message,
-        tasks: Iterable[Any],
-        *,
-        background: bool = False,
-        timeout_s: float | None = None,
-        parting: Parting | None = None,
-    ) -> Iterator[Any]:
+    def map(self, job: Job, shared: Message, tasks: Iterable[Any], **how: Unpack[How]) -> Iterator[Any]:
         """Yield ``job(setup, shared, task)`` in the order of the tasks, wherever and whenever they ran.
 
         An executor with workers starts at the call. In the ``background``, tasks run where no others wait.
         A worker is stopped whose task takes longer than ``timeout_s``; in the place of its result, ClientTimeout is raised, and
-        the iterator then goes on. This process cannot be stopped so. By ``parting`` the workers of a node may share a task.
+        the iterator then goes on. This process cannot be stopped so.
         """
         ...
 

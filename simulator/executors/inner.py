@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 from fedfleet.simulator.block.block import Setup
-from fedfleet.simulator.executors.base import Executor, Host, Job, Parting
+from fedfleet.simulator.executors.base import Executor, Host, How, Job
 from fedfleet.simulator.work import Message
 
 
@@ -47,18 +47,8 @@ class InnerExecutor:
     def start(self, setup: Setup) -> None:
         """Do nothing."""
 
-    def map(
-        self,
-        job: Job,
-        shared: Message,
-        tasks: Iterable[Any],
-        *,
-        background: bool = False,
-        timeout_s: float | None = None,
-        parting: Parting | None = None,
-    ) -> Iterator[Any]:
+    def map(self, job: Job, shared: Message, tasks: Iterable[Any], **how: Unpack[How]) -> Iterator[Any]:
         """Map with the executor."""
-        how = {"background": background, "timeout_s": timeout_s, "parting": parting}
         return self._executor.map(As(job, self._inner), shared, tasks, **how)
 
     def close(self) -> None:

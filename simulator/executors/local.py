@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from fedfleet.simulator.arithmetic import lanes
 from fedfleet.simulator.block.block import Setup
-from fedfleet.simulator.executors.base import Host, Job, Parting
+from fedfleet.simulator.executors.base import Host, How, Job
 from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.signals import put_off
 from fedfleet.simulator.work import Message
@@ -39,16 +39,7 @@ class LocalExecutor:
             prepare(self.threads)
         self._setup = setup.placed()
 
-    def map(
-        self,
-        job: Job,
-        shared: Message,
-        tasks: Iterable[Any],
-        *,
-        background: bool = False,
-        timeout_s: float | None = None,
-        parting: Parting | None = None,
-    ) -> Iterator[Any]:
+    def map(self, job: Job, shared: Message, tasks: Iterable[Any], **how: Unpack[How]) -> Iterator[Any]:
         """Run the tasks one after another."""
         assert self._setup is not None, "start the executor first"
         for task in tasks:

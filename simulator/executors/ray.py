@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
-from fedfleet.simulator.executors.base import Host, Job, Parting
+from fedfleet.simulator.executors.base import Host, How, Job
 from fedfleet.simulator.executors.batch import Batch, Held, Part, Results, Run, failure
 from fedfleet.simulator.executors.cluster import raylet, send_whole, share_tensors, start_ray, stop_ray
 from fedfleet.simulator.executors.gang import Gang
@@ -120,22 +120,13 @@ class RayExecutor:
                 self._pool.replace(slot)
         self._dispatch()
 
-    def map(
-        self,
-        job: Job,
-        shared: Message,
-        tasks: Iterable[Any],
-        *,
-        background: bool = False,
-        timeout_s: float | None = None,
-        parting: Parting | None = None,
-    ) -> Iterator[Any]:
+    def map(self, job: Job, shared: Message, tasks: Iterable[Any], **how: Unpack[How]) -> Iterator[Any]:
         """Put the shared trees once for all workers and start; yield results in task order.
 
         Tasks in the background run where no others wait. Raises ClientError, ClientTimeout, and FedfleetError where a task kills
         every actor, or none is left.
         """
-        batch = Batch(job, shared, tasks, background, timeout_s, parting)
+        batch = Batch(job, shared, tasks, **how)
         if batch.kind is not None:
             self._pool.begin(batch.kind)
         self._batches = sorted([*self._batches, batch], key=lambda b: b.background)

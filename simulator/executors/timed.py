@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.task import BlockTask
-from fedfleet.simulator.executors.base import Executor, Host, Job, Parting
+from fedfleet.simulator.executors.base import Executor, Host, How, Job, Parting
 from fedfleet.simulator.work import Message
 
 
@@ -114,25 +114,15 @@ class TimedExecutor:
         """Start the executor."""
         self._executor.start(setup)
 
-    def map(
-        self,
-        job: Job,
-        shared: Message,
-        tasks: Iterable[Any],
-        *,
-        background: bool = False,
-        timeout_s: float | None = None,
-        parting: Parting | None = None,
-    ) -> Iterator[Any]:
+    def map(self, job: Job, shared: Message, tasks: Iterable[Any], **how: Unpack[How]) -> Iterator[Any]:
         """Map with the executor, on the clock."""
         tasks = list(tasks)
         tally = self._of(tasks[0]) if tasks else Tally()
         tally.put_bytes += _bytes(dict(shared.send)) + sum(_bytes(task) for task in tasks)
         started, put_s = perf_counter(), self._executor.put_s
-        clocked = None if parting is None else ClockedParting(parting)
-        results = self._executor.map(
-            Clocked(job), shared, tasks, background=background, timeout_s=timeout_s, parting=clocked
-        )
+        parting = how.get("parting")
+        how["parting"] = None if parting is None else ClockedParting(parting)
+        results = self._executor.map(Clocked(job), shared, tasks, **how)
         put_s = self._executor.put_s - put_s
         tally.put_s += put_s
         tally.dispatch_s += perf_counter() - started - put_s
