@@ -112,14 +112,14 @@ def from_dataframe(
     how = Reading(tokenizer, length, words)
     check_reading(how, text, label if target is None else "y", features, classes)
     if text is not None:
-        if target is not None:
-            fail("target", f"is {target!r}, beside text={text!r}", "leave one of them out")
-        return _of_texts(df, text, label, client, domain, test, how, classes, name)
+        return _of_texts(df, text, label, target, client, domain, test, how, classes, name)
     classes = given.check_classes(classes, target)
     wanted = aims(label, target)
     own = {"client": client, **wanted, "domain": domain, "test": test if isinstance(test, str) else None}
     check_own(df, "df", own)
     chosen = _features(df, features, [c for c in own.values() if c is not None])
+    if features is None:
+        given.check_left("df", chosen, LABEL, target)
     wants = target or label or ""
     rows = _of_frame(df, "df", chosen, wants, client, domain, classes)
     if isinstance(test, pd.DataFrame):
@@ -140,6 +140,7 @@ def _of_texts(
     df: pd.DataFrame,
     text: str,
     label: str | None,
+    target: str | Sequence[str] | None,
     client: str | None,
     domain: str | None,
     test: float | str | pd.DataFrame,
@@ -149,21 +150,27 @@ def _of_texts(
 ) -> Dataset | FederatedDataset:
     import pandas as pd
 
-    own = {"text": text, "label": label}
+    wanted = aims(label, target)
+    own = {"text": text, **wanted}
     check_own(df, "df", {**own, "client": client, "domain": domain, "test": test if isinstance(test, str) else None})
 
     def column(of: pd.DataFrame, name: str | None) -> Any:
         return None if name is None else of[name]
 
+    def aim(of: pd.DataFrame, where: str) -> dict[str, Any]:
+        if target is None:
+            return {"y": column(of, label)}
+        return {"target": targets(of, target, lambda name: f"{where}: column {name!r}")}
+
     held: Any = df[test] if isinstance(test, str) else test
     if isinstance(test, pd.DataFrame):
         check_frame(test, "test")
         check_own(test, "test", own)
-        named = [text, label, domain if domain in test.columns else None]
-        held = tuple(test[c].tolist() if c == text else test[c] for c in named if c is not None)
+        place = column(test, domain if domain in test.columns else None)
+        held = (test[text].tolist(), *(said for said in (*aim(test, "test").values(), place) if said is not None))
     return from_texts(
         df[text].tolist(),
-        column(df, label),
+        **aim(df, "df"),
         client=column(df, client),
         domain=column(df, domain),
         test=held,

@@ -71,8 +71,6 @@ def convert(
         raise DataError(f"{out}: exists: choose another folder, or remove it first")
     classes = check_classes(classes, called.target or None)
     check_reading(how or Reading(), called.text, "y" if called.target else called.label, None, classes)
-    if called.text is not None and called.target:
-        raise DataError(f"target: is {called.target[0]!r}, beside text={called.text!r}: leave one of them out")
     train = ExampleTable(source, called, layout)
     tests = None if test is None else ExampleTable(test, called, layout, clients=False, like=train)
     for one in (train, tests) if tests else (train,):
@@ -102,7 +100,7 @@ def convert(
             clients={"client": places.names[:kept], "count": places.count[:kept], "domain": places.domain[:kept]},
             test_domain=test_domain,
             test_examples=rows.rows + (held.rows if held else 0) - int(places.count[:kept].sum()),
-            classes=0 if called.target else words if called.label is None else labelled,
+            classes=0 if called.target else labelled if called.aims else words,
             domains=places.domains,
             words=words,
         )

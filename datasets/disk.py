@@ -2,7 +2,7 @@
 
     population.json     the totals; written last
     clients.arrow       a row a client: `client` (its own name), `start`, `count`, `domain`
-    examples.arrow      `x`, `y`: the rows of client 0, of client 1, ...; after them the test examples
+    examples.arrow      `x`, `y`: the rows of client 0, of client 1, ...; after them the test examples; tokens as short integers
     test_domains.arrow  `domain`: a row a test example; only where domains are known
 
 Every file is one record batch. `fedfleet convert` makes the folder; nothing in it is ever unpickled.
@@ -139,8 +139,9 @@ class DiskPopulation:
         return self.read("y", joined_rows(self._column("start", ids), counts)), counts
 
     def read(self, name: str, rows: Tensor) -> Tensor:
-        """Return rows (n,) of the column "x" or "y" of the examples, in memory."""
-        return torch.from_numpy(self.examples[name].take(rows.numpy(), axis=0))
+        """Return rows (n,) of the column "x" or "y" of the examples, in memory; tokens as int64."""
+        found = torch.from_numpy(self.examples[name].take(rows.numpy(), axis=0))
+        return found.long() if found.dtype in (torch.int16, torch.int32) else found
 
     def content(self) -> str:
         """Return where the folder is and a digest of its files, of each up to 64 MiB, evenly spaced. Raises OSError."""
@@ -180,6 +181,11 @@ def load(options: DiskOptions, clients: int | None, seed: int) -> FederatedDatas
 
     test = examples(totals.examples + rows, domain)
     return FederatedDataset("disk", population, test, lambda size: examples(fixed_draw(totals.examples, size)), domains)
+
+
+def token_type(words: int) -> np.dtype[Any]:
+    """Return the shortest type that tokens below `words`, and what pads them, are kept in."""
+    return np.dtype(np.int16 if words <= 1 << 15 else np.int32)
 
 
 def read_totals(folder: Path) -> Totals:

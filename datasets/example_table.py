@@ -137,7 +137,7 @@ class ExampleTable:
         """Yield all rows in order. Every example has one shape, and so have targets; labels are below `classes`, where given."""
         first: tuple[str, str] | None = None
         for batch in self.raw():
-            x, y = self._examples(batch), self._aims(batch, classes)
+            x, y = self._examples(batch), self.aims(batch, classes)
             first = first or (kind(x), kind(y))
             for name, found, before in zip((self.features[0], self.called.aims[0]), (x, y), first, strict=True):
                 if kind(found) != before:
@@ -155,7 +155,8 @@ class ExampleTable:
                 return columns.numbers(batch.columns["x"], self.dtype)
         return self._side_by_side(batch, self.features, self.dtype)
 
-    def _aims(self, batch: Batch, classes: int | None) -> NDArray[Any]:
+    def aims(self, batch: Batch, classes: int | None) -> NDArray[Any]:
+        """Return the labels (n,) int64, below `classes` where given, or the targets (n, ...) float32 of a batch."""
         name = self.called.aims[0]
         if not self.called.target:
             with batch.naming(name):

@@ -93,6 +93,13 @@ def check_aim(label: str | None, target: str | Sequence[str] | None) -> None:
         fail("target", f"is {target!r}, beside label={label!r}", "leave one of them out")
 
 
+def check_left(where: str, left: Sequence[Any], usual: str, target: str | Sequence[str] | None) -> None:
+    """Refuse, of columns that are `left` for features, labels beside targets: nobody named them. Raises DataError."""
+    if target is not None and usual in left:
+        mend = "leave it out, or name it in features="
+        fail(where, f"the column {usual!r} is beside target={target!r}, and would be a feature", mend)
+
+
 def check_classes(classes: int | None, target: Any) -> int | None:
     """Return how many classes there are to be, 0 with targets. Raises DataError."""
     if classes is not None and (target is not None or classes < 1):

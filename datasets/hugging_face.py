@@ -203,11 +203,8 @@ def _parts(train: Any, test: Any, options: HuggingFaceOptions) -> Parts:
     if options.channels not in MODES:
         fail("channels", f"is {options.channels}", "give 3, or 1 for grey")
     how = Reading(options.tokenizer, options.length, options.words)
-    check_reading(
-        how, options.text, options.label if options.target is None else LABEL, options.features, options.classes
-    )
-    if options.text is not None and options.target is not None:
-        fail("target", f"is {options.target!r}, beside text={options.text!r}", "leave one of them out")
+    foretell = options.label is None and options.target is None
+    check_reading(how, options.text, None if foretell else LABEL, options.features, options.classes)
     classes = given.check_classes(options.classes, options.target)
     rows = _rows("train", train, options, 0, clients=True)
     if isinstance(test, int | float):
@@ -227,7 +224,7 @@ def _parts(train: Any, test: Any, options: HuggingFaceOptions) -> Parts:
         return parts
     sides = (train,) if isinstance(test, int | float) else (train, test)
     texts = [text for side in sides for text in side.with_format(None)[options.text]]
-    return tokenised(parts, texts, how, foretell=options.label is None)
+    return tokenised(parts, texts, how, foretell=foretell)
 
 
 def _rows(where: str, data: Any, options: HuggingFaceOptions, first: int, *, clients: bool) -> Rows:
@@ -251,6 +248,8 @@ def _rows(where: str, data: Any, options: HuggingFaceOptions, first: int, *, cli
         fail(where, "no columns are left for features", "name some")
     if options.text is None:
         _check_kinds(plain, features, where)
+    if options.text is None and options.features is None:
+        given.check_left(where, features, LABEL, options.target)
     count = len(about)
 
     def at(column: Any) -> str:

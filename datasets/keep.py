@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedfleet.datasets import given
 from fedfleet.datasets.convert import allocate, beside, finish
-from fedfleet.datasets.disk import EXAMPLES, Totals
+from fedfleet.datasets.disk import EXAMPLES, Totals, token_type
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.given import Parts
 from fedfleet.datasets.sources import SOURCES
@@ -38,7 +38,8 @@ def write(parts: Parts, out: Path) -> Totals:
     domain = torch.zeros_like(counts) if train.domain is None else given.client_domains(train)
     order = train.client.number.argsort(stable=True)
     with beside(out) as folder:
-        x, y = allocate(folder / EXAMPLES, len(train.y) + len(test.y), train.x.numpy(), train.y.numpy())
+        like = train.x.numpy() if not parts.words else train.x[:1].numpy().astype(token_type(parts.words))
+        x, y = allocate(folder / EXAMPLES, len(train.y) + len(test.y), like, train.y.numpy())
         x[: len(train.y)], y[: len(train.y)] = train.x[order].numpy(), train.y[order].numpy()
         x[len(train.y) :], y[len(train.y) :] = test.x.numpy(), test.y.numpy()
         names = pa.array(list(train.client.names))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedfleet.datasets import columns
 from fedfleet.datasets.columns import Bad
+from fedfleet.datasets.disk import token_type
 from fedfleet.datasets.example_table import ExampleTable, Rows
 from fedfleet.datasets.examples import PADDING
 from fedfleet.datasets.given import fail
@@ -34,7 +35,7 @@ class TextRows:
     Args:
         table: where the texts are.
         encode: given what each of some texts is called, and these, returns their tokens.
-        window: without labels, tokens read at once.
+        window: without labels and targets, tokens read at once.
         classes: labels are below it.
         folder: where tokens wait.
 
@@ -44,6 +45,7 @@ class TextRows:
         of: (rows,) the row of the table that each is of.
         longest: tokens of the longest.
         most: the largest token.
+        dtype: what tokens are kept as on disk.
 
     Raises DataError.
 
@@ -52,8 +54,8 @@ class TextRows:
     def __init__(self, table: ExampleTable, encode: Encode, window: int | None, classes: int | None, folder: Path):
         self.path = table.path
         self._tokens: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
-        lengths, of, labels, first = [], [], [], 0
-        foretell = table.called.label is None
+        lengths, of, aims, first = [], [], [], 0
+        foretell = not table.called.aims
         self.most = 0
         for batch in table.raw():
             name = table.features[0]
@@ -73,22 +75,21 @@ class TextRows:
             self.most = max(self.most, int(flat.max()))
             lengths.append(np.array([len(piece) for text in cut for piece in text]))
             of.append(np.repeat(np.arange(first, first + len(cut)), [len(text) for text in cut]))
-            if table.called.label is not None:
-                with batch.naming(table.called.label):
-                    labels.append(columns.labels(batch.columns[table.called.label], classes))
+            if not foretell:
+                aims.append(table.aims(batch, classes))
             first += len(cut)
         self._lengths: NDArray[np.int64] = np.concatenate(lengths)
         self.of: NDArray[np.int64] = np.concatenate(of)
-        self._y = np.concatenate(labels)[self.of] if labels else np.zeros(len(self.of), dtype=np.int64)
-        self.rows, self.longest = len(self.of), int(self._lengths.max())
+        self._y = np.concatenate(aims)[self.of] if aims else np.zeros(len(self.of), dtype=np.int64)
+        self.rows, self.longest, self.dtype = len(self.of), int(self._lengths.max()), TOKEN
 
     def batches(self, classes: int | None = None) -> Iterator[Rows]:
-        """Yield all rows in order: tokens (n, longest) int64, -1 after the end of each, and labels, or zeros."""
+        """Yield all rows in order: tokens (n, longest) of `dtype`, -1 after the end of each, and labels, targets or zeros."""
         self._tokens.seek(0)
-        step = max(1, PADDED_BYTES // (8 * self.longest))
+        step = max(1, PADDED_BYTES // (self.dtype.itemsize * self.longest))
         for start in range(0, self.rows, step):
             lengths = self._lengths[start : start + step]
-            x = np.full((len(lengths), self.longest), PADDING, dtype=np.int64)
+            x = np.full((len(lengths), self.longest), PADDING, dtype=self.dtype)
             x[np.arange(self.longest) < lengths[:, None]] = np.frombuffer(
                 self._tokens.read(int(lengths.sum()) * TOKEN.itemsize), TOKEN
             )
@@ -107,7 +108,7 @@ def tokenised(
 
     `training` (rows,) are the rows of `train` that a vocabulary is made of. Raises DataError.
     """
-    foretell = train.called.label is None
+    foretell = not train.called.aims
     if train.of_text:
         made = tokenizer(how.tokenizer or "words", _training(train, training), how.words)
         cut = None if foretell else how.length
@@ -128,9 +129,10 @@ def tokenised(
     rows = TextRows(train, encode, window, classes, folder)
     held = None if tests is None else TextRows(tests, encode, window, classes, folder)
     both = (rows, held) if held else (rows,)
+    words = words or 1 + max(one.most for one in both)
     for one in both:
-        one.longest = max(each.longest for each in both)
-    return rows, held, words or 1 + max(one.most for one in both)
+        one.longest, one.dtype = max(each.longest for each in both), token_type(words)
+    return rows, held, words
 
 
 def _training(table: ExampleTable, training: NDArray[np.bool_]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Text, or lists of token numbers, of several lengths: rows of tokens, -1 after the end of each.
 
-With labels a row is one text. Without, the next token is what is learnt, and a row is a piece of a text: where ``length`` says how
-many tokens are read at once, a longer text is several rows, each beginning with the last token of the one before.
+With labels or targets a row is one text. Without, the next token is what is learnt, and a row is a piece of a text: where
+``length`` says how many tokens are read at once, a longer text is several rows, each beginning with the last of the one before.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def from_texts(
     texts: Sequence[Any],
     y: Any = None,
     *,
+    target: Any = None,
     client: Any = None,
     domain: Any = None,
     test: Any = 0.1,
@@ -46,13 +47,14 @@ def from_texts(
 
     Args:
         texts: n texts, or n lists or arrays of token numbers from 0.
-        y: (n,) integer labels from 0, one a text; None: the next token is learnt, by ``task=language_model``.
+        y: (n,) integer labels from 0, one a text; without them and targets the next token is learnt, by ``task=language_model``.
+        target: instead, for ``task.name=module``: (n, ...) numbers to be foreseen, some a text.
         client, domain: as in `from_arrays`.
         test: a share or (n,) booleans, as in `from_arrays`; or test examples of their own, ``(texts, y)`` or
-            ``(texts, y, domain)``, without labels ``(texts,)`` or ``(texts, domain)``.
+            ``(texts, y, domain)``, ``(texts, target)``, without either ``(texts,)`` or ``(texts, domain)``.
         tokenizer: of text: bytes, characters, words (if nothing is said), or transformers:PATH, a local folder.
-        length: with labels, tokens at which a text is cut off; without, tokens read at once, and a longer text is several rows. If
-            not given, that of the longest.
+        length: with labels or targets, tokens at which a text is cut off; without, tokens read at once, and a longer text is
+            several rows. If not given, that of the longest.
         words: tokens at most of a vocabulary of characters or words, 10,000 if not given; of token numbers, which are below it, one
             more than the largest.
         classes: labels are below it; one more than the largest, if not given.
@@ -64,23 +66,26 @@ def from_texts(
     for key, value, low in (("length", length, 1), ("words", words, 2)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
             fail(key, f"is {value!r}", f"give a whole number from {low}, or leave it out")
-    if y is None and classes is not None:
+    if y is not None and target is not None:
+        fail("y", "labels and targets are given", "give y= labels or target= numbers")
+    if y is None and target is None and classes is not None:
         fail("classes", f"is {classes}, and there are no labels", "leave it out, or give y= labels")
+    classes, aim = given.check_classes(classes, target), y if target is None else target
     own: list[Any] = []
     if isinstance(test, tuple):
-        most = 3 - (y is None)
+        most = 3 - (aim is None)
         if not most - 1 <= len(test) <= most:
             fail(
                 "test", f"has {len(test)} entries", "give (texts, y) or (texts, y, domain), or without labels (texts,)"
             )
         own = list(test[0])
-        labels, place = (None, test[1:]) if y is None else (test[1], test[2:])
-        held: Any = _rows("test ", len(texts), len(own), labels, None, place[0] if place else None, classes)
+        of_own, place = (None, test[1:]) if aim is None else (test[1], test[2:])
+        held: Any = _rows("test ", len(texts), len(own), of_own, None, place[0] if place else None, classes)
     else:
         held = test if isinstance(test, int | float) else given.flags(test, "test", len(texts))
-    rows = _rows("", 0, len(texts), y, client, domain, classes)
+    rows = _rows("", 0, len(texts), aim, client, domain, classes)
     parts = given.split(rows, held, classes)
-    return given.made(name, tokenised(parts, [*texts, *own], Reading(tokenizer, length, words), foretell=y is None))
+    return given.made(name, tokenised(parts, [*texts, *own], Reading(tokenizer, length, words), foretell=aim is None))
 
 
 def check_reading(how: Reading, text: str | None, label: str | None, features: Any, classes: int | None) -> None:
@@ -97,13 +102,19 @@ def check_reading(how: Reading, text: str | None, label: str | None, features: A
         fail("classes", f"is {classes}, and there are no labels", "leave it out, or name a column of labels")
 
 
-def _rows(prefix: str, first: int, count: int, y: Any, client: Any, domain: Any, classes: int | None) -> Rows:
+def _rows(prefix: str, first: int, count: int, aim: Any, client: Any, domain: Any, classes: int | None) -> Rows:
     if not count:
         fail(f"{prefix}texts", "there are none", "give some")
+    if aim is None:
+        y = torch.zeros(count, dtype=torch.int64)
+    elif classes == 0:
+        y = given.targets(aim, f"{prefix}target", count)
+    else:
+        y = given.labels(aim, f"{prefix}y", classes, count)
     return Rows(
         f"{prefix}texts",
         torch.arange(first, first + count)[:, None],
-        torch.zeros(count, dtype=torch.int64) if y is None else given.labels(y, f"{prefix}y", classes, count),
+        y,
         None if client is None else given.codes(client, "client", "client", count),
         None if domain is None else given.codes(domain, f"{prefix}domain", "domain", count, rising=True),
     )

@@ -67,9 +67,12 @@ def read(options: TffOptions) -> Parts:
     if test is not None and (len(texts) > 0) != (len(texts) == len(train.y) + len(test.y)):
         fail(test.where, f"only one of it and {train.where} has texts", "name the same field of both")
     text, how = "text" if texts else None, Reading(options.tokenizer, options.length, options.words)
-    check_reading(how, options.text or text, options.label if text else "y", options.features, classes)
+    aim = options.label or options.target
+    check_reading(how, options.text or text, aim if text else "y", options.features, classes)
     parts = given.split(train, options.hold_out if test is None else test, classes)
-    return tokenised(parts, texts, how, foretell=options.label is None, drop_short=True) if texts else parts
+    if not texts:
+        return parts
+    return tokenised(parts, texts, how, foretell=options.label is None and options.target is None, drop_short=True)
 
 
 def _rows(path: Path, options: TffOptions, texts: list[str], *, clients: bool) -> Rows:
@@ -127,8 +130,6 @@ def _fields(
         text = options.text or (_text(there) if options.features is None else None)
         if text is None:
             field = _field(where, there, options.features, FEATURES, "features")
-        elif options.target is not None:
-            fail("target", f"is {options.target!r}, beside texts", "leave it out")
         else:
             field = _field(where, there, text, (), "text")
         x = _array(where, h5py, client, field, text=text is not None)

@@ -8,10 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
+from torch import nn
 
 import fedfleet
 from fedfleet.config.population import load_data
-from fedfleet.data import DataError, from_arrays, from_dataframe, from_hf
+from fedfleet.data import DataError, from_arrays, from_dataframe, from_hf, from_texts
 from fedfleet.datasets import disk, keep
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 
@@ -50,6 +52,11 @@ def test_columns_of_a_table_are_targets():
     assert len(apart.test) == 3
 
 
+def words(**columns):
+    """The same with texts in the place of a."""
+    return table(**{"a": [f"{'good' if y > 0 else 'bad'} {i}" for i, y in enumerate(Y)], **columns})
+
+
 def hf(bad: int = 0, **columns):
     """The same of Hugging Face's, with a hole in its prices if it is bad."""
     datasets = pytest.importorskip("datasets")
@@ -84,12 +91,23 @@ def hf(bad: int = 0, **columns):
         (lambda: from_dataframe(table(), target="price", features=["a", "price"]), "the column 'price' is no feature"),
         (lambda: from_dataframe(table(), target="price", test=table()[["a", "b"]]), "test: no column 'price'"),
         (lambda: from_dataframe(table(y=0), label="y", target="price"), "target: is 'price', beside label='y': leave"),
-        (lambda: from_dataframe(table(), text="a", target="price"), "target: is 'price', beside text='a': leave one"),
+        (
+            lambda: from_dataframe(table(y=0), target="price"),
+            "df: the column 'y' is beside target='price', and would be a feature: leave it out, or name it in features=",
+        ),
+        (lambda: from_dataframe(table(), text="a", target="prise"), "df: no column 'prise': did you mean 'price'"),
+        (lambda: from_dataframe(words(), text="a", target=["a"]), "df: the column 'a' is named twice"),
+        (lambda: from_dataframe(words(), text="a", target="price", classes=2), "classes: is 2: leave it out, for"),
+        (lambda: from_dataframe(words(price=[np.nan] * 20), text="a", target="price"), "row 0: is missing: fill it"),
+        (lambda: from_texts(["a"] * 20, Y > 0, target=Y), "y: labels and targets are given: give y= labels or target="),
+        (lambda: from_texts(["a"] * 20, target=Y[:5]), "target: is of shape (5,), and there are 20 examples"),
+        (lambda: from_texts(["a"] * 20, target=Y, test=(["a"],)), "test: has 1 entries: give (texts, y) or"),
         (
             lambda: from_hf(hf(label=0), label="label", target="price"),
             "target: is 'price', beside label='label': leave",
         ),
-        (lambda: from_hf(hf(), text="a", target="price"), "target: is 'price', beside text='a': leave one of them out"),
+        (lambda: from_hf(hf(label=0), target="price"), "train: the column 'label' is beside target='price', and would"),
+        (lambda: from_hf(hf(), text="b", target="price"), "train, row 0: is neither text nor a list of token numbers"),
         (lambda: from_hf(hf(), target="price", classes=2), "classes: is 2: leave it out, for there are targets"),
         (lambda: from_hf(hf(), target=["price", "costs"]), "train: no column 'costs': did you mean 'cost'"),
         (lambda: from_hf(hf(), target=[]), "target: is an empty list: name a column"),
@@ -191,6 +209,53 @@ def test_a_table_is_learnt_with_its_clients_and_measured_on_each(tmp_path):
     assert report.exists()
 
 
+def test_texts_have_targets_of_one_number_or_several(tmp_path):
+    texts, late = words()["a"].tolist(), np.arange(20) >= 15
+    one = from_texts(texts, target=Y, client=np.arange(20) // 5, test=late)
+    of_frame = from_dataframe(words(late=late), text="a", target="price", client="shop", test="late")
+    for data in (one, of_frame):
+        assert (data.test.classes, data.test.words, data.test.x.shape[1]) == (0, one.test.words, 2)
+        assert torch.equal(data.test.y, torch.tensor(Y[15:], dtype=torch.float32))
+        local = data.population.local_data(torch.arange(3))
+        assert torch.equal(local.data["y"][local.rows].flatten(), torch.tensor(Y[:15], dtype=torch.float32))
+    both = from_dataframe(words(), text="a", target=["price", "cost"], test=words().head(4)).test
+    assert torch.equal(both.y, torch.tensor(np.stack([Y, 2 * Y], 1)[:4], dtype=torch.float32))
+    apart = from_texts(texts, target=Y, domain=["n"] * 20, test=(["good 1", "bad"], [0.5, 1], ["n", "n"]))
+    assert apart.test.y.tolist() == [0.5, 1]
+
+
+class Scoring(nn.Module):
+    """Of a text the mean score of its words."""
+
+    def __init__(self, words: int):
+        super().__init__()
+        self.score = nn.Embedding(words, 1)
+
+    def forward(self, tokens, mask):
+        return (self.score(tokens)[..., 0] * mask).sum(1) / mask.sum(1)
+
+
+@needs_hf
+def test_scores_of_texts_are_learnt_from_each_source(tmp_path):
+    import datasets
+
+    texts = words(price=np.sign(Y))
+    whole = datasets.Dataset.from_pandas(texts)
+    given = from_hf(whole, text="a", target="price", client="shop", test=whole, words=4)
+    whole.save_to_disk(str(tmp_path / "saved"))
+    named = {"name": "hf", "path": str(tmp_path / "saved"), "client": "shop", "target": "price", "hold_out": 0.5}
+    named |= {"text": "a", "words": 4}
+    keep.keep("hf", {name: value for name, value in named.items() if name != "name"}, tmp_path / "kept")
+    config = {**CONFIG, "rounds": 40, "population": {}, "cohort": {"invite": 2}}
+    task = {"model": "tests.datasets.test_targets:Scoring"}
+    for i, source in enumerate((given, named, {"name": "disk", "path": str(tmp_path / "kept")})):
+        data = source if isinstance(source, FederatedDataset) else None
+        population = {} if data is not None else {"dataset": source}
+        more = {"population": population, "algorithm": {"lr": 0.5, "batch_size": 5}, "task": {**CONFIG["task"], **task}}
+        run = fedfleet.run({**config, **more}, data=data, out=tmp_path / f"run{i}")
+        assert run.summary["final"]["eval/mae"] < 0.6  # of -1 and 1; 1 of a net that has learnt nothing
+
+
 @needs_hf
 def test_columns_of_hugging_face_are_targets(tmp_path):
     import datasets
@@ -210,6 +275,18 @@ def test_columns_of_hugging_face_are_targets(tmp_path):
     assert run.summary["status"] == "finished"
     written = fedfleet.load(tmp_path / "run" / "config.yaml")  # with every default: it says that there is no label
     assert written.population.dataset["target"] == "price"
+
+
+@needs_hf
+def test_images_have_targets_in_a_table_beside_them(tmp_path):
+    for i in range(6):
+        Image.new("RGB", (4, 4), (40 * i, 0, 0)).save(tmp_path / f"{i}.png")
+    frame = pd.DataFrame({"file_name": [f"{i}.png" for i in range(6)], "age": np.arange(6) / 2, "home": ["n", "s"] * 3})
+    frame.to_csv(tmp_path / "metadata.csv", index=False)
+    asked = {"path": str(tmp_path), "features": ["image"], "target": "age", "client": "home", "hold_out": 0.5}
+    data = load_data(fedfleet.load({"population": {"dataset": {"name": "hf", **asked}}}))
+    assert (data.test.x.shape, data.test.x.dtype, data.test.classes) == ((3, 3, 4, 4), torch.uint8, 0)
+    assert torch.equal(data.test.y, data.test.x[:, 0, 0, 0] / 80)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("h5py") is None, reason="h5py is not installed")

@@ -27,6 +27,7 @@ DRAW = np.random.default_rng(0)
 TEXTS = [" ".join(DRAW.choice(WORDS, DRAW.integers(2, 15))) + f" own{i}" for i in range(40)]
 FRAME = pd.DataFrame({"user": [f"u{i % 7}" for i in range(40)], "said": TEXTS, "mood": [i % 3 for i in range(40)]})
 FRAME["numbers"] = [[int(n) for n in DRAW.integers(0, 9, DRAW.integers(2, 9))] for _ in range(40)]
+FRAME["price"], FRAME["rent"] = DRAW.normal(size=40).astype(np.float32), DRAW.integers(0, 9, 40)
 FRAME["place"] = [f"p{int(u[1]) % 2}" for u in FRAME["user"]]
 
 
@@ -48,16 +49,20 @@ def names_of(folder: Path) -> list[str]:
 @pytest.mark.parametrize("own_test", [False, True])
 @pytest.mark.parametrize("layout", ["parquet", "csv"])
 @pytest.mark.parametrize(
-    ("label", "how"),
+    ("label", "target", "how"),
     [
-        ("mood", Reading()),
-        ("mood", Reading("words", 4, 6)),
-        ("mood", Reading("bytes", 9)),
-        (None, Reading("characters", 5, 9)),
-        (None, Reading("words")),
+        ("mood", (), Reading()),
+        ("mood", (), Reading("words", 4, 6)),
+        ("mood", (), Reading("bytes", 9)),
+        (None, (), Reading("characters", 5, 9)),
+        (None, (), Reading("words")),
+        ("y", ("price",), Reading("words", 4, 6)),
+        (None, ("price", "rent"), Reading("bytes", 9)),
     ],
 )
-def test_a_table_of_texts_becomes_what_from_texts_makes_of_it(tmp_path, label, how, layout, own_test, monkeypatch):
+def test_a_table_of_texts_becomes_what_from_texts_makes_of_it(
+    tmp_path, label, target, how, layout, own_test, monkeypatch
+):
     monkeypatch.setattr(parquet, "BATCH_ROWS", 7)
     monkeypatch.setattr(csv_part, "BLOCK_BYTES", 400)
     monkeypatch.setattr(text_table, "PADDED_BYTES", 700)
@@ -70,21 +75,23 @@ def test_a_table_of_texts_becomes_what_from_texts_makes_of_it(tmp_path, label, h
         last = frame.tail(5).drop(columns="user")
         last.to_csv(test, index=False) if layout == "csv" else last.to_parquet(test, index=False)
     said: list[str] = []
-    called = Columns(client="user", label=label, text="said", domain="place")
+    called = Columns(client="user", label=label, target=target, text="said", domain="place")
     options: dict[str, Any] = {"called": called, "how": how, "layout": layout, "say": said.append}
     totals = convert(tmp_path / f"in.{layout}", tmp_path / "out", test=test, **options)
-    assert said == ([] if label else [f"{tmp_path / f'in.{layout}'}: column 'mood' is beside a text, and left out"])
+    beside = [name for name in ("mood", "price", "rent") if name not in (label, *target)]
+    assert said == [f"{tmp_path / f'in.{layout}'}: column {name!r} is beside a text, and left out" for name in beside]
     data, names = loaded(tmp_path / "out"), names_of(tmp_path / "out")
-    y = None if label is None else FRAME["mood"]
+    one = list(target) if len(target) > 1 else target[0] if target else label
+    y = None if one is None else FRAME[one]
+    aim = {"target" if target else "y": y if y is None else y.to_numpy()}
     kept = FRAME["user"].isin(names)
     other: Any = (~kept).to_numpy()
     if own_test:
         assert kept.all()
         of = FRAME.tail(5)
-        other = (of["said"].tolist(), *([] if y is None else [of["mood"]]), of["place"])
-    like = from_texts(
-        TEXTS, y, client=FRAME["user"], domain=FRAME["place"] if own_test else None, test=other, **how._asdict()
-    )
+        other = (of["said"].tolist(), *([] if one is None else [of[one].to_numpy()]), of["place"])
+    domain = FRAME["place"] if own_test else None
+    like = from_texts(TEXTS, **aim, client=FRAME["user"], domain=domain, test=other, **how._asdict())
     assert isinstance(like, FederatedDataset)
     assert held(data, names) == held(like, names)
     assert (data.test.x.tolist(), data.test.y.tolist()) == (like.test.x.tolist(), like.test.y.tolist())
@@ -95,6 +102,7 @@ def test_a_table_of_texts_becomes_what_from_texts_makes_of_it(tmp_path, label, h
         place = ["p0", "p1"].index(FRAME["place"][~kept].unique().item())
         assert data.test.domain.tolist() == [place] * len(like.test)
     assert (data.test.words, data.test.classes) == (like.test.words, like.test.classes)
+    assert data.population.examples["x"].dtype == np.int16
     assert totals.words == data.test.words == data.sample(5).words
     assert totals.examples == sum(len(x) for x, _ in held(data, names).values())
 
@@ -116,7 +124,7 @@ def test_lists_of_token_numbers(tmp_path, label, length):
 @pytest.mark.parametrize(
     ("called", "how", "says"),
     [
-        ({"text": "sad"}, {}, "no column 'sad' among user, said, mood, numbers, place: give the name of one"),
+        ({"text": "sad"}, {}, "no column 'sad' among user, said, mood, numbers, price, rent, place: give the name"),
         ({"text": "mood", "label": None}, {}, "column 'mood' is int64: make it text, or lists of token numbers"),
         ({"text": "said"}, {"tokenizer": "word"}, "tokenizer: is 'word': choose one of bytes, characters, words"),
         ({"text": "numbers"}, {"tokenizer": "words"}, "tokenizer: is 'words', and "),
@@ -124,7 +132,8 @@ def test_lists_of_token_numbers(tmp_path, label, length):
         ({"text": "said"}, {"tokenizer": "bytes", "words": 4}, "words: is 4, and bytes has a vocabulary of its own"),
         ({}, {"length": 4}, "length: is 4, and no column is text: name it as text, or leave this out"),
         ({"label": None}, {}, "label: is None, and no column is text: name a column of labels"),
-        ({"text": "said", "target": ("mood",)}, {}, "target: is 'mood', beside text='said': leave one of them out"),
+        ({"text": "said", "target": ("said",)}, {}, "the column 'said' is named twice: give another"),
+        ({"text": "said", "target": ("place",)}, {}, "column 'place' is"),
         ({"text": "said", "label": "said"}, {}, "the column 'said' is named twice: give another"),
         ({"text": "said", "label": "place"}, {}, ": make it integers"),
         ({"text": "one", "label": None}, {}, "column 'one', row 3: has 1 token and none to foresee: leave the row out"),
@@ -211,11 +220,23 @@ def test_a_field_of_texts_may_have_labels_and_another_name(tmp_path):
 
 
 @needs_h5py
+def test_snippets_have_targets_where_a_field_is_named(tmp_path):
+    plays = {name: {**fields, "speed": [len(t) / 8 for t in fields["snippets"]]} for name, fields in PLAYS.items()}
+    train = hdf5(tmp_path / "train.h5", plays)
+    data = tff(path=train, target="speed", tokenizer="bytes", hold_out=0.3)
+    assert (data.population.size, data.test.words, data.test.classes) == (2, 256, 0)
+    found = data.population.local_data(torch.arange(2))
+    for x, y in zip(found.data["x"], found.data["y"], strict=True):
+        assert y.dtype == torch.float32
+        assert 8 * y == len("".join(chr(c) for c in x[x >= 0].tolist()).encode("latin-1").decode())
+
+
+@needs_h5py
 @pytest.mark.parametrize(
     ("clients", "options", "says"),
     [
         (PLAYS, {"text": "words"}, "a client has no field words: set population.dataset.text to one of snippets"),
-        (PLAYS, {"target": "snippets"}, "target: is 'snippets', beside texts: leave it out"),
+        (PLAYS, {"target": "speed"}, "a client has no field speed: set population.dataset.target to one of snippets"),
         (PLAYS, {"features": "snippets"}, "'snippets' is object, no numbers: name another field, or this one as text"),
         (PLAYS, {"classes": 3}, "classes: is 3, and there are no labels: leave it out"),
         (PLAYS, {"tokenizer": "word"}, "tokenizer: is 'word': choose one of"),
