@@ -26,8 +26,6 @@ SEARCH_DEPTH = 3  # a comparison folder is <label>/seed-<n>/, and one level more
 def write_report(runs: Sequence[Path], out: Path, target: Target | None = None) -> Path:
     """Write `out/report.html`, which embeds its figures, and the same figures as `out/figures/*.png`.
 
-    Where `out` is the folder of the one run that there is, and has a model, its `model_card.md` is written anew.
-
     Args:
         runs: run folders, or comparison folders, which stand for the run folders up to three levels below them.
             Runs of one label (`summary.json`'s, else the algorithm's name) are one line with a band over seeds; those that
@@ -42,24 +40,14 @@ def write_report(runs: Sequence[Path], out: Path, target: Target | None = None) 
         ValueError: no runs given, a folder that is or holds no run, a run folder with an unreadable file, or a target
             that no run has measured.
     """
-    from fedfleet.report import (  # here, for matplotlib takes most of a second to import
-        card,
-        figures,
-        groups,
-        page,
-        sheet,
-        tables,
-    )
+    from fedfleet.report import figures, groups, page, sheet, tables  # here: matplotlib takes most of a second
 
     folders = list(dict.fromkeys(run.resolve() for path in runs for run in _expand(Path(path))))
     if not folders:
         raise ValueError("no run to report on: give at least one run folder, such as runs/my-run")
-    read = [tables.read(folder) for folder in folders]
-    found = groups.grouped(read)
+    found = groups.grouped([tables.read(folder) for folder in folders])
     drawn = figures.draw(found)
     html = page.render(found, drawn, target)
-    if folders == [Path(out).resolve()]:
-        card.write(read[0])
     return sheet.write(Path(out), html, drawn)
 
 

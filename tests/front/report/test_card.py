@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from fedfleet.report import write_report
+from fedfleet.report import write_card, write_report
 from fedfleet.report.card import CARD, NETS, card
 from fedfleet.report.tables import read
 from fedfleet.tasks.registry import TASKS
@@ -21,7 +21,7 @@ def head(text: str) -> dict:
 def test_a_card_says_what_was_learnt_how_well_and_how_to_load_it(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     (folder / "model.safetensors").touch()
-    write_report([folder], folder)
+    write_card(folder)
     text = (folder / CARD).read_text()
     assert head(text) == {
         "library_name": "fedfleet",
@@ -79,11 +79,11 @@ def test_tasks_of_a_single_net_are_known() -> None:
     assert set(NETS) == built_in | {"module"}  # which a function makes
 
 
-def test_comparisons_other_folders_and_runs_without_a_model_have_no_card(tmp_path: Path) -> None:
+def test_runs_without_a_model_have_no_card_and_a_report_writes_none(tmp_path: Path) -> None:
     first, second = make_run(tmp_path / "all" / "a"), make_run(tmp_path / "all" / "b")
-    write_report([first], first)
+    write_card(first)
     for folder in (first, second):
         (folder / "model.safetensors").touch()
-    write_report([first], tmp_path / "elsewhere")
+    write_report([first], first)
     write_report([tmp_path / "all"], tmp_path / "all")
     assert not list(tmp_path.rglob(CARD))

@@ -167,6 +167,22 @@ def test_settings_of_a_run_are_those_that_matter_and_are_on(tmp_path: Path) -> N
     assert settings({"bare": [read(make_run(tmp_path / "bare", config=None))]}) is None
 
 
+def test_rates_that_a_theorem_sets_are_no_settings(tmp_path: Path) -> None:
+    rates = {"lr": 0.1, "dual_lr": 0.2, "alpha": 0.3, "dual": {"lr": 0.4, "kind": "ascent"}}
+    proven = {"name": "x", **rates, "theory": {"G": 1, "kappa": 2}}
+    for algorithm, at in ((proven, "algorithm."), ({"name": "omg", "of": proven, "lr": 9}, "algorithm.of.")):
+        table = settings({"A": [run(tmp_path / at, {"algorithm": algorithm})]})
+        assert table is not None
+        found = {str(row[0]): row[1] for row in table.rows}
+        assert not found.keys() & {f"{at}{name}" for name in ("lr", "dual_lr", "alpha", "dual.lr")}
+        assert (found[f"{at}theory.kappa"], found[f"{at}dual"]) == ("2", "ascent")
+        assert ("algorithm.lr" in found) == ("of" in algorithm)
+    groups = {"A": [run(tmp_path / "A")], "B": [run(tmp_path / "B", {"algorithm": proven})]}
+    table = settings(groups)
+    assert table is not None
+    assert ["algorithm.lr", "0.1", "–"] in [list(row) for row in table.rows]
+
+
 def test_settings_that_differ_come_first_whatever_they_are_and_what_is_varied_is_left_out(tmp_path: Path) -> None:
     changed = {"algorithm": {"name": "scaffold", "lr": 0.2, "global_lr": 1.0, "eps": 1e-8}, "cohort": {"attempts": 5}}
     groups = {"A": [run(tmp_path / "A")], "B": [run(tmp_path / "B", changed)]}
