@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import time
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import fedfleet
 from benchmarks import (
     adaptation,
     blocks,
@@ -27,6 +29,7 @@ from benchmarks import (
     rules,
     scaling,
     server_step,
+    start,
     world,
 )
 from benchmarks.gpu import __main__ as gpu
@@ -280,6 +283,26 @@ def test_the_server_step_is_measured_with_uploads_in_a_file_and_in_memory(capsys
     server_step.main([*options.split(), "--way", "in a file"])
     assert "in memory" not in (shown := capsys.readouterr().out)
     assert "server step, s" in shown
+
+
+def test_what_one_waits_for_is_noted_by_a_callback_and_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(start.MARKS, str(tmp_path / "marks.json"))
+    monkeypatch.setenv(start.KIND, "local")
+    before = time.time()
+    overrides = {"rounds": 2, "executor.kind": "local", "callbacks": ["benchmarks.start:Marks"]}
+    fedfleet.run("configs/quickstart.yaml", overrides, out=tmp_path / "run")
+    marks = json.loads((tmp_path / "marks.json").read_text())
+    assert before < marks["start"] < marks["round"] < time.time()
+    turns = iter([9.0, 1.0, 2.0, 3.0])
+    monkeypatch.setattr(start, "helped", lambda: {"whole_s": next(turns), "cpu_s": 0.5})
+    monkeypatch.setattr(start, "ran", lambda kind: {"whole_s": 4.0, "first_round_s": len(kind)})
+    start.main(["--repeats", "3", "--json"])
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["what"] for row in rows] == ["--help", "run, local", "run, ray"]
+    assert rows[0] == {"what": "--help", "whole_s": 2.0, "cpu_s": 0.5}  # the first turn warms up
+    turns = iter([9.0, 1.0])
+    start.main(["--repeats", "1"])
+    assert "three rounds" in capsys.readouterr().out
 
 
 def test_local_steps_for_a_share_of_a_round():
