@@ -1,6 +1,7 @@
 """``python -m tests.chaos --minutes 5``: soak runs of one algorithm after the other until the time is over.
 
-``python -m tests.chaos --nodes 3 --faults 30``: on several nodes of this machine, until so many faults were put in.
+``python -m tests.chaos --nodes 3 --faults 30``: on several nodes of this machine, until so many faults were put in. With
+``--hidden 14000`` models are large, so that nodes add their own results before the driver does.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5.0, help="begin no further run after so many minutes")
     parser.add_argument("--nodes", type=int, help="nodes with an address of their own, the driver's among them")
     parser.add_argument("--faults", type=int, default=30, help="with --nodes: how many to put in")
+    parser.add_argument("--hidden", type=int, help="with --nodes: width of the nets, of cases that have one to widen")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="ALGORITHM")
     parser.add_argument("--rounds", type=int, default=200, help="rounds of a run")
     parser.add_argument(
@@ -31,11 +33,20 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if args.hidden is not None:
+        if args.nodes is None:
+            parser.error("--hidden is for several nodes: give --nodes")
+        fixed = [name for name in args.cases if CASES[name]["task"]["model"] != "mlp"]
+        if fixed and len(args.cases) < len(CASES):
+            parser.error(f"--hidden: the net of {fixed[0]} is no mlp: leave it out of --cases")
+        args.cases = [name for name in args.cases if name not in fixed]
     if args.nodes is None:
         return int(table(_alone(args), FAULTS) > 0)
     if (why := missing()) is not None:
         parser.error(why)
-    reports = on_nodes.soak_all(args.nodes, args.faults, args.seed, args.rounds, tuple(args.every), args.cases)
+    large = {} if args.hidden is None else {"task.hidden": [args.hidden], "executor.block_size": 1}
+    how = {"rounds": args.rounds, "every_s": tuple(args.every), "more": large}
+    reports = on_nodes.soak_all(args.nodes, args.faults, args.seed, args.cases, **how)
     return int(table(reports, on_nodes.FAULTS) > 0)
 
 

@@ -162,13 +162,15 @@ def soak(
     rounds: int,
     most: int,
     every_s: tuple[float, float],
+    more: dict[str, Any],
 ) -> Report:
     """Disturb a run by ``most`` of these faults at most, ``every_s`` apart (least, most), and compare it with one of this process.
 
+    ``more`` overrides options of the case.
     It is ``lost`` where its files differ, it fails, or does not go on for STUCK_S.
     """
     started, draw, on = time.monotonic(), disturbed.draw, disturbed.nodes
-    config = fedfleet.load(CONFIG, CASES[case] | {"rounds": rounds})
+    config = fedfleet.load(CONFIG, CASES[case] | {"rounds": rounds} | more)
     peace = fedfleet.Experiment(with_overrides(config, {"executor.kind": "local"})).run(folder / "peace")
     path, out, log, done = folder / "config.yaml", folder / "run", folder / "log.txt", Counter[str]()
     path.write_text(yaml.safe_dump(complete(config)), encoding="utf-8")
@@ -205,7 +207,14 @@ def tail(log: Path) -> str:
 
 
 def soak_all(
-    size: int, most: int, seed: int, rounds: int, every_s: tuple[float, float], cases: list[str]
+    size: int,
+    most: int,
+    seed: int,
+    cases: list[str],
+    *,
+    rounds: int,
+    every_s: tuple[float, float],
+    more: dict[str, Any],
 ) -> list[Report]:
     """Run one case after the other on so many nodes until so many faults were put in, and say of each what came of it."""
     draw, reports = random.Random(seed), list[Report]()
@@ -214,8 +223,8 @@ def soak_all(
         disturbed = Disturbed(found, size, draw)
         while left > 0:
             with tempfile.TemporaryDirectory() as folder:
-                how = {"rounds": rounds, "most": min(left, A_RUN), "every_s": every_s}
-                reports.append(soak(next(turn), Path(folder), disturbed, faults, **how))
+                how = {"rounds": rounds, "every_s": every_s, "more": more}
+                reports.append(soak(next(turn), Path(folder), disturbed, faults, most=min(left, A_RUN), **how))
             left -= sum(reports[-1].faults.values())
             say(reports[-1])
     return reports
