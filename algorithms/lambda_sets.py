@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from scipy.optimize import linprog
 from torch import Tensor
 
 TOLERANCE = 1e-9
@@ -291,6 +290,8 @@ class Envelope:
     at: Tensor
 
     def _solved(self, mixture: Tensor) -> Any:
+        from scipy.optimize import linprog  # here, for it takes its time to import
+
         ways = torch.cat([self.vertices.T, torch.ones(1, len(self.at), dtype=self.at.dtype)])
         wanted = torch.cat([mixture, mixture.sum()[None]])
         return linprog(-self.at.numpy(), A_eq=ways.numpy(), b_eq=wanted.numpy())

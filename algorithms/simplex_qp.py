@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
 PASSES = 1000
@@ -16,6 +15,8 @@ def least_quadratic(p: Tensor) -> Tensor:
     Of all a = s b with b on the simplex, a' P a + (sum a - 1)^2 is least in s at q / (1 + q) with q = b' P b, which grows with q:
     so that b is best where a is the solution of that problem, one of non-negative least squares.
     """
+    from scipy.optimize import nnls  # here, for it takes its time to import
+
     values, vectors = torch.linalg.eigh(p / p.diagonal().mean().clamp(min=torch.finfo(p.dtype).tiny))
     root = vectors * values.clamp(min=0).sqrt()  # P = root root'
     system = torch.cat([root.T, torch.ones(1, len(p), dtype=p.dtype)])

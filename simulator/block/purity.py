@@ -243,6 +243,11 @@ class Writes(TorchDispatchMode):
     Operations run as ever; but since torch may compute a gradient in another way under such a mode, nothing computed is kept.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say that nothing here is compiled: to leave it out torch would import its compiler, a second in every worker."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self.into: str | None = None
