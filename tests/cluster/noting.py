@@ -26,7 +26,7 @@ class Noted:
     def __call__(self, setup, shared, task):
         with (self.folder / ray.util.get_node_ip_address()).open("ab") as file:
             file.write(b".")
-        time.sleep(0.4)
+        time.sleep(0.2)
         return self.job(setup, shared, task)
 
 
