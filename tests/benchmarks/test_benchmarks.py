@@ -30,6 +30,7 @@ from benchmarks import (
     scaling,
     server_step,
     start,
+    unlike,
     world,
 )
 from benchmarks.gpu import __main__ as gpu
@@ -303,6 +304,24 @@ def test_what_one_waits_for_is_noted_by_a_callback_and_shown(tmp_path, monkeypat
     turns = iter([9.0, 1.0])
     start.main(["--repeats", "1"])
     assert "three rounds" in capsys.readouterr().out
+
+
+def test_the_best_round_gives_each_block_to_who_ends_it_first():
+    assert unlike.best((1.0, 1.0), 4, 0.5) == 1.0
+    assert unlike.best((1.0, 0.5), 3, 1.0) == 2.0  # two on the fast one, one on the slow one
+    assert unlike.best((1.0, 0.1), 3, 1.0) == 3.0  # none on one that is so slow
+
+
+def test_workers_of_unlike_speed_last_as_long_as_they_take(monkeypatch, capsys):
+    monkeypatch.setattr(unlike, "made", lambda kind, actors: LocalExecutor())
+    monkeypatch.setattr(unlike, "FLEETS", {"one": (0.5,)})
+    unlike.main(["--blocks", "3", "--block-s", "0.02", "--rounds", "2", "--warmup", "1", "--json"])
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["workers"], row["blocks"]) == ("one", 3)
+    assert row["over_best"] >= 1
+    assert 0 <= row["idle"] < 0.5
+    unlike.main(["--blocks", "2", "3", "--block-s", "0.01", "--rounds", "1", "--warmup", "1"])
+    assert "3 blocks" in capsys.readouterr().out
 
 
 def test_local_steps_for_a_share_of_a_round():
