@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedfleet.simulator.arithmetic import rng
-from fedfleet.simulator.population import Population
+from fedfleet.simulator.population import Population, in_rows
 
 PADDING = -1
 """What stands after the end of a text in the place of a token, so that texts of several lengths are one tensor."""
@@ -32,7 +32,7 @@ class Examples:
     int64 (n,), labels 0..`classes`-1, or where `classes` is 0 targets (n, ...), float32 numbers or int64 labels of their parts;
     `domain` is int64 (n,), the domain every example comes from, or None where there is only one. Of texts of several lengths
     `words` is how many tokens there are, and `x` (n, L) has those of each text first, and `PADDING` after its end; else it is 0.
-    Raises ValueError where dtypes or lengths disagree.
+    Raises ValueError where dtypes or lengths disagree. `x` is laid out row by row.
     """
 
     x: Tensor
@@ -55,6 +55,7 @@ class Examples:
 
         if self.words:
             self._check_tokens()
+        object.__setattr__(self, "x", in_rows(self.x))
 
     def _check_tokens(self) -> None:
         if self.x.dtype != torch.int64 or self.x.dim() != 2 or bool((self.x >= self.words).any()):

@@ -182,7 +182,21 @@ def padded_rows(first: Tensor, counts: Tensor) -> Tensor:
 def gather(data: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
     """Return the given rows (any shape) of every tensor, decoded."""
     flat = rows.flatten()
-    return {k: decode(v.index_select(0, flat).view(*rows.shape, *v.shape[1:])) for k, v in data.items()}
+    found = {k: in_rows(v.index_select(0, flat)) for k, v in data.items()}
+    return {k: decode(v.view(*rows.shape, *v.shape[1:])) for k, v in found.items()}
+
+
+def in_rows(x: Tensor) -> Tensor:
+    """Return a tensor laid out row by row.
+
+    Images that were read with their channels last may say that they are contiguous and still be taken for such; torch's gradient
+    of a convolution by 1x1 with a stride then writes beyond its memory, where there are few channels.
+    """
+    strides, step = [], 1
+    for size in reversed(x.shape):
+        strides.append(step)
+        step *= max(1, size)
+    return x if x.stride() == tuple(reversed(strides)) else x.clone(memory_format=torch.contiguous_format)
 
 
 def decode(x: Tensor) -> Tensor:

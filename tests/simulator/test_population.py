@@ -3,7 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfleet.simulator.population import InMemoryPopulation, Summary, decode, gather, padded_rows
+from fedfleet.data import from_arrays
+from fedfleet.datasets.examples import Examples
+from fedfleet.simulator.population import InMemoryPopulation, Summary, decode, gather, in_rows, padded_rows
 
 SIZES = (3, 1, 4, 2)
 INDICES = torch.tensor([9, 2, 5, 0, 8, 7, 6, 1, 4, 3])
@@ -89,3 +91,20 @@ def test_pixels_are_decoded_to_minus_one_to_one():
 def test_all_but_pixels_pass_through(dtype):
     x = torch.tensor([0, 1, 1]).to(dtype)
     assert decode(x) is x
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_that_were_read_with_their_channels_last_are_laid_out_row_by_row(channels):
+    """Torch's gradient of a 1x1 convolution with a stride writes beyond its memory otherwise, also for one channel."""
+    x = torch.rand(4, 6, 5, channels).permute(0, 3, 1, 2)
+    plain = (30 * channels, 30, 5, 1)
+    assert x.stride() != plain
+    assert in_rows(x).stride() == plain
+    assert torch.equal(in_rows(x), x)
+    again = in_rows(x)
+    assert in_rows(again) is again
+    assert Examples(x, torch.zeros(4).long(), 2).x.stride() == plain
+    arrays = from_arrays(x.numpy(), [0, 1, 0, 1], client=[0, 0, 1, 2], test=0.4)
+    assert arrays.test.x.stride() == plain
+    assert gather({"x": x}, torch.tensor([[2, 1], [0, 0]]))["x"].stride() == (2 * plain[0], *plain)
+    assert in_rows(torch.zeros(0, 3).T).shape == (3, 0)
