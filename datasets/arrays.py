@@ -299,7 +299,10 @@ def example_columns(df: pd.DataFrame, features: Sequence[Any], at: Any) -> Tenso
             fail(at(name), "is complex", "give its real and its imaginary part a column each, or leave it out")
         if isinstance(column.dtype, pd.CategoricalDtype) or not pd.api.types.is_numeric_dtype(column):
             kind = pd.api.types.infer_dtype(column, skipna=True)
-            mend = f"make it numbers, by pd.get_dummies(df, columns=[{name!r}]) for instance, or leave it out"
+            how = f"pd.get_dummies(df, columns=[{name!r}])"
+            if pd.api.types.is_datetime64_any_dtype(column):
+                how = f"(df[{name!r}] - df[{name!r}].min()).dt.days"
+            mend = f"make it numbers, by {how} for instance, or leave it out"
             fail(at(name), f"is {'text' if kind == 'string' else kind}, no numbers", mend)
         if (missing := column.isna().to_numpy()).any():
             fail(f"{at(name)}, row {missing.argmax()}", "is missing", "fill it in, or leave the row out")

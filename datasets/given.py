@@ -359,6 +359,8 @@ def _alike(rows: Sequence[Any], where: str) -> bool:
         first = array.shape if first is None else first
         if array.shape != first:
             mend = "pad or cut them, so that all rows are alike"
+            if array.ndim == 1 and array.dtype.kind in "iu":
+                mend += ", or, where they are tokens, read them as texts (text=, from_texts)"
             fail(f"{where}, row {i}", f"is of shape {array.shape}, and row 0 of {first}", mend)
         if array.dtype.kind not in KINDS:
             what = "is missing" if row is None else f"is {type(row).__name__}, no number"

@@ -38,6 +38,9 @@ class Tokenizer(NamedTuple):
 
 def tokenizer(name: str, training: Iterable[str], words: int | None, key: str = "tokenizer") -> Tokenizer:
     """Return the tokenizer of a name; a vocabulary has ``words`` tokens at most. Raises DataError, which calls it ``key``."""
+    if not isinstance(name, str):
+        mend = f"keep it by its save_pretrained(PATH), and give {PREFIX}PATH"
+        fail(key, f"is a {type(name).__name__}, and a run names what it read", mend)
     if name in CUTS:
         return _counted(CUTS[name], training, words or MOST)
     if name != "bytes" and not name.startswith(PREFIX):

@@ -197,6 +197,10 @@ def at(column, row, value):
         (lambda: from_dataframe(at("a", 4, np.nan), client="client"), "column 'a', row 4: is missing: fill it in"),
         (lambda: from_dataframe(at("a", 4, np.inf), client="client"), "'a', row 4: has a number that is no finite"),
         (lambda: from_dataframe(at("a", 4, 1e300), client="client"), "'a', row 4: has a number that is no finite"),
+        (
+            lambda: from_dataframe(FRAME.assign(c=pd.Timestamp("2026-01-01")), client="client"),
+            "'c': is datetime64, no numbers: make it numbers, by (df['c'] - df['c'].min()).dt.days for instance",
+        ),
         (lambda: from_dataframe(FRAME.assign(c="x"), client="client"), "'c': is text, no numbers: make it numbers"),
         (lambda: from_dataframe(FRAME.assign(c=1j), client="client"), "column 'c': is complex: give its real and its"),
         (lambda: from_dataframe(FRAME.reset_index(), client="client"), "the column 'index' is an index and no feature"),
@@ -225,6 +229,10 @@ def at(column, row, value):
             "holding out 1 of 1 clients of the domain 'c0' for testing leaves none",
         ),
         (lambda: from_arrays([[1, 2], [3]], [0, 1]), "x, row 1: is of shape (1,), and row 0 of (2,): pad or cut them"),
+        (
+            lambda: from_arrays([[1, 2], [3]], [0, 1]),
+            "all rows are alike, or, where they are tokens, read them as texts",
+        ),
         (lambda: from_arrays([[[1], [2, 3]]] * 3, [0, 1, 1]), "x, row 0: holds rows of unequal lengths: pad or cut"),
         (lambda: from_arrays([[1, None]] * 3, [0, 1, 1]), "x, row 0: is list, no number: make it a number"),
         (

@@ -205,6 +205,7 @@ def test_a_table_is_learnt_with_its_clients_and_measured_on_each(tmp_path):
     frame = {"population": {"held_out": 0.2}, "evaluation": {"per_client": True, "every": 1}}
     run = fedfleet.run({**CONFIG, **frame}, {"algorithm.lr": 1e-4}, data=data, out=tmp_path / "run")
     assert {"eval/clients_mae", "eval/clients_loss"} <= run.summary["final"].keys()
+    assert run.summary["dealt"] is False
     report = fedfleet.write_report([run.folder], run.folder)
     assert report.exists()
 

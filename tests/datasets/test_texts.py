@@ -168,6 +168,11 @@ def test_a_tokenizer_that_is_not_to_be_had(tmp_path: Path, monkeypatch: pytest.M
             {"tokenizer": "wrds"},
             "tokenizer: is 'wrds': choose one of bytes, characters, words, transf",
         ),
+        (
+            ["a", "b", "c"],
+            {"tokenizer": {"a": 1}},
+            "tokenizer: is a dict, and a run names what it read: keep it by its save_pretrained(PATH), and give transf",
+        ),
         (["a", "b", "c"], {"tokenizer": "bytes", "words": 3}, "words: is 3, and bytes has a vocabulary of its own"),
         (["a", "b", "c"], {"length": 0}, "length: is 0: give a whole number from 1"),
         (["a", "b", "c"], {"words": True}, "words: is True: give a whole number from 2"),

@@ -242,6 +242,17 @@ class Packed(nn.Module):
         return self.out(self.lstm(packed)[1][0][-1])
 
 
+class Unmasked(nn.Module):
+    """Has no mask by the name that it has here."""
+
+    def __init__(self, words, classes):
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(words, 3), nn.Linear(3, classes)
+
+    def forward(self, input_ids):
+        return self.out(self.embedding(input_ids).sum(1))
+
+
 CONFIG = {"rounds": 1, "algorithm": {"batch_size": 2}, "cohort": {"invite": 2}, "executor": {"kind": "local"}}
 NUMBERS = fedfleet.data.from_arrays(torch.zeros(20, 4), torch.arange(20) % 2, client=torch.arange(20) % 4)
 
@@ -260,6 +271,11 @@ NUMBERS = fedfleet.data.from_arrays(torch.zeros(20, 4), torch.arange(20) % 2, cl
         ({"name": "auc", "model": "mlp"}, None, "task.name='auc': it reads no text, which the examples of texts are"),
         ({"model": f"{__name__}:Careless"}, None, "what follows after the end of a text changes its outputs"),
         ({"model": f"{__name__}:Packed"}, None, "sequences are not packed here: give the layer all places"),
+        (
+            {"model": f"{__name__}:Unmasked"},
+            None,
+            "-1 after the end of a text: name the arguments of its forward tokens and mask",
+        ),
         ({"model": f"{__name__}:Fixed"}, None, "it takes 7 tokens and not 6"),
         ({"model": f"{__name__}:Read"}, NUMBERS, "a mask is for texts, and examples are torch.float32"),
     ],

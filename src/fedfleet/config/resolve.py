@@ -376,6 +376,8 @@ def parse_until(text: str, key: str = "until") -> tuple[str, bool, float]:
     with contextlib.suppress(ValueError):
         if found and math.isfinite(float(found[3])):
             return found[1], found[2] == ">=" or (found[2] == "=" and not less_is_better(found[1])), float(found[3])
+    if re.fullmatch(r"\s*(?!eval/)[\w/.]+\s*(>=|<=|=)\s*[\d.e+-]+\s*", text):
+        raise ConfigError(f"{key}={show(text)}: metrics of the model are called eval/…: write eval/{text.strip()}")
     raise ConfigError(f"{key}={show(text)}: write a metric and a number, such as eval/auc=0.95")
 
 

@@ -314,6 +314,8 @@ def _failed(e: Exception, batch: Batch) -> str:
     mend = "let it take such examples"
     if packed:
         mend = "sequences are not packed here: give the layer all places, and take what its mask lets through of its outputs"
+    elif whole and bool((x < 0).any()):
+        mend = "they are tokens, and -1 after the end of a text: name the arguments of its forward tokens and mask"
     elif whole:
         mend = "they are integers: begin its forward with x.float(), or give floats"
     return f"it fails on {len(x)} examples of {kind} ({type(e).__name__}: {one_line(e)[:200]}): {mend}"

@@ -116,6 +116,7 @@ class Prepared:
         resolve.check_pairing(config, self.algorithm, self.task)
         attack.check_early(config, self.algorithm)
         root.check(config, self.algorithm)
+        self.dealt = isinstance(data, Dataset)  # by the partition, to clients that the data do not say
         dealt = make_population(config, data, lambda kind, clients: self._vectors(config)(kind, clients))
         if {"data", "population.dataset"} & self.written:
             part = next((p for p in ("population", "data") if getattr(given, p) is not None), "population.dataset")

@@ -361,6 +361,7 @@ class Runner:
             "scorer": self.scorer,
             "domains": list(self.x.domain_names),
             "examples": self.x.examples,
+            "dealt": self.x.dealt,
             "rounds": len(rounds),
             "initial": self.initial or {},
             "final": {**self._newest(), **self.of_last},

@@ -109,6 +109,8 @@ def _among(run: Run) -> str:
     population = population if isinstance(population, dict) else {}
     clients, partition = population.get("clients"), population.get("partition")
     dealt = f" ({partition['kind']})" if isinstance(partition, dict) and "kind" in partition else ""
+    if run.summary.get("dealt") is False:
+        dealt = ", as the data say"
     return f", held by {clients:,} clients{dealt}" if isinstance(clients, int) else ""
 
 

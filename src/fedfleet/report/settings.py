@@ -37,7 +37,7 @@ COLUMNS = 8  # labels side by side, at most
 def settings(groups: Mapping[str, Sequence[Run]], varied: Collection[str] = ()) -> Grid | None:
     """A row a setting, a column a label; those that differ first, but for what a study has varied. None without configurations."""
     shown = dict(list(groups.items())[:COLUMNS])
-    columns = [_chosen(identity(group[0])) for group in shown.values() if group]
+    columns = [_chosen(group[0]) for group in shown.values() if group]
     keys = [key for key in dict.fromkeys(key for column in columns for key in column) if key not in varied]
     differ = [key for key in keys if _differs(key, columns)]
     common = [key for key in keys if key not in differ and _told(key) and any(_is_on(c.get(key)) for c in columns)]
@@ -51,12 +51,15 @@ def settings(groups: Mapping[str, Sequence[Run]], varied: Collection[str] = ()) 
     return Grid(["setting", *(shown if len(groups) > 1 else ["value"])], rows, caption, words=True)
 
 
-def _chosen(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What was chosen: without the defaults of what a theorem sets in their place."""
+def _chosen(run: Run) -> dict[str, Any]:
+    """What was chosen: without the defaults of what a theorem sets in their place, and the partition of data that nobody dealt."""
+    found = identity(run)
     sections = {
         key.partition("theory.")[0] for key in found if key.startswith(("algorithm.theory.", "algorithm.of.theory."))
     }
     set_by = {section + name for section in sections for name in OF_THEOREMS}
+    if run.summary.get("dealt") is False:
+        found = {key: value for key, value in found.items() if not _below(key, ("population.partition",))}
     return {key: value for key, value in found.items() if key not in set_by}
 
 

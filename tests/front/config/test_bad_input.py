@@ -61,6 +61,7 @@ def config(tmp_path) -> str:
         (["seed.deep=1"], ["seed=", "integer"]),
         (["rounds"], ["rounds", "key=value"]),
         (["until=soon"], ["until='soon'", "eval/auc=0.95"]),
+        (["until=accuracy=0.9"], ["until='accuracy=0.9'", "write eval/accuracy=0.9"]),
         (["until=eval/acc=0.9"], ["until", "eval/acc", "eval/auc"]),
         (["warm_start=nowhere.safetensors"], ["warm_start", "nowhere.safetensors"]),
         (["algorithm.steps=2", "algorithm.epochs=1"], ["steps or epochs, not both"]),

@@ -58,6 +58,7 @@ def test_rounds_phases_and_fates_agree(run):
 
 def test_the_account_follows_the_messages(run):
     d = run.summary["model_floats"]
+    assert run.summary["dealt"] is True
     phases = run.table("phases").set_index(["round", "phase"])
     online = phases.invited - phases.offline
     for phase, steps in run.summary["local_steps"].items():

@@ -167,6 +167,15 @@ def test_settings_of_a_run_are_those_that_matter_and_are_on(tmp_path: Path) -> N
     assert settings({"bare": [read(make_run(tmp_path / "bare", config=None))]}) is None
 
 
+def test_clients_that_the_data_say_were_not_dealt(tmp_path: Path) -> None:
+    for dealt, said in ((True, "held by 5 clients (iid)"), (False, "held by 5 clients, as the data say")):
+        found = run(tmp_path / str(dealt), summary={"dealt": dealt})
+        assert said in overview.of_run(found)[0]
+        table = settings({"A": [found]})
+        assert table is not None
+        assert ("population.partition" in {row[0] for row in table.rows}) == dealt
+
+
 def test_rates_that_a_theorem_sets_are_no_settings(tmp_path: Path) -> None:
     rates = {"lr": 0.1, "dual_lr": 0.2, "alpha": 0.3, "dual": {"lr": 0.4, "kind": "ascent"}}
     proven = {"name": "x", **rates, "theory": {"G": 1, "kappa": 2}}
