@@ -19,10 +19,10 @@ from fedfleet.simulator.population import Population, decode
 Data = Dataset | FederatedDataset
 POPULATION = ("size", "summary", "num_examples", "domains", "local_data", "to")
 WANTED = {
-    "task": "an object with what fedfleet.simulator.author.Task lists",
+    "task": "fedfleet.tasks.from_module(net) of a net, or an object with what fedfleet.simulator.author.Task lists",
     "algorithm": "a fedfleet.simulator.author.Algorithm",
     "population": "an object with what fedfleet.simulator.population.Population lists",
-    "data": "a fedfleet.Dataset or a fedfleet.FederatedDataset",
+    "data": "what fedfleet.data.from_dataframe, from_arrays and others return, a fedfleet.Dataset or FederatedDataset",
 }
 FEW, ROWS = 8, 1000  # clients, and examples of each, that are looked at
 
