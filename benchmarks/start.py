@@ -21,10 +21,8 @@ import fedfleet
 from benchmarks import command
 from benchmarks.command import say
 
-MARKS, KIND = (
-    "FEDFLEET_BENCHMARK_MARKS",
-    "FEDFLEET_BENCHMARK_KIND",
-)  # the file that a run leaves its marks in; where it runs
+MARKS = "FEDFLEET_BENCHMARK_MARKS"  # the file that a run leaves its marks in
+KIND = "FEDFLEET_BENCHMARK_KIND"  # where it runs
 QUICK = ("configs/quickstart.yaml", "rounds=3", "callbacks=[benchmarks.start:Marks]")
 KINDS = {"local": ("executor.kind=local",), "ray": ("executor.kind=ray", "executor.actors=2")}
 

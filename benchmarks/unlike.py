@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +20,13 @@ from typing import Any
 import torch
 
 from benchmarks import command
-from benchmarks.cluster.rounds import echo
+from benchmarks.cluster.rounds import Around, begun
 from benchmarks.command import say
 from benchmarks.engine import executor as made
-from fedfleet.simulator.algorithm import Problem
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.driver.simulate import simulate
 from fedfleet.simulator.executors.base import Job
-from fedfleet.simulator.executors.timed import TimedExecutor
-from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.simulator.work import Message
 
 FLEETS = {
@@ -62,18 +59,6 @@ class Paced:
         return found
 
 
-class PacedExecutor(TimedExecutor):
-    """Another executor, whose workers take so long for a block."""
-
-    def __init__(self, executor: Any, folder: Path, speeds: tuple[float, ...], block_s: float):
-        super().__init__(executor)
-        self._how = folder, speeds, block_s
-
-    def map(self, job: Job, shared: Message, tasks: Iterable[Any], **how: Any) -> Iterator[Any]:
-        """Map jobs that last."""
-        return super().map(Paced(job, *self._how), shared, tasks, **how)
-
-
 def _place(folder: Path, count: int) -> int:
     """Return which of the workers this is; the first that asks is the first."""
     mine = folder / str(os.getpid())
@@ -97,15 +82,10 @@ def best(speeds: Sequence[float], blocks: int, block_s: float) -> float:
 
 def measure(speeds: tuple[float, ...], blocks: int, block_s: float, rounds: int, warmup: int) -> dict[str, float]:
     """Return medians over rounds: the share of workers' time in which they are idle, and the round beside the best."""
-    data = InMemoryPopulation(
-        {"x": torch.zeros(blocks, 1)}, torch.arange(blocks), torch.arange(blocks + 1), torch.zeros(blocks).long()
-    )
-    algorithm, idle, slower = echo(blocks), [], []
-    phases = {p.name: p for p in algorithm.phases}
+    idle, slower, conditions = [], [], Conditions(seed=0, block_size=1)
     with tempfile.TemporaryDirectory() as folder, closing(made("ray", len(speeds))) as running:
-        paced = PacedExecutor(running, Path(folder), speeds, block_s)
-        paced.start(Setup(population=data, phases=phases, objectives={}, functions={}, evaluation={}, inner="batched"))
-        conditions, problem = Conditions(seed=0, block_size=1), Problem(blocks, 1.0, data.num_examples)
+        paced = Around(running, lambda job: Paced(job, Path(folder), speeds, block_s))
+        algorithm, problem = begun(paced, blocks)
         for record in simulate(algorithm, {"x": {"w": torch.ones(1)}}, problem, conditions, paced, warmup + rounds):
             file = Path(folder) / "blocks"
             spans = [tuple(map(float, line.split())) for line in file.read_text(encoding="utf-8").splitlines()]

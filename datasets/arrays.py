@@ -186,7 +186,7 @@ def _rows(prefix: str, x: Any, y: Any, client: Any, domain: Any, classes: int | 
     return Rows(
         f"{prefix}x",
         examples,
-        given.targets(y, f"{prefix}target", count) if classes == 0 else given.labels(y, f"{prefix}y", classes, count),
+        given.aims(y, prefix, classes, count),
         None if client is None else given.codes(client, f"{prefix}client", "client", count),
         None if domain is None else given.codes(domain, f"{prefix}domain", "domain", count, rising=True),
     )

@@ -171,6 +171,13 @@ def labels(values: Any, where: str, classes: int | None, rows: int) -> Tensor:
     return torch.from_numpy(y)
 
 
+def aims(values: Any, prefix: str, classes: int | None, rows: int) -> Tensor:
+    """Return targets, where ``classes`` is 0, else labels; messages call them so, after ``prefix``. Raises DataError."""
+    if classes == 0:
+        return targets(values, f"{prefix}target", rows)
+    return labels(values, f"{prefix}y", classes, rows)
+
+
 def targets(values: Any, where: str, rows: int) -> Tensor:
     """Return targets (n, ...): integers as int64, all else as finite float32. Raises DataError."""
     array = _array(values, where)

@@ -38,7 +38,8 @@ def write(parts: Parts, out: Path) -> Totals:
     domain = torch.zeros_like(counts) if train.domain is None else given.client_domains(train)
     order = train.client.number.argsort(stable=True)
     with beside(out) as folder:
-        like = train.x.numpy() if not parts.words else train.x[:1].numpy().astype(token_type(parts.words))
+        like = train.x[:1].numpy()
+        like = like.astype(token_type(parts.words)) if parts.words else like
         x, y = allocate(folder / EXAMPLES, len(train.y) + len(test.y), like, train.y.numpy())
         x[: len(train.y)], y[: len(train.y)] = train.x[order].numpy(), train.y[order].numpy()
         x[len(train.y) :], y[len(train.y) :] = test.x.numpy(), test.y.numpy()

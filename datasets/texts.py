@@ -105,16 +105,10 @@ def check_reading(how: Reading, text: str | None, label: str | None, features: A
 def _rows(prefix: str, first: int, count: int, aim: Any, client: Any, domain: Any, classes: int | None) -> Rows:
     if not count:
         fail(f"{prefix}texts", "there are none", "give some")
-    if aim is None:
-        y = torch.zeros(count, dtype=torch.int64)
-    elif classes == 0:
-        y = given.targets(aim, f"{prefix}target", count)
-    else:
-        y = given.labels(aim, f"{prefix}y", classes, count)
     return Rows(
         f"{prefix}texts",
         torch.arange(first, first + count)[:, None],
-        y,
+        torch.zeros(count, dtype=torch.int64) if aim is None else given.aims(aim, prefix, classes, count),
         None if client is None else given.codes(client, "client", "client", count),
         None if domain is None else given.codes(domain, f"{prefix}domain", "domain", count, rising=True),
     )

@@ -67,12 +67,10 @@ def read(options: TffOptions) -> Parts:
     if test is not None and (len(texts) > 0) != (len(texts) == len(train.y) + len(test.y)):
         fail(test.where, f"only one of it and {train.where} has texts", "name the same field of both")
     text, how = "text" if texts else None, Reading(options.tokenizer, options.length, options.words)
-    aim = options.label or options.target
+    aim = options.target if options.label is None else options.label
     check_reading(how, options.text or text, aim if text else "y", options.features, classes)
     parts = given.split(train, options.hold_out if test is None else test, classes)
-    if not texts:
-        return parts
-    return tokenised(parts, texts, how, foretell=options.label is None and options.target is None, drop_short=True)
+    return tokenised(parts, texts, how, foretell=aim is None, drop_short=True) if texts else parts
 
 
 def _rows(path: Path, options: TffOptions, texts: list[str], *, clients: bool) -> Rows:

@@ -52,16 +52,25 @@ class Lasting:
         return found
 
 
-class LastingExecutor(TimedExecutor):
-    """Another executor, timed, whose blocks take so many seconds."""
+class Around(TimedExecutor):
+    """Another executor, timed, with something of one's own around each job."""
 
-    def __init__(self, executor: Executor, block_s: float):
+    def __init__(self, executor: Executor, around: Callable[[Job], Job]):
         super().__init__(executor)
-        self._block_s = block_s
+        self._around = around
 
     def map(self, job: Job, shared: Message, tasks: Iterable[Any], **how: Any) -> Iterator[Any]:
-        """Map jobs that last."""
-        return super().map(Lasting(job, self._block_s), shared, tasks, **how)
+        """Map jobs with that around them."""
+        return super().map(self._around(job), shared, tasks, **how)
+
+
+def begun(executor: Executor, clients: int) -> tuple[Algorithm, Problem]:
+    """Start an executor for clients of one example each that send back what they were sent; return what is run."""
+    whose, algorithm = torch.arange(clients + 1), echo(clients)
+    data = InMemoryPopulation({"x": torch.zeros(clients, 1)}, whose[:-1], whose, torch.zeros_like(whose[:-1]))
+    phases = {p.name: p for p in algorithm.phases}
+    executor.start(Setup(population=data, phases=phases, objectives={}, functions={}, evaluation={}, inner="batched"))
+    return algorithm, Problem(clients, 1.0, data.num_examples)
 
 
 def echo(clients: int) -> Algorithm:
@@ -82,17 +91,12 @@ def echo(clients: int) -> Algorithm:
 
 def measure(executor: Executor, of: Setting) -> dict[str, Any]:
     """Return medians of rounds: seconds of all, of the driver's parts, of the workers' together, and of a broadcast alone."""
-    n = of.clients
-    data = InMemoryPopulation(
-        {"x": torch.zeros(n, 1)}, torch.arange(n), torch.arange(n + 1), torch.zeros(n, dtype=torch.int64)
-    )
     z: Tree = {"x": {"w": torch.ones(max(1, int(of.size) // FLOAT_BYTES))}}
-    algorithm, timed = echo(n), LastingExecutor(executor, of.block_s)
-    phases = {p.name: p for p in algorithm.phases}
-    timed.start(Setup(population=data, phases=phases, objectives={}, functions={}, evaluation={}, inner="batched"))
-    conditions = Conditions(seed=0, block_size=-(-n // of.blocks))
+    timed = Around(executor, lambda job: Lasting(job, of.block_s))
+    algorithm, problem = begun(timed, of.clients)
+    conditions = Conditions(seed=0, block_size=-(-of.clients // of.blocks))
     rounds, tallies = [], []
-    for record in simulate(algorithm, z, Problem(n, 1.0, data.num_examples), conditions, timed, WARMUP + ROUNDS):
+    for record in simulate(algorithm, z, problem, conditions, timed, WARMUP + ROUNDS):
         rounds.append(record.seconds)
         tallies.append(vars(timed.phases["echo"]))
         timed.reset()

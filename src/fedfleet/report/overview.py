@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from fedfleet.report.settings import OF_THEOREMS
 from fedfleet.report.tables import Run, heard_counts
 from fedfleet.report.words import count, duration, joined, mean_sd, number, quantity, share, span, whole
 from fedfleet.simulator.driver.evaluation import less_is_better
@@ -79,7 +80,7 @@ def _steps(run: Run) -> Iterator[str]:
     given = run.config.get("algorithm")
     given = given if isinstance(given, dict) else {}
     given = {**given["of"], **given} if isinstance(given.get("of"), dict) else given
-    names = CHOSEN[2:] if given.get("theory") else CHOSEN  # a theorem sets the rates
+    names = [name for name in CHOSEN if not (given.get("theory") and name in OF_THEOREMS)]
     chosen = joined([f"{name} {given[name]}" for name in names if given.get(name) is not None])
     known = {name: told for name, told in run.section("local_steps").items() if _is_span(told)}
     spans = [span(**told) + (f" in {name}" if len(known) > 1 else "") for name, told in known.items()]

@@ -69,10 +69,8 @@ CASES = {
 }
 
 
-EVERYWHERE = (
-    "stateful",
-    "two phases",
-)  # cases in which actors die as models are measured, too; a new actor takes seconds
+EVERYWHERE = ("stateful", "two phases")
+"""Cases in which actors die as models are measured, too; a new actor takes seconds."""
 
 
 @dataclass(frozen=True)
