@@ -133,7 +133,7 @@ def from_dataframe(
         held = given.flags(df[test], f"column {test!r}", len(df))
     else:
         held = test
-    return given.made(name, given.split(rows, held, classes))
+    return given.made(name, given.split(rows, held, classes).called(features=given.feature_names(chosen, rows.x)))
 
 
 def _of_texts(

@@ -22,12 +22,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fedfleet.datasets.disk import CLIENTS, EXAMPLES, TEST_DOMAINS, TOTALS, Totals, columns
+from fedfleet.datasets.disk import CLIENTS, EXAMPLES, TEST_CLIENTS, TEST_DOMAINS, TOTALS, Totals, columns
 from fedfleet.datasets.example_table import USUAL, Columns, ExampleTable, Layout, kind
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.given import check_classes
+from fedfleet.datasets.names import NO_NAMES, Names
 from fedfleet.datasets.text_table import TextRows, tokenised
 from fedfleet.datasets.texts import Reading, check_reading
+from fedfleet.datasets.vocabulary import VOCABULARY
 from fedfleet.simulator.arithmetic import rng
 
 HOLE_BYTES = 1 << 16  # zeros from this size on are left out of a file, and read as zeros all the same
@@ -85,10 +87,10 @@ def convert(
             f"{test}: no column {train.domain!r}: test examples are of no domain, and there will be no metrics by domain"
         )
     with beside(out) as folder:
-        rows, held, words = train, tests, 0
+        rows, held, words, vocabulary = train, tests, 0, None
         if called.text is not None:
             training = places.client < places.kept
-            rows, held, words = tokenised(train, tests, training, how or Reading(), classes, folder)
+            rows, held, words, vocabulary = tokenised(train, tests, training, how or Reading(), classes, folder)
             places = places.of(rows.of)
             if test_domain is not None:
                 test_domain = _test_domain(places, train, None) if held is None else test_domain[held.of]
@@ -98,11 +100,13 @@ def convert(
         return finish(
             folder,
             clients={"client": places.names[:kept], "count": places.count[:kept], "domain": places.domain[:kept]},
+            tested=places.names[kept:],
             test_domain=test_domain,
             test_examples=rows.rows + (held.rows if held else 0) - int(places.count[:kept].sum()),
             classes=0 if called.target else labelled if called.aims else words,
             domains=places.domains,
             words=words,
+            names=Names(features=tuple(train.columns_of_x), vocabulary=vocabulary),
         )
 
 
@@ -115,15 +119,24 @@ def finish(
     classes: int,
     domains: list[Any],
     words: int = 0,
+    tested: Any = (),
+    names: Names = NO_NAMES,
 ) -> Totals:
     """Write what lies beside the examples of a folder, and return its totals, which are written last.
 
-    `clients` are the columns `client`, `count` and `domain` (N,), in the order in which their examples lie.
+    `clients` are the columns `client`, `count` and `domain` (N,), in the order in which their examples lie; `tested` are those
+    whose examples the test examples are; of `names` are those of classes and features, and the vocabulary.
     """
     count = clients["count"]
     tables = {CLIENTS: {**clients, "start": count.cumsum() - count}}
     if test_domain is not None:
         tables[TEST_DOMAINS] = {"domain": test_domain}
+    if len(tested):
+        tables[TEST_CLIENTS] = {"client": tested}
+    beside = [*tables, EXAMPLES]
+    if names.vocabulary is not None:
+        (folder / VOCABULARY).write_text(names.vocabulary.dumped(), encoding="utf-8")
+        beside.append(VOCABULARY)
     for name, table in tables.items():
         batch = pa.record_batch(table)
         with pa.ipc.new_file(str(folder / name), batch.schema) as writer:
@@ -137,7 +150,9 @@ def finish(
         classes=classes,
         domains=domains,
         words=words,
-        file_bytes={name: (folder / name).stat().st_size for name in (*tables, EXAMPLES)},
+        class_names=list(names.classes),
+        features=list(names.features),
+        file_bytes={name: (folder / name).stat().st_size for name in beside},
     )
     (folder / TOTALS).write_text(totals.model_dump_json(indent=2), encoding="utf-8")
     return totals

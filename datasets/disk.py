@@ -4,18 +4,20 @@
     clients.arrow       a row a client: `client` (its own name), `start`, `count`, `domain`
     examples.arrow      `x`, `y`: the rows of client 0, of client 1, ...; after them the test examples; tokens as short integers
     test_domains.arrow  `domain`: a row a test example; only where domains are known
+    test_clients.arrow  `client`: the clients whose examples the test examples are, where these are of some
+    vocabulary.json     of texts, which token stands for what
 
-Every file is one record batch. `fedfleet convert` makes the folder; nothing in it is ever unpickled.
+Every table is one record batch. `fedfleet convert` makes the folder; nothing in it is ever unpickled.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, overload
 
 import numpy as np
 import pyarrow as pa
@@ -26,11 +28,13 @@ from torch import Tensor
 
 from fedfleet.datasets.examples import Examples, FederatedDataset, fixed_draw
 from fedfleet.datasets.files import DataError
+from fedfleet.datasets.names import Names
+from fedfleet.datasets.vocabulary import VOCABULARY, read_vocabulary
 from fedfleet.simulator.errors import one_line
 from fedfleet.simulator.population import LocalData, Summary, joined_rows, padded_rows
 
 TOTALS, CLIENTS, EXAMPLES = "population.json", "clients.arrow", "examples.arrow"
-TEST_DOMAINS = "test_domains.arrow"
+TEST_DOMAINS, TEST_CLIENTS = "test_domains.arrow", "test_clients.arrow"
 PIECE, PIECES = 1 << 16, 1 << 10  # bytes at a time, and how many of them at most, for telling two files apart
 
 Count = Annotated[int, Field(ge=1)]
@@ -61,6 +65,8 @@ class Totals(BaseModel):
     classes: Annotated[int, Field(ge=0)]
     domains: list[str | int]
     words: Annotated[int, Field(ge=0)] = 0
+    class_names: list[str] = []
+    features: list[str] = []
     file_bytes: dict[str, int]
 
 
@@ -180,7 +186,51 @@ def load(options: DiskOptions, clients: int | None, seed: int) -> FederatedDatas
         return Examples(x, y, totals.classes, domain, totals.words)
 
     test = examples(totals.examples + rows, domain)
-    return FederatedDataset("disk", population, test, lambda size: examples(fixed_draw(totals.examples, size)), domains)
+
+    def sample(size: int) -> Examples:
+        return examples(fixed_draw(totals.examples, size))
+
+    return FederatedDataset("disk", population, test, sample, domains, _names(population.folder, totals))
+
+
+def _names(folder: Path, totals: Totals) -> Names:
+    there = totals.file_bytes
+    return Names(
+        clients=ClientNames(folder / CLIENTS, totals.clients),
+        tested=list(map(str, _clients(folder / TEST_CLIENTS).to_pylist())) if TEST_CLIENTS in there else (),
+        classes=tuple(totals.class_names),
+        features=tuple(totals.features),
+        vocabulary=read_vocabulary(folder / VOCABULARY, f"{folder}") if VOCABULARY in there else None,
+    )
+
+
+@dataclass(frozen=True)
+class ClientNames(Sequence[str]):
+    """What the clients of a folder are called: read when one asks."""
+
+    path: Path
+    clients: int
+
+    def __len__(self) -> int:
+        """Return the number of clients."""
+        return self.clients
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[str]: ...
+    def __getitem__(self, at: int | slice) -> str | list[str]:
+        """Return the name of a client, or the names of some."""
+        found = _clients(self.path)
+        return [str(name) for name in found[at].to_pylist()] if isinstance(at, slice) else str(found[at].as_py())
+
+
+def _clients(path: Path) -> pa.Array:
+    """Map the column `client` of a file. Raises DataError."""
+    try:
+        return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)["client"]
+    except (OSError, pa.ArrowException, KeyError) as e:
+        raise DataError(f"{path}: not readable as Arrow IPC ({one_line(e)}): convert it again") from None
 
 
 def token_type(words: int) -> np.dtype[Any]:

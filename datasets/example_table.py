@@ -124,6 +124,11 @@ class ExampleTable:
         if self.rows == 0:
             fail(f"{path}: holds no rows", "give a file with examples")
 
+    @property
+    def columns_of_x(self) -> list[str]:
+        """The columns that make x, where each is a number."""
+        return [] if self._whole or self.called.text is not None else self.features
+
     def coded(self, name: str) -> tuple[NDArray[np.int32], pa.Array]:
         """Return the value of every row of a column as a number (rows,), and the values, integers or text, as they first appear."""
         chunks = []

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedfleet.datasets.names import NO_NAMES, Names, some
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.population import Population, in_rows
 
@@ -106,10 +107,11 @@ class Dataset:
     test: Examples
     domains: tuple[str, ...] = ()
     columns: Mapping[str, Column] = field(default_factory=dict)
+    names: Names = NO_NAMES
 
     def __repr__(self) -> str:
         """Return a line that says what it has."""
-        return f"Dataset({self.name!r}, train={self.train}, test={self.test}{_of(self.domains)})"
+        return f"Dataset({self.name!r}, train={self.train}, test={self.test}{_of(self.domains, self.names)})"
 
     def parted(self, share: float) -> "tuple[Dataset, Examples]":
         """Return the data set without a `share` of the training examples of each domain, a fixed draw, and these examples."""
@@ -143,14 +145,23 @@ class FederatedDataset:
     test: Examples
     sample: Callable[[int], Examples]
     domains: tuple[str, ...] = ()
+    names: Names = NO_NAMES
 
     def __repr__(self) -> str:
         """Return a line that says what it has."""
-        return f"FederatedDataset({self.name!r}, {self.population.size:,} clients, test={self.test}{_of(self.domains)})"
+        return f"FederatedDataset({self.name!r}, {self.population.size:,} clients, test={self.test}{_of(self.domains, self.names)})"
 
 
-def _of(domains: tuple[str, ...]) -> str:
-    return f", {len(domains)} domains" if domains else ""
+def _of(domains: tuple[str, ...], names: Names) -> str:
+    known = {
+        "of clients": names.tested,
+        "classes": names.classes,
+        "features": names.features,
+        "vocabulary": [] if names.vocabulary is None else [f"{names.vocabulary.tokenizer}"],
+    }
+    told = [f"{len(domains)} domains"] if domains else []
+    told += [f"{what} {some(of)}" for what, of in known.items() if of]
+    return "".join(f", {one}" for one in told)
 
 
 def joined(name: str, domains: Mapping[str, tuple[Examples, Examples]]) -> Dataset:

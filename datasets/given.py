@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
 from fedfleet.datasets.files import DataError
+from fedfleet.datasets.names import Names
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.errors import one_line
 from fedfleet.simulator.population import InMemoryPopulation
@@ -64,12 +65,17 @@ class Rows:
 
 
 class Parts(NamedTuple):
-    """Training rows, test rows, how many classes both have, and of texts how many tokens there are."""
+    """Training rows, test rows, how many classes both have, of texts how many tokens there are, and what things are called."""
 
     train: Rows
     test: Rows
     classes: int
     words: int = 0
+    names: Names = Names()
+
+    def called(self, **names: Any) -> Parts:
+        """Return the parts with some more names, as `Names` has them."""
+        return self._replace(names=replace(self.names, **names))
 
 
 def _no_share(test: Any) -> Any:
@@ -98,6 +104,11 @@ def check_left(where: str, left: Sequence[Any], usual: str, target: str | Sequen
     if target is not None and usual in left:
         mend = "leave it out, or name it in features="
         fail(where, f"the column {usual!r} is beside target={target!r}, and would be a feature", mend)
+
+
+def feature_names(columns: Sequence[Any], x: Tensor) -> tuple[str, ...]:
+    """Return the names of columns that are a number of an example ``x`` (n, columns) each; none of one column of lists."""
+    return tuple(map(str, columns)) if x.shape[1:] == (len(columns),) else ()
 
 
 def check_classes(classes: int | None, target: Any) -> int | None:
@@ -268,12 +279,14 @@ def made(name: str, parts: Parts) -> Dataset | FederatedDataset:
     of, domain = parts.train.client, parts.train.domain
     domains = () if domain is None else tuple(map(str, domain.names))
     if of is None:
-        return Dataset(name, train, test, domains)
+        return Dataset(name, train, test, domains, names=parts.names)
     order = of.number.argsort(stable=True)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), of.number.bincount().cumsum(0)])
     at_home = torch.zeros(len(of.names), dtype=torch.int64) if domain is None else client_domains(parts.train)
     population = InMemoryPopulation({"x": train.x, "y": train.y}, order, offsets, at_home)
-    return FederatedDataset(name, population, test, train.sample, domains)
+    tested = () if parts.test.client is None else tuple(map(str, parts.test.client.names))
+    names = replace(parts.names, clients=tuple(map(str, of.names)), tested=tested)
+    return FederatedDataset(name, population, test, train.sample, domains, names)
 
 
 def client_domains(rows: Rows) -> Tensor:

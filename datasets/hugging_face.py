@@ -50,7 +50,7 @@ class HuggingFaceOptions(BaseModel):
     text: str | None = None
     """Instead of features, the column of texts, or of lists of token numbers, of several lengths."""
     tokenizer: str | None = None
-    """Of texts: bytes, characters, words (if not given), or transformers:PATH, a local folder."""
+    """Of texts: bytes, characters, words (if not given), vocabulary:PATH of an earlier run, or transformers:PATH, a folder."""
     length: int | None = Field(default=None, ge=1)
     """Of texts: tokens at which one is cut off; without labels, tokens read at once. That of the longest if not given."""
     words: int | None = Field(default=None, ge=2)
@@ -211,20 +211,26 @@ def _parts(train: Any, test: Any, options: HuggingFaceOptions) -> Parts:
         held = test
     else:
         held = _rows("test", test, options, len(train), clients=False)
-        names = (
-            []
-            if options.label is None
-            else [getattr(one.features[options.label], "names", None) for one in (train, test)]
-        )
-        if names and None not in names and names[0] != names[1]:
+        names = [_classes(one, options.label) for one in (train, test)]
+        if all(names) and names[0] != names[1]:
             mend = "give both the same names in the same order, as by cast_column"
             fail(f"test: column {options.label!r}", "its labels are called otherwise than those of train", mend)
-    parts = given.split(rows, held, classes)
+    parts = given.split(rows, held, classes).called(classes=_classes(train, options.label))
     if options.text is None:
-        return parts
+        return parts.called(features=given.feature_names(_features(train, options), rows.x))
     sides = (train,) if isinstance(test, int | float) else (train, test)
     texts = [text for side in sides for text in side.with_format(None)[options.text]]
     return tokenised(parts, texts, how, foretell=foretell)
+
+
+def _classes(data: Any, label: str | None) -> tuple[str, ...]:
+    """Return what the labels are called, where the library knows it."""
+    return () if label is None else tuple(getattr(data.features[label], "names", None) or ())
+
+
+def _features(data: Any, options: HuggingFaceOptions) -> list[str]:
+    own = [options.client, *arrays.aims(options.label, options.target).values(), options.domain]
+    return [c for c in data.column_names if c not in own] if options.features is None else [*options.features]
 
 
 def _rows(where: str, data: Any, options: HuggingFaceOptions, first: int, *, clients: bool) -> Rows:
@@ -234,8 +240,7 @@ def _rows(where: str, data: Any, options: HuggingFaceOptions, first: int, *, cli
     domain = options.domain if clients or options.domain in data.column_names else None
     own = {"client": client, **arrays.aims(options.label, options.target), "domain": domain}
     named = [column for column in own.values() if column is not None]
-    left_out = [*named, options.client]
-    features = [c for c in data.column_names if c not in left_out] if options.features is None else [*options.features]
+    features = _features(data, options)
     said = [c for c in dict.fromkeys(named) if c in data.column_names]
     about = plain.select_columns(said or data.column_names[:1]).to_pandas()
     arrays.check_frame(about, where)

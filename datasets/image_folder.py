@@ -118,7 +118,7 @@ def _parts(root: Path, each: Each, side: int | None, channels: int, test: float 
             test,
             _rows(root, found, read_images([image.path for image in found], side, channels), classes, each),
         )
-    return given.split(rows, held, len(classes))
+    return given.split(rows, held, len(classes)).called(classes=tuple(classes))
 
 
 def _rows(

@@ -52,6 +52,8 @@ def write(parts: Parts, out: Path) -> Totals:
             classes=parts.classes,
             domains=[0] if train.domain is None else list(train.domain.names),
             words=parts.words,
+            tested=() if test.client is None else pa.array(list(test.client.names)),
+            names=parts.names,
         )
 
 

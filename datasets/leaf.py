@@ -32,11 +32,14 @@ from fedfleet.datasets import given
 from fedfleet.datasets.given import Parts, Rows, fail
 from fedfleet.datasets.image_folder import read_images
 from fedfleet.datasets.texts import Reading, tokenised
-from fedfleet.datasets.tokens import WORD
+from fedfleet.datasets.vocabulary import WORD, Vocabulary
 from fedfleet.simulator.errors import one_line
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of LEAF's Shakespeare; any other is read as a blank."""
+SHAKESPEARE = Vocabulary(
+    "characters", len(CHARACTERS), {c: i for i, c in enumerate(CHARACTERS)}, unknown=CHARACTERS.index(" ")
+)
 TEXT_AT = 4  # in a tweet of Sent140: its id, date, query, user, text
 
 
@@ -52,7 +55,7 @@ class LeafOptions(BaseModel):
     words: int = Field(default=500, ge=1)
     """Of tweets: the most frequent words, whose numbers are an example; with ``tokenizer`` tokens at most of its vocabulary."""
     tokenizer: str | None = None
-    """Of tweets: bytes, characters, words or transformers:PATH; an example is then the tokens of a tweet in their order."""
+    """Of tweets: bytes, characters, words, vocabulary:PATH or transformers:PATH; an example is then its tokens in order."""
     length: int | None = Field(default=None, ge=1)
     """With ``tokenizer``: tokens at which a tweet is cut off; that of the longest if not given."""
     images: str | None = None
@@ -83,10 +86,10 @@ def read(options: LeafOptions) -> Parts:
         where = f"{root / part}"
         client = given.codes(of, where, "user", len(of)) if part == "train" else None
         rows.append(Rows(where, x, given.labels(y, f"{where}: y", options.classes, len(x)), client))
-    classes = len(CHARACTERS) if isinstance(xs[0][0], str) and not _is_file(xs[0][0]) else options.classes
-    parts = given.split(rows[0], rows[1], classes)
+    of_characters = isinstance(xs[0][0], str) and not _is_file(xs[0][0])
+    parts = given.split(rows[0], rows[1], len(CHARACTERS) if of_characters else options.classes)
     if options.tokenizer is None:
-        return parts
+        return parts.called(vocabulary=SHAKESPEARE) if of_characters else parts
     asked = Reading(options.tokenizer, options.length, options.words if "words" in options.model_fields_set else None)
     return tokenised(parts, _tweets(f"{root}", [*xs[0], *xs[1]]), asked, foretell=False)
 
@@ -137,12 +140,11 @@ def _is_file(text: str) -> bool:
 
 
 def _characters(where: str, x: list[str], y: list[str]) -> tuple[Tensor, Any]:
-    number = {c: i for i, c in enumerate(CHARACTERS)}
-    blank, length = number[" "], len(x[0])
+    length = len(x[0])
     for i, (text, after) in enumerate(zip(x, y, strict=True)):
         if not isinstance(text, str) or len(text) != length or not isinstance(after, str) or len(after) != 1:
             fail(f"{where}, example {i}", f"is not text of {length} characters and one that follows", "make it again")
-    windows = [[number.get(c, blank) for c in text + after] for text, after in zip(x, y, strict=True)]
+    windows = SHAKESPEARE.rows([text + after for text, after in zip(x, y, strict=True)], None)
     return torch.tensor(windows), np.zeros(len(x), dtype=np.int64)
 
 

@@ -10,7 +10,6 @@ frequent in the training text of both domains. Every line ends in a mark of its 
 x is int64 (windows, 36): 35 words to read, each to be followed by the next; y says nothing. Windows follow each other in the text.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,12 +19,13 @@ from torch import Tensor
 
 from fedfleet.datasets.examples import Dataset, Examples
 from fedfleet.datasets.files import DataError
+from fedfleet.datasets.names import Names
+from fedfleet.datasets.vocabulary import CUTS, UNKNOWN, Vocabulary
 
 DOMAINS = ("document", "conversation")
 LENGTH = 35  # words a window is read for
-UNKNOWN, END = 0, 1
+PLAIN, END = "plain words", 1
 BLOCK, TENTH = 10, 10  # lines of a block; every so many-th block, or film, is for testing
-MARKS = re.compile(r"[^\w\s]|_")
 
 Lines = Iterable[str]
 
@@ -65,11 +65,13 @@ def windows(name: str, train: Sequence[Lines], test: Sequence[Lines], vocabulary
     counts = Counter(word for lines in read for line in lines for word in line if word != "unk")
     known = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - 2]
     numbers = {word: i for i, word in enumerate(known, 2)}
-    return Dataset(name, *(_examples(name, part, numbers, len(known) + 2) for part in (read, held)), domains=DOMAINS)
+    kept = Vocabulary(PLAIN, len(known) + 2, numbers)
+    parts = (_examples(name, part, numbers, kept.words) for part in (read, held))
+    return Dataset(name, *parts, domains=DOMAINS, names=Names(vocabulary=kept))
 
 
 def _words(lines: Lines) -> list[list[str]]:
-    return [words for line in lines if (words := MARKS.sub("", line.lower()).split())]
+    return [[*words] for line in lines if (words := CUTS[PLAIN](line))]
 
 
 def _examples(name: str, domains: Sequence[list[list[str]]], numbers: dict[str, int], vocabulary: int) -> Examples:

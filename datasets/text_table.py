@@ -22,6 +22,7 @@ from fedfleet.datasets.examples import PADDING
 from fedfleet.datasets.given import fail
 from fedfleet.datasets.texts import Reading, pieces, token_numbers
 from fedfleet.datasets.tokens import tokenizer
+from fedfleet.datasets.vocabulary import Vocabulary
 
 PADDED_BYTES = 1 << 26  # of tokens, padded, at a time
 TOKEN = np.dtype(np.int32)
@@ -103,20 +104,20 @@ def tokenised(
     how: Reading,
     classes: int | None,
     folder: Path,
-) -> tuple[TextRows, TextRows | None, int]:
-    """Return the rows of both tables, as wide as the longest of all, and how many tokens there are.
+) -> tuple[TextRows, TextRows | None, int, Vocabulary | None]:
+    """Return the rows of both tables, as wide as the longest of all, how many tokens there are, and which, where that is known.
 
     `training` (rows,) are the rows of `train` that a vocabulary is made of. Raises DataError.
     """
-    foretell = not train.called.aims
+    foretell, vocabulary = not train.called.aims, None
     if train.of_text:
         made = tokenizer(how.tokenizer or "words", _training(train, training), how.words)
-        cut = None if foretell else how.length
+        made = made.cut_at(None if foretell else how.length)
 
         def encode(called: list[str], texts: Sequence[Any]) -> list[list[int]]:
-            return made.encode(texts, cut)
+            return made.rows(texts, made.length)
 
-        words = made.words
+        words, vocabulary = made.words, made
     else:
         if how.tokenizer is not None:
             fail("tokenizer", f"is {how.tokenizer!r}, and {train.path} has token numbers", "leave it out")
@@ -132,7 +133,7 @@ def tokenised(
     words = words or 1 + max(one.most for one in both)
     for one in both:
         one.longest, one.dtype = max(each.longest for each in both), token_type(words)
-    return rows, held, words
+    return rows, held, words, vocabulary
 
 
 def _training(table: ExampleTable, training: NDArray[np.bool_]) -> Iterator[str]:

@@ -52,7 +52,8 @@ def from_texts(
         client, domain: as in `from_arrays`.
         test: a share or (n,) booleans, as in `from_arrays`; or test examples of their own, ``(texts, y)`` or
             ``(texts, y, domain)``, ``(texts, target)``, without either ``(texts,)`` or ``(texts, domain)``.
-        tokenizer: of text: bytes, characters, words (if nothing is said), or transformers:PATH, a local folder.
+        tokenizer: of text: bytes, characters, words (if nothing is said), vocabulary:PATH, that of an earlier run, or
+            transformers:PATH, a local folder.
         length: with labels or targets, tokens at which a text is cut off; without, tokens read at once, and a longer text is
             several rows. If not given, that of the longest.
         words: tokens at most of a vocabulary of characters or words, 10,000 if not given; of token numbers, which are below it, one
@@ -126,9 +127,9 @@ def tokenised(parts: Parts, texts: Sequence[Any], how: Reading, *, foretell: boo
         for part, _ in sides
     ]
     if all(isinstance(text, str) for text in texts):
-        made = tokenizer(how.tokenizer or "words", sides[0][1], how.words)
-        cut = None if foretell else how.length
-        found, words = [made.encode(side, cut) for _, side in sides], made.words
+        made = tokenizer(how.tokenizer or "words", sides[0][1], how.words).cut_at(None if foretell else how.length)
+        found, words = [made.rows(side, made.length) for _, side in sides], made.words
+        parts = parts.called(vocabulary=made)
     else:
         if how.tokenizer is not None:
             fail("tokenizer", f"is {how.tokenizer!r}, and not all rows are text", "give text alone, or leave it out")
@@ -150,7 +151,7 @@ def tokenised(parts: Parts, texts: Sequence[Any], how: Reading, *, foretell: boo
         replace(part.of(of), x=torch.nn.functional.pad(x, (0, longest - x.shape[1]), value=PADDING))
         for (part, _), (x, of) in zip(sides, rows, strict=True)
     )
-    return Parts(train, test, words if foretell else parts.classes, words)
+    return Parts(train, test, words if foretell else parts.classes, words, parts.names)
 
 
 def token_numbers(called: Sequence[str], rows: Sequence[Any], words: int | None) -> list[list[int]]:

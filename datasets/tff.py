@@ -45,7 +45,7 @@ class TffOptions(BaseModel):
     text: str | None = None
     """Field of texts, instead of features; snippets or tokens if they are there, and neither pixels nor image nor x."""
     tokenizer: str | None = None
-    """Of texts: bytes, characters, words (if not given), or transformers:PATH, a local folder."""
+    """Of texts: bytes, characters, words (if not given), vocabulary:PATH of an earlier run, or transformers:PATH, a folder."""
     length: int | None = Field(default=None, ge=1)
     """Of texts: tokens at which one is cut off; without labels, tokens read at once. That of the longest if not given."""
     words: int | None = Field(default=None, ge=2)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from fedfleet.simulator.errors import ConfigError, one_line
 
+MARK = "vocabulary"
 PICKLED = (".pt", ".pth", ".bin")
 
 
@@ -36,3 +38,17 @@ def read_weights(path: str | Path, said: str) -> dict[str, Tensor]:
     if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
         raise ConfigError(f"{said}: it holds no state_dict: write it with torch.save(net.state_dict(), …)")
     return {str(name): leaf for name, leaf in found.items()}
+
+
+def marks(vocabulary: Any) -> dict[str, str]:
+    """Return what a file of weights says about them: the digest of the vocabulary by which they read texts, if any."""
+    return {} if vocabulary is None else {MARK: vocabulary.digest}
+
+
+def vocabulary_of(path: str | Path) -> str | None:
+    """Return the digest of the vocabulary by which the weights in a file read texts, where the file says one."""
+    try:
+        with safe_open(path, "pt") as file:
+            return (file.metadata() or {}).get(MARK)
+    except (OSError, SafetensorError):  # read_weights says what is wrong with it
+        return None

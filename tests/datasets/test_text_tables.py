@@ -102,6 +102,7 @@ def test_a_table_of_texts_becomes_what_from_texts_makes_of_it(
         place = ["p0", "p1"].index(FRAME["place"][~kept].unique().item())
         assert data.test.domain.tolist() == [place] * len(like.test)
     assert (data.test.words, data.test.classes) == (like.test.words, like.test.classes)
+    assert data.names.vocabulary == like.names.vocabulary
     assert data.population.examples["x"].dtype == np.int16
     assert totals.words == data.test.words == data.sample(5).words
     assert totals.examples == sum(len(x) for x, _ in held(data, names).values())

@@ -155,7 +155,7 @@ def test_a_tokenizer_that_is_not_to_be_had(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(DataError, match="and nowhere is no folder: give the folder that a tokenizer was saved to"):
         from_texts(["a"] * 3, [0, 1, 0], test=HELD, tokenizer="transformers:nowhere")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.setattr("fedfleet.datasets.tokens.find_spec", lambda name: None)
+    monkeypatch.setattr("fedfleet.datasets.vocabulary.find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"transformers is not installed: pip install 'fedfleet\[transformers\]'"):
         from_texts(["a"] * 3, [0, 1, 0], test=HELD, tokenizer=f"transformers:{tmp_path}")
 
@@ -166,7 +166,7 @@ def test_a_tokenizer_that_is_not_to_be_had(tmp_path: Path, monkeypatch: pytest.M
         (
             ["a", "b", "c"],
             {"tokenizer": "wrds"},
-            "tokenizer: is 'wrds': choose one of bytes, characters, words, transf",
+            "tokenizer: is 'wrds': choose one of bytes, characters, words, vocab",
         ),
         (
             ["a", "b", "c"],

@@ -54,7 +54,7 @@ def convert(
         str | None, typer.Option(metavar="COLUMN", help="In the place of features: texts, or lists of token numbers.")
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Of texts: bytes, characters, words (if not given) or transformers:PATH.")
+        str | None, typer.Option(help="Of texts: bytes, characters, words (if not given), vocabulary:PATH or transformers:PATH.")
     ] = None,
     length: Annotated[
         int | None,

@@ -15,6 +15,7 @@ from fedfleet.config.population import Data, dealt, load_data, make_population, 
 from fedfleet.config.schema import Config, complete, named
 from fedfleet.datasets import partition_file
 from fedfleet.datasets.examples import Dataset, fixed_draw
+from fedfleet.datasets.names import some
 from fedfleet.report.data_figures import Holdings
 from fedfleet.report.tables import gini
 from fedfleet.report.words import share
@@ -26,6 +27,7 @@ LOOKED_AT = 2_000  # clients whose labels are counted, a fixed draw where there 
 SIZES = 1_000_000  # clients whose sizes are asked for
 BLOCK = 500  # clients whose examples are read at a time
 LABELS = 40  # rows of the table of labels
+CLASS = ("label", "class")
 
 
 def _dealt(config: Config) -> Data:
@@ -58,6 +60,10 @@ def look(config: Config) -> Holdings:
         labels=counts.numpy(),
         test_labels=_known(data.test.y, data.test.classes).bincount(minlength=data.test.classes).numpy(),
         test_domains=None if tested is None else tested.bincount(minlength=domains).numpy(),
+        names=data.names.of_clients(shown.tolist()),
+        classes=data.names.classes,
+        tested=tuple(data.names.tested),
+        held_out=tuple(data.names.held_out()),
     )
 
 
@@ -119,13 +125,21 @@ def _summary(seen: Holdings) -> Table:
     rows = {
         "clients": f"{seen.clients:,}",
         "examples": f"{int(sizes.sum()):,}" if len(sizes) == seen.clients else f"about {_all(seen):,}",
-        "test examples": f"{int(seen.test_labels.sum()):,}",
+        "test examples": f"{int(seen.test_labels.sum()):,}{_whose(seen)}",
         "examples a client": f"{_spread(sizes)}, Gini {gini(sizes, len(sizes)):.2f}",
         "labels a client": f"{_spread(held)}, of {seen.labels.shape[1]}{of}",
     }
     for key, value in rows.items():
         table.add_row(key, value)
     return table
+
+
+def _whose(seen: Holdings) -> str:
+    if not seen.tested:
+        return ""
+    if len(seen.held_out) == len(seen.tested):
+        return f", of {len(seen.tested):,} clients that are held out: {some(seen.tested)}"
+    return f", of {len(seen.tested):,} clients"
 
 
 def _domains(seen: Holdings) -> Table:
@@ -144,24 +158,35 @@ def _domains(seen: Holdings) -> Table:
 def _labels_table(seen: Holdings) -> Table:
     few = len(seen.shown) < seen.clients
     table = Table(title="Labels" + (f", of {len(seen.shown):,} clients" if few else ""))
-    for name in ("label", "examples", "share", "clients that have it", "most of a client", "test examples"):
-        table.add_column(name, justify="right")
+    for name in (
+        *CLASS[: 1 + bool(seen.classes)],
+        "examples",
+        "share",
+        "clients that have it",
+        "most of a client",
+        "test examples",
+    ):
+        table.add_column(name, justify="left" if name in CLASS[1:] else "right")
     total = max(int(seen.labels.sum()), 1)
     for label, column in enumerate(seen.labels.T[:LABELS]):
         row = (f"{column.sum():,}", share(column.sum() / total), f"{(column > 0).sum():,}", f"{column.max():,}")
-        table.add_row(str(label), *row, f"{seen.test_labels[label]:,}")
+        called = seen.classes[label : label + 1] if seen.classes else ()
+        table.add_row(str(label), *called, *row, f"{seen.test_labels[label]:,}")
     return _and_more(table, seen.labels.shape[1])
 
 
 def _clients(seen: Holdings, most: int) -> Table:
     table = Table(title="Clients")
     several = len(seen.domains) > 1
-    for name in ("client", "examples", *(["domain"] if several else []), "labels: examples, most first"):
+    named = ["name"] if seen.names else []
+    for name in ("client", *named, "examples", *(["domain"] if several else []), "labels: examples, most first"):
         table.add_column(name, justify="right" if name in ("client", "examples") else "left", overflow="ellipsis")
-    for client, domain, counts in zip(seen.shown[:most], seen.domain_of_shown[:most], seen.labels[:most], strict=True):
-        order = [i for i in np.argsort(-counts, kind="stable") if counts[i]]
-        text = "  ".join(f"{i}: {counts[i]}" for i in order[:10]) + ("  …" if len(order) > 10 else "")
-        table.add_row(str(client), f"{counts.sum():,}", *([seen.domains[domain]] if several else []), text)
+    for i, client in enumerate(seen.shown[:most]):
+        domain, counts = seen.domain_of_shown[i], seen.labels[i]
+        order = [k for k in np.argsort(-counts, kind="stable") if counts[k]]
+        text = "  ".join(f"{k}: {counts[k]}" for k in order[:10]) + ("  …" if len(order) > 10 else "")
+        place = [seen.domains[domain]] if several else []
+        table.add_row(str(client), *seen.names[i : i + 1], f"{counts.sum():,}", *place, text)
     return _and_more(table, seen.clients, most)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from fedfleet.config.made import Place, made
 from fedfleet.config.reading import show
 from fedfleet.config.schema import Config, named
 from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset, fixed_draw
+from fedfleet.datasets.names import NO_NAMES
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.population import Population, decode
@@ -113,9 +115,15 @@ def federated(population: Population, data: Data | None) -> FederatedDataset:
             f"`sample(size)` that returns a fedfleet.Examples"
         )
 
-    called = getattr(given, "name", None)
+    called, names = getattr(given, "name", None), getattr(given, "names", NO_NAMES)
+    if len(names.clients) != population.size:  # of other clients, that the examples to test on came with
+        names = replace(names, clients=(), tested=())
     return FederatedDataset(
-        called if isinstance(called, str) else name, population, test, getattr(given, "sample", none)
+        called if isinstance(called, str) else name,
+        population,
+        test,
+        getattr(given, "sample", none),
+        names=names,
     )
 
 

@@ -114,7 +114,7 @@ class Experiment(Prepared):
             torch.set_grad_enabled(torch.is_grad_enabled()),  # an interruption may come between its being set and reset
             closing(Workers()) as own,
             (workers or own).of(self) as executor,
-            closing(RunFolder(out, C.complete(self.config), lock)) as folder,
+            closing(RunFolder(out, C.complete(self.config), lock, self.names.vocabulary)) as folder,
         ):
             told.add([Status(folder), *trackers(self.config.track, folder, told.say)])
             runner = Runner(self, folder, told, pause)

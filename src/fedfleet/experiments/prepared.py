@@ -34,7 +34,7 @@ from fedfleet.config.population import (
 from fedfleet.config.promises import promised
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Dataset
-from fedfleet.experiments import learnt, own
+from fedfleet.experiments import learnt, own, weights
 from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.gap import DomainLosses
 from fedfleet.experiments.measures import check_libraries, metric_names, try_evaluation
@@ -42,7 +42,6 @@ from fedfleet.experiments.plane import plane
 from fedfleet.experiments.provenance import differences, same
 from fedfleet.experiments.tracked import check_callbacks
 from fedfleet.experiments.vectors import Vectors
-from fedfleet.experiments.weights import load_model
 from fedfleet.simulator.algorithm import Algorithm, Personal, Task
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.arithmetic.factored import Notes
@@ -128,6 +127,7 @@ class Prepared:
         self.problem = problem(self.population)
         summary = self.population.summary()
         self.z = self.task.init(config.seed)
+        weights.check_vocabularies(config, data.names.vocabulary)
         learnt.check(config, self.task, self.z, data)
         if "algorithm" in self.written:
             config = self._asked(config)
@@ -138,7 +138,7 @@ class Prepared:
         as_data_say = C.named(config, "domains") == "given"
         self.domain_names: tuple[str, ...] = getattr(data, "domains", ()) if as_data_say else ()
         if config.warm_start is not None:
-            self.z = load_model(Path(config.warm_start), self.z, self.task)
+            self.z = weights.load_model(Path(config.warm_start), self.z, self.task)
         resolve.check_gap(config, self.algorithm)
         resolve.check_cosines(config, self.algorithm)
         resolve.check_proven(config, self.algorithm)
@@ -156,11 +156,7 @@ class Prepared:
         if self.attack is not None:
             self.evaluation |= self.attack.splits(self.evaluation)
             self.final |= self.attack.splits(self.final)
-        self.examples = {
-            "shape": list(data.test.x.shape[1:]),
-            "classes": data.test.classes,
-            **({"words": data.test.words} if data.test.words else {}),
-        }  # for whoever reads the model
+        self.examples, self.names = weights.told(data), data.names
         self.config, name = config, C.named(config, "algorithm")
         root.check_work(self.algorithm, self._tried)
         self.algorithm, self.promises = promised(config, self.algorithm, self.task, self.problem, self._tried)
@@ -186,7 +182,9 @@ class Prepared:
     def _vectors(self, config: Config) -> Vectors:
         """Return what clients make of the model they are grouped by, which is the same for runs of every seed."""
         z = self.task.init(config.population.partition_seed)
-        return Vectors(self.task, z if config.warm_start is None else load_model(Path(config.warm_start), z, self.task))
+        return Vectors(
+            self.task, z if config.warm_start is None else weights.load_model(Path(config.warm_start), z, self.task)
+        )
 
     def _asked(self, config: Config) -> Config:
         """Return the configuration with the cohort that one's own algorithm invites. Raises ConfigError where it says another."""

@@ -12,10 +12,12 @@ from typing import Any, Literal
 import pandas as pd
 from torch import nn
 
+from fedfleet.datasets.vocabulary import VOCABULARY, Encoded, Vocabulary, read_vocabulary
 from fedfleet.experiments.runfolder import BEST, SUMMARY, summary_of
 from fedfleet.experiments.weights import net_of, save_adapters, save_state_dict
 from fedfleet.simulator.algorithm import Task
 from fedfleet.simulator.errors import ConfigError
+from fedfleet.tasks.weights_file import marks
 
 WIDTH, HEIGHT, EDGE = 420, 150, 34  # pixels of the curve, and around it
 COLOR = "#0072B2"
@@ -85,7 +87,23 @@ class Run:
         A name that ends in ``.safetensors`` or ``.pt`` says in which format; a file that is there is replaced. Raises ConfigError
         for another name, and where ``model`` does, FedfleetError where it cannot be written.
         """
-        return save_state_dict(self.model(which), Path(path))
+        return save_state_dict(self.model(which), Path(path), marks(self.vocabulary))
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """The vocabulary by which the run read texts; None where it read none, or numbers of tokens."""
+        return read_vocabulary(self.folder) if (self.folder / VOCABULARY).exists() else None
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Return new texts as the run's were read: ``tokens`` and ``mask`` (n, L), as in ``run.model()(*run.encode(texts))``.
+
+        Raises ConfigError where the run read no texts, DataError for what is none.
+        """
+        if (known := self.vocabulary) is None:
+            raise ConfigError(
+                f"{self.folder}: it read no texts, or numbers of tokens that others made: encode as they did"
+            )
+        return known.encode(texts)
 
     def save_adapters(self, out: Path | str, which: Literal["last", "best"] = "last") -> Path:
         """Write the adapters of the last or of the best model into a folder as PEFT does, and return it.

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from fedfleet.config.reading import check_free
+from fedfleet.datasets.vocabulary import VOCABULARY, Vocabulary
 from fedfleet.experiments.checkpoint import Checkpoints
 from fedfleet.experiments.files import whole, write_text
 from fedfleet.experiments.tables import Tables
@@ -30,6 +31,7 @@ from fedfleet.simulator.driver.simulate import RoundRecord
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.executors.likeness import packages
 from fedfleet.simulator.signals import put_off
+from fedfleet.tasks.weights_file import marks
 
 FLUSH_EVERY_S = 30.0
 CHECKPOINTS, LOCK, BEST = "checkpoints", ".lock", "best.safetensors"
@@ -49,8 +51,15 @@ def claim(folder: Path) -> Path:
 class RunFolder:
     """A run's files: tables and events as the run goes on, model and summary at the end. One process at a time has it."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], lock: IO[str] | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        lock: IO[str] | None = None,
+        vocabulary: Vocabulary | None = None,
+    ):
         self.folder = folder
+        self._about = marks(vocabulary)
         self.bit_exact = True
         self._flushed = time.monotonic()
         self._best, self._best_before = folder / BEST, folder / CHECKPOINTS / BEST
@@ -60,6 +69,8 @@ class RunFolder:
                 (folder / SUMMARY).unlink(missing_ok=True)  # it is not what it says any more
                 (folder / CHECKPOINTS).mkdir(exist_ok=True)
                 write_text(folder / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
+                if vocabulary is not None:
+                    write_text(folder / VOCABULARY, vocabulary.dumped())
                 if not (folder / ENVIRONMENT).exists():
                     write_text(folder / ENVIRONMENT, json.dumps(environment(), indent=2))
         try:
@@ -141,7 +152,7 @@ class RunFolder:
         with self.writing():
             if provisional and self._best.exists():
                 self._best.replace(self._best_before)
-            save_model(self._best, z)
+            save_model(self._best, z, self._about)
 
     def restore_best(self) -> None:
         """Go back to the best model before the provisional one, if the last one was."""
@@ -153,7 +164,7 @@ class RunFolder:
         """Write the tables, the model and the summary."""
         with self.writing():
             self.tables.finish()
-            save_model(self.folder / "model.safetensors", z)
+            save_model(self.folder / "model.safetensors", z, self._about)
             write_text(self.folder / SUMMARY, json.dumps(_finite(dict(summary)), indent=2))
 
     def keep_images(self, images: torch.Tensor) -> None:
@@ -208,10 +219,10 @@ def summary_of(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def save_model(path: Path, z: Tree) -> None:
-    """Write a tree as safetensors, leaves named by their dotted paths."""
+def save_model(path: Path, z: Tree, about: Mapping[str, str] | None = None) -> None:
+    """Write a tree as safetensors, leaves named by their dotted paths, with what is to be known ``about`` them."""
     with whole(path) as scratch:
-        save_file({name: leaf.contiguous().clone() for name, leaf in T.named_leaves(z)}, scratch)
+        save_file({name: leaf.contiguous().clone() for name, leaf in T.named_leaves(z)}, scratch, dict(about or {}))
 
 
 def environment() -> dict[str, Any]:

@@ -243,7 +243,7 @@ class Runner:
         found = self.x.evaluate_clients(executor, self._model(), at.state, at.index, at.memory.store)
         if found is not None and index is not None:
             with put_off(), self.folder.writing():
-                self.folder.tables.add_each("clients", index, found.found)
+                self.folder.tables.add_each("clients", index, found.found, self.x.names.clients)
         return found
 
     def _settle(self) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -80,11 +80,15 @@ class Tables:
         self._phases += rows
         return rows
 
-    def add_each(self, name: str, index: int, values: Mapping[str, torch.Tensor]) -> None:
-        """Add values (n,) after round ``index``, an entry a client or a domain, to ``clients`` or ``domains``."""
+    def add_each(self, name: str, index: int, values: Mapping[str, torch.Tensor], called: Sequence[str] = ()) -> None:
+        """Add values (n,) after round ``index``, an entry a client or a domain, to ``clients`` or ``domains``.
+
+        ``called`` are their names, where they have any.
+        """
         columns = {k: pd.Series(v.numpy()) for k, v in values.items()}  # null where one has fewer entries than another
         size = max(map(len, columns.values()))
-        frame = pd.DataFrame({"round": index, name.removesuffix("s"): np.arange(size), **columns})
+        place = {"round": index, name.removesuffix("s"): np.arange(size), **({"name": called[:]} if called else {})}
+        frame = pd.DataFrame({**place, **columns})
         if name not in self._each:
             self._each[name] = Parts(self.folder / f"{name}.parquet", frame.head(0))
         self._each[name].add(frame)

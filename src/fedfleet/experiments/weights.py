@@ -15,7 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedfleet.config import schema as C
+from fedfleet.config.own_data import Data
 from fedfleet.config.reading import read
+from fedfleet.config.schema import Config
+from fedfleet.datasets.vocabulary import VOCABULARY, Vocabulary
 from fedfleet.experiments import learnt
 from fedfleet.experiments.files import whole
 from fedfleet.simulator.algorithm import Task
@@ -27,11 +30,37 @@ from fedfleet.tasks import peft_files
 from fedfleet.tasks.adapters import Adapted, plain
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.transformer import Logits
-from fedfleet.tasks.weights_file import read_weights
+from fedfleet.tasks.weights_file import marks, read_weights, vocabulary_of
 
 STATE_DICTS = (".safetensors", ".pt")
 COUNTED = "num_batches_tracked"  # which torch's BatchNorm has, and ours does without
 PLAYERS = ("x", BUFFERS)  # parts whose leaves have the names of a net's state_dict
+
+
+def told(data: Data) -> dict[str, Any]:
+    """Return what is to be known of examples by whoever reads a model."""
+    test, names = data.test, data.names
+    known = {
+        "words": test.words,
+        "pixels": test.x.dtype == torch.uint8,
+        "vocabulary": marks(names.vocabulary).get("vocabulary"),
+        "class_names": list(names.classes),
+        "features": list(names.features),
+    }
+    found = {"shape": list(test.x.shape[1:]), "classes": test.classes}
+    return found | {what: of for what, of in known.items() if of}
+
+
+def check_vocabularies(config: Config, mine: Vocabulary | None) -> None:
+    """Refuse weights that have learnt to read tokens numbered otherwise than the data's. Raises ConfigError."""
+    base = getattr(getattr(C.options(config, "task"), "adapters", None), "base", None)
+    for key, path in {"warm_start": config.warm_start, "task.adapters.base": base}.items():
+        theirs = None if path is None or mine is None else vocabulary_of(path)
+        if theirs is not None and mine is not None and theirs != mine.digest:
+            raise ConfigError(
+                f"{key}={path}: it has learnt with another vocabulary ({theirs}) than the data's ({mine.digest}), of other tokens "
+                f"or numbered otherwise: read these with tokenizer=vocabulary:PATH, its run's {VOCABULARY}"
+            )
 
 
 def net_of(folder: Path, summary: Mapping[str, Any], file: str | None, task: Task | None) -> nn.Module:
@@ -51,7 +80,7 @@ def net_of(folder: Path, summary: Mapping[str, Any], file: str | None, task: Tas
     return net.net if isinstance(net, Logits) else net
 
 
-def save_state_dict(net: nn.Module, path: Path) -> Path:
+def save_state_dict(net: nn.Module, path: Path, about: Mapping[str, str]) -> Path:
     """Write a net's ``state_dict`` by the end of the file's name. Raises ConfigError for another, FedfleetError where it fails."""
     if path.suffix not in STATE_DICTS:
         raise ConfigError(f"{path}: its name does not say the format: end it in {' or '.join(STATE_DICTS)}")
@@ -62,7 +91,7 @@ def save_state_dict(net: nn.Module, path: Path) -> Path:
             if path.suffix == ".pt":
                 torch.save(tensors, scratch)
             else:
-                save_file(tensors, scratch)
+                save_file(tensors, scratch, dict(about))
     except (OSError, RuntimeError, SafetensorError) as e:
         raise FedfleetError(
             f"{path}: cannot be written ({one_line(e)}): give a file in a folder you may write to"

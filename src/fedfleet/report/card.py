@@ -23,6 +23,14 @@ import fedfleet
 
 net = fedfleet.open_run("{folder}").model()  # a torch.nn.Module in eval mode; "best" for the best round's
 ```"""
+USE_TEXT = """```python
+import fedfleet
+
+run = fedfleet.open_run("{folder}")
+net = run.model()  # a torch.nn.Module in eval mode; "best" for the best round's
+tokens, mask = run.encode(["a new text"])  # by vocabulary.json
+```"""
+NAMED = 100  # classes or features
 TENSORS = """```python
 from safetensors.torch import load_file
 
@@ -58,9 +66,20 @@ def card(run: Run) -> str:
 
 
 def _use(run: Run) -> Iterator[str]:
-    own = bool(run.summary.get("own"))
-    whole = run.get("task", "name") in NETS and not own
-    yield (USE if whole else TENSORS).format(folder=run.path.name, weights=WEIGHTS)
+    own = run.summary.get("own") or {}
+    whole = run.get("task", "name") in NETS and "task" not in own
+    examples = run.summary.get("examples") or {}
+    use = (USE_TEXT if "vocabulary" in examples else USE) if whole else TENSORS
+    yield use.format(folder=run.path.name, weights=WEIGHTS)
+    for what, key in (
+        ("Classes, in the order of the outputs", "class_names"),
+        ("Features, in their order", "features"),
+    ):
+        if names := examples.get(key):
+            more = f" and {len(names) - NAMED:,} more" * (len(names) > NAMED)
+            yield f"{what}: {', '.join(names[:NAMED])}{more}."
+    if examples.get("pixels"):
+        yield "The net reads pixels of -1 to 1: `x / 127.5 - 1` of bytes."
     if not own:
         yield AGAIN
 
@@ -102,7 +121,12 @@ def _markdown(grid: Grid | None) -> str:
 
 
 def _not_promised(run: Run) -> Iterator[str]:
-    yield "Devices, networks and their failures were simulated; clients' data were dealt, or drawn, on one machine."
+    whose = (
+        "clients' data were dealt, or drawn, on one machine"
+        if run.summary.get("dealt", True)
+        else "all data lay together"
+    )
+    yield f"Devices, networks and their failures were simulated; {whose}."
     if not (run.summary.get("privacy") or run.summary.get("example_privacy")):
         yield "Nothing hides what clients' data were: the model may tell of them."
     if run.seed is not None:

@@ -27,15 +27,26 @@ def tables(groups: Mapping[str, Sequence[Run]]) -> list[Grid]:
     size = max(len(each) for found in kept.values() for each in found)
     kept = {label: [_grown(each, size) for each in found] for label, found in kept.items()}
     how = meaning(groups, "classes") or "Of test examples, by the model after the last round. "
+    called = _names(groups, size)
     alone = len(groups) == 1 and len(next(iter(kept.values()))) == 1
-    made = [_one(next(iter(kept.values()))[0], how) if alone else _side_by_side(kept, how)]
-    if alone and (by_domain := _domains(next(iter(groups.values()))[0], size, domain_names(groups))):
+    made = [_one(next(iter(kept.values()))[0], how, called) if alone else _side_by_side(kept, how, called)]
+    if alone and (by_domain := _domains(next(iter(groups.values()))[0], size, domain_names(groups), called)):
         made.append(by_domain)
     if size <= CONFUSED:
         made += [
-            _confused(label, np.sum(found, axis=0), len(groups) > 1) for label, found in list(kept.items())[:LABELS]
+            _confused(label, np.sum(found, axis=0), len(groups) > 1, called)
+            for label, found in list(kept.items())[:LABELS]
         ]
     return made
+
+
+def _names(groups: Mapping[str, Sequence[Run]], size: int) -> list[str]:
+    """Return what the classes are called: by number, and by name where all runs' data have the same."""
+    told = {
+        tuple((run.summary.get("examples") or {}).get("class_names") or ()) for runs in groups.values() for run in runs
+    }
+    names = told.pop() if len(told) == 1 else ()
+    return [f"class {k}" + (f": {names[k]}" if k < len(names) else "") for k in range(size)]
 
 
 def confusion(run: Run, domain: float | None = None) -> np.ndarray | None:
@@ -73,40 +84,40 @@ def _over(these: np.ndarray, of: np.ndarray) -> np.ndarray:
     return np.divide(these, of, out=np.full(len(of), np.nan), where=of > 0)
 
 
-def _one(found: np.ndarray, how: str) -> Grid:
+def _one(found: np.ndarray, how: str, called: Sequence[str]) -> Grid:
     right, sure = recall(found), precision(found)
     off = found - np.diag(found.diagonal())
     rows = []
     for k in _worst(right):
         taken = int(off[k].argmax())
         often = f"{taken}, {share(off[k, taken] / found[k].sum())}" if off[k, taken] else MISSING
-        rows.append([f"class {k}", f"{found[k].sum():,.0f}", _told(right[k]), _told(sure[k]), often])
+        rows.append([called[k], f"{found[k].sum():,.0f}", _told(right[k]), _told(sure[k]), often])
     head = ["class", "examples", "recall", "precision", "most often taken for"]
     text = "Recall: the share of a class that is found; precision: the share of what is said to be of it that is."
     return Grid(head, rows, f"{how}{text}{_left(len(found))}", "Recall and precision")
 
 
-def _side_by_side(kept: Mapping[str, Sequence[np.ndarray]], how: str) -> Grid:
+def _side_by_side(kept: Mapping[str, Sequence[np.ndarray]], how: str, called: Sequence[str]) -> Grid:
     """Recall by class, a column a label: mean and spread over its seeds, never over labels."""
     each = {label: np.array([recall(found) for found in several]) for label, several in kept.items()}
     every = np.concatenate(list(each.values()))
     known = np.isfinite(every)
     means = np.where(known.any(0), np.where(known, every, 0).sum(0) / np.maximum(known.sum(0), 1), np.nan)
-    rows = [[f"class {k}", *(mean_sd(values[:, k].tolist()) for values in each.values())] for k in _worst(means)]
+    rows = [[called[k], *(mean_sd(values[:, k].tolist()) for values in each.values())] for k in _worst(means)]
     text = (
         "Recall: the share of a class that is found. Mean ± sample standard deviation over seeds, if there are several."
     )
     return Grid(["recall", *each], rows, f"{how}{text}{_left(every.shape[1])}", "Recall by class")
 
 
-def _domains(run: Run, size: int, names: Sequence[str]) -> Grid | None:
+def _domains(run: Run, size: int, names: Sequence[str], called: Sequence[str]) -> Grid | None:
     numbers = np.unique(run.classes["domain"]).tolist() if "domain" in run.classes else []
     if not 2 <= len(numbers) <= DOMAINS:
         return None
     each = [recall(_grown(found, size)) for d in numbers if (found := confusion(run, d)) is not None]
     told = [names[int(d)] if d < len(names) else f"domain {d:.0f}" for d in numbers]
     rows = [
-        [f"class {k}", *(Heat(_told(values[k]), _finite(values[k])) for values in each)]
+        [called[k], *(Heat(_told(values[k]), _finite(values[k])) for values in each)]
         for k in _worst(np.nanmin(each, 0))
     ]
     return Grid(
@@ -114,9 +125,9 @@ def _domains(run: Run, size: int, names: Sequence[str]) -> Grid | None:
     )
 
 
-def _confused(label: str, found: np.ndarray, several: bool) -> Grid:
+def _confused(label: str, found: np.ndarray, several: bool, called: Sequence[str]) -> Grid:
     of = np.maximum(found.sum(1, keepdims=True), 1)
-    rows = [[f"class {k}", *(Heat(_percent(part), float(part)) for part in row)] for k, row in enumerate(found / of)]
+    rows = [[called[k], *(Heat(_percent(part), float(part)) for part in row)] for k, row in enumerate(found / of)]
     head = ["is, and is taken for", *(f"{k}" for k in range(len(found)))]
     text = "Per cent of the examples of a class (row) that are taken for each (column); the diagonal is right. Empty: none."
     return Grid(head, rows, text, f"Taken for which{f': {label}' if several else ''}")

@@ -32,6 +32,10 @@ class Holdings:
         labels: (m, classes) how many examples of each label they have.
         test_labels: (classes,) test examples of each label.
         test_domains: test examples of each domain; None where these say none.
+        names: (m,) what the clients shown are called, if anything.
+        classes: what the labels are called, if anything.
+        tested: names of the clients whose examples the test examples are.
+        held_out: those of them that are no clients here.
 
     """
 
@@ -46,6 +50,10 @@ class Holdings:
     labels: np.ndarray
     test_labels: np.ndarray
     test_domains: np.ndarray | None
+    names: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    tested: tuple[str, ...] = ()
+    held_out: tuple[str, ...] = ()
 
 
 def figure(seen: Holdings) -> Figure:

@@ -27,7 +27,7 @@ FATE_COLORS: dict[str, str] = dict(zip(FATES, ("#0072B2", "#56B4E9", "#E69F00", 
 DOMAINS, CLIENTS = "Domains", "Clients and messages"
 OF_DOMAINS = re.compile(r"^(domains-|cosines$)|_(worst_domain|spread)$|^metric-(validation_)?(source|target|gap)_")
 OF_CLIENTS = re.compile(r"^(clients-|participation$|fates$|communication$)")
-NO_METRICS = {"round", "client", "copy", "domain", "seed", "num_examples"}  # columns of clients.parquet
+NO_METRICS = {"round", "client", "name", "copy", "domain", "seed", "num_examples"}  # columns of clients.parquet
 
 
 def draw(groups: Groups) -> list[Picture]:

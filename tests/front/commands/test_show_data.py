@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 import fedfleet
-from fedfleet.commands import show_data
+from fedfleet.commands import plan, show_data
 from fedfleet.config.population import load_data, make_population
 from fedfleet.config.schema import load
 from fedfleet.report.data_figures import ROWS, figure
@@ -136,6 +137,26 @@ def test_a_partition_that_was_written_runs_to_the_same_model(command, tiny, tmp_
     frame.assign(client=(frame.client + 1) % 20).to_parquet(tmp_path / "p.parquet")
     with pytest.raises(ValueError, match=r"p\.parquet now deals otherwise"):
         fedfleet.resume(here.folder, overrides={"rounds": 3})
+
+
+def test_clients_and_classes_are_called_as_their_owners_call_them(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for owner in ("ash", "elm", "oak"):
+        for label in ("fox", "owl") if owner != "elm" else ("owl",):
+            (tmp_path / "images" / owner / label).mkdir(parents=True)
+            Image.new("L", (4, 4)).save(tmp_path / "images" / owner / label / "1.png")
+    own = "population={dataset: {name: image_folder, path: images, channels: 1, hold_out: 0.3}}"
+    (tmp_path / "own.yaml").write_text("task: {model: logistic}\nalgorithm: {batch_size: 1}\ncohort: {invite: 1}\n")
+    status, out, _ = command("show", "data", tmp_path / "own.yaml", own)
+    assert status == 0
+    held = load_data(load(tmp_path / "own.yaml", [own])).names.tested
+    assert f"of 1 clients that are held out: {held[0]}" in out
+    rows = [line.split("│")[1:3] for line in out.splitlines() if line.count("│") == 5]
+    assert [name.strip() for _, name in rows] == [name for name in ("ash", "elm", "oak") if name not in held]
+    assert "│ fox" in out
+    line = dict(plan.describe(fedfleet.Experiment(load(tmp_path / "own.yaml", [own]))))["tested on"]
+    lacking = "; none of class fox" if held == ("elm",) else ""
+    assert line == f"{1 if lacking else 2} examples of 1 clients that are held out: {held[0]}{lacking}"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,50 @@
+"""What those whose data they are call clients, classes, features and tokens; nothing is computed with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedfleet.datasets.vocabulary import Vocabulary  # which names what tests of data sets need
+
+SOME = 6  # names that a line has, at most
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names, of each kind none where they are not known.
+
+    Attributes:
+        clients: of every client, in their order.
+        tested: of the clients whose examples are the test examples.
+        classes: of every label.
+        features: of what makes an example, in its order.
+        vocabulary: which token stands for what.
+
+    """
+
+    clients: Sequence[str] = ()
+    tested: Sequence[str] = ()
+    classes: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    vocabulary: Vocabulary | None = None
+
+    def of_clients(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Return the names of some clients; none where they are not known."""
+        return tuple(self.clients[i] for i in ids) if self.clients else ()
+
+    def held_out(self) -> list[str]:
+        """Return the names of the clients that are tested on and do not train."""
+        train = {*self.clients}
+        return [name for name in self.tested if name not in train]
+
+
+NO_NAMES = Names()
+
+
+def some(names: Sequence[str], most: int = SOME) -> str:
+    """Return names in a line, the first of them where they are many."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[i] for i in range(min(most, len(names)))) + more

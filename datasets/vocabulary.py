@@ -1,0 +1,175 @@
+"""What each token stands for: a vocabulary, which reads new texts as those were read that it was made of, and its file.
+
+    {"tokenizer": "words", "words": 10000, "length": 40, "tokens": {"the": 1, "a": 2, …}}
+
+Of bytes, and of a tokenizer of Hugging Face's, there are no tokens in the file, but of the latter a digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from fedfleet.datasets.examples import PADDING
+from fedfleet.datasets.given import fail
+from fedfleet.simulator.errors import one_line
+
+VOCABULARY = "vocabulary.json"
+PREFIX = "transformers:"
+WORD = re.compile(r"[\w']+|[.,!?;]")
+MARKS = re.compile(r"[^\w\s]|_")
+UNKNOWN = 0
+SHORT = 12  # digits of a digest
+Cut = Callable[[str], Sequence[str]]
+CUTS: Mapping[str, Cut] = {
+    "characters": lambda text: text,
+    "words": lambda text: WORD.findall(text.lower()),
+    "plain words": lambda text: MARKS.sub("", text.lower()).split(),
+}
+"""How a text is cut into the pieces that are tokens; "plain words" are those of data sets of language, without marks."""
+
+
+class Encoded(NamedTuple):
+    """Texts as a net takes them: tokens (n, L) int64, 0 after the end of each, and where there are any, (n, L) bool."""
+
+    tokens: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, repr=False)
+class Vocabulary:
+    """Tokens of texts.
+
+    Attributes:
+        tokenizer: by its name, see `tokens`.
+        words: how many tokens there are; all are below.
+        tokens: of pieces of text the number of each, where there is such a list.
+        length: tokens at which a text is cut off; None: it is not.
+        source: of a tokenizer of Hugging Face's the digest of its tokens.
+        unknown: the number of any other piece.
+
+    """
+
+    tokenizer: str
+    words: int
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    length: int | None = None
+    source: str | None = None
+    unknown: int = UNKNOWN
+
+    def __repr__(self) -> str:
+        """Return a line."""
+        return f"Vocabulary({self.tokenizer}, {self.words:,} tokens)"
+
+    @property
+    def digest(self) -> str:
+        """What tells it from others that number tokens otherwise, whatever the length."""
+        told = [self.tokenizer.partition(":")[0], self.words, sorted(self.tokens.items()), self.source, self.unknown]
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:SHORT]
+
+    def rows(self, texts: Sequence[str], length: int | None) -> list[list[int]]:
+        """Return the tokens of each text, the first ``length`` if that is given. Raises DataError."""
+        if self.tokenizer == "bytes":
+            return [list(text.encode()[:length]) for text in texts]
+        if self.tokenizer.startswith(PREFIX):
+            cut = {"truncation": True, "max_length": length} if length is not None else {}
+            return pretrained(self.tokenizer)(list(texts), verbose=False, **cut)["input_ids"] if texts else []
+        cut_up, number, unknown = CUTS[self.tokenizer], self.tokens, self.unknown
+        return [[number.get(piece, unknown) for piece in cut_up(text)[:length]] or [unknown] for text in texts]
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Return texts as nets read them, cut off at ``length``.
+
+        Raises DataError, a ValueError of one line, for what is no list of texts.
+        """
+        if isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts):
+            fail("texts", f"is {one_line(repr(texts))[:60]}, no list of texts", "give a list of them")
+        if self.source is not None and (found := pretrained_digest(self.tokenizer)) != self.source:
+            mend = "bring back what it was"
+            fail(
+                self.tokenizer.removeprefix(PREFIX), f"its tokens are others by now ({found}, not {self.source})", mend
+            )
+        rows = [torch.tensor(row, dtype=torch.int64) for row in self.rows(texts, self.length)]
+        padded = pad_sequence(rows, batch_first=True, padding_value=PADDING)
+        return Encoded(padded.clamp(min=0), padded != PADDING)
+
+    def cut_at(self, length: int | None) -> Vocabulary:
+        """Return it for texts that are cut off at another length."""
+        return replace(self, length=length)
+
+    def dumped(self) -> str:
+        """Return it as it is written to a file."""
+        return json.dumps(_File.model_validate(vars(self)).model_dump(), ensure_ascii=False, indent=1)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    tokenizer: str
+    words: Annotated[int, Field(ge=1)]
+    length: Annotated[int, Field(ge=1)] | None
+    source: str | None
+    unknown: Annotated[int, Field(ge=0)]
+    tokens: Mapping[str, Annotated[int, Field(ge=0)]]
+
+
+def read_vocabulary(path: Path, key: str = "tokenizer") -> Vocabulary:
+    """Return the vocabulary in a file, or in the folder of a run or of clients that has one. Raises DataError."""
+    file = path / VOCABULARY if path.is_dir() else path
+    try:
+        found = _File.model_validate_json(file.read_bytes())
+    except OSError as e:
+        mend = f"give a {VOCABULARY}, or the folder of a run that read texts"
+        fail(key, f"{file} cannot be read ({e.strerror})", mend)
+    except ValidationError as e:
+        fail(key, f"{file} is no vocabulary ({e.error_count()} faults)", f"give the {VOCABULARY} of a run")
+    known = found.tokenizer in ("bytes", *CUTS) or found.tokenizer.startswith(PREFIX)
+    if not known or max(found.tokens.values(), default=0) >= found.words:
+        what = "numbers a token beyond its words" if known else f"is of the tokenizer {found.tokenizer!r}"
+        fail(key, f"{file} {what}", f"give the {VOCABULARY} of a run")
+    return Vocabulary(**found.model_dump(exclude={"format"}))
+
+
+def counted(name: str, training: Iterable[str], words: int) -> Vocabulary:
+    """Return the vocabulary of the most frequent pieces of training texts: ``words`` tokens, of which 0 is all else."""
+    from collections import Counter
+
+    often = Counter(piece for text in training for piece in CUTS[name](text))
+    kept = sorted(often, key=lambda piece: (-often[piece], piece))[: words - 1]
+    return Vocabulary(name, len(kept) + 1, {piece: i for i, piece in enumerate(kept, UNKNOWN + 1)})
+
+
+@lru_cache(4)
+def pretrained(name: str, key: str = "tokenizer") -> Any:
+    """Return a tokenizer of Hugging Face's out of a local folder. Raises DataError."""
+    path = Path(name.removeprefix(PREFIX)).expanduser()
+    if not path.is_dir():
+        fail(key, f"is {name!r}, and {path} is no folder", "give the folder that a tokenizer was saved to")
+    if find_spec("transformers") is None:
+        fail(key, f"is {name!r}, and transformers is not installed", "pip install 'fedfleet[transformers]'")
+    from transformers import AutoTokenizer  # here, for it takes seconds to import
+
+    try:
+        return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+    except Exception as e:  # of any of the kinds that the library has
+        mend = "give the folder that a tokenizer was saved to, by save_pretrained"
+        fail(key, f"is {name!r}, of which transformers reads none ({type(e).__name__}: {one_line(e)[:200]})", mend)
+
+
+def pretrained_digest(name: str, key: str = "tokenizer") -> str:
+    """Return the digest of the tokens of a tokenizer of Hugging Face's. Raises DataError."""
+    told = json.dumps(sorted(pretrained(name, key).get_vocab().items()))
+    return hashlib.sha256(told.encode()).hexdigest()[:SHORT]

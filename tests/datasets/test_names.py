@@ -1,0 +1,93 @@
+"""What clients, classes and features are called is kept with the data, in memory and on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from fedfleet.config.population import Data, load_data
+from fedfleet.config.schema import load
+from fedfleet.data import from_arrays, from_dataframe, from_hf, from_image_folder
+from fedfleet.datasets.convert import convert
+from fedfleet.datasets.keep import keep
+from fedfleet.datasets.names import Names, some
+
+
+def table(rows: int = 40) -> pd.DataFrame:
+    home = [f"home {i // 4}" for i in range(rows)]
+    return pd.DataFrame({"client": home, "age": np.linspace(0, 1, rows), "weight": 1.0, "y": np.arange(rows) % 2})
+
+
+def on_disk(folder: Path) -> Data:
+    return load_data(load({"population": {"dataset": {"name": "disk", "path": str(folder)}}}))
+
+
+def homes(data: Data) -> set[str]:
+    """Every name, of which none is a client's and a held-out client's."""
+    assert not {*data.names.clients} & {*data.names.tested}
+    assert data.names.held_out() == [*data.names.tested]
+    return {*data.names.clients, *data.names.tested}
+
+
+def test_a_table_keeps_its_clients_and_columns_in_memory_and_on_disk(tmp_path: Path):
+    df = table()
+    data = from_dataframe(df, client="client", label="y", test=0.2)
+    assert homes(data) == {*df["client"]}
+    assert (len(data.names.tested), data.names.features, data.names.classes) == (2, ("age", "weight"), ())
+    df.to_parquet(tmp_path / "in.parquet")
+    convert(tmp_path / "in.parquet", tmp_path / "clients", hold_out=0.2)
+    kept = on_disk(tmp_path / "clients")
+    assert homes(kept) == {*df["client"]}
+    assert kept.names.features == ("age", "weight")
+    assert [*kept.names.clients[1:3]] == [kept.names.clients[1], kept.names.clients[2]]
+    assert kept.names.of_clients([2, 0]) == (kept.names.clients[2], kept.names.clients[0])
+    own = kept.population.clients["start"]  # pyright: ignore
+    x = kept.population.examples["x"]  # pyright: ignore
+    for client, start in enumerate(own):  # the name is of the client whose examples these are
+        assert kept.names.clients[client] == f"home {round(float(x[start, 0]) * 39) // 4}"
+
+
+def test_test_examples_of_their_own_are_of_no_client(tmp_path: Path):
+    df = table()
+    assert from_dataframe(df, client="client", label="y", test=df).names.tested == ()
+    df.to_parquet(tmp_path / "in.parquet")
+    convert(tmp_path / "in.parquet", tmp_path / "clients", test=tmp_path / "in.parquet")
+    assert on_disk(tmp_path / "clients").names.tested == ()
+
+
+def test_clients_that_train_and_are_tested_on_are_not_held_out():
+    df = table().assign(test=np.arange(40) % 2 == 0)
+    df.loc[:3, "test"] = True
+    names = from_dataframe(df, client="client", label="y", test="test").names
+    assert len(names.tested) == 10
+    assert names.held_out() == ["home 0"]
+    assert from_arrays(np.zeros((4, 2)), [0, 1, 0, 1], test=0.5).names == Names()
+
+
+def test_folders_and_the_librarys_labels_say_what_classes_are_called(tmp_path: Path):
+    for owner in "bca":
+        for label in ("owl", "fox"):
+            at = tmp_path / "images" / owner / label
+            at.mkdir(parents=True)
+            Image.new("RGB", (4, 4)).save(at / "1.png")
+    folder = from_image_folder(tmp_path / "images", each="client", test=0.3)
+    assert folder.names.classes == ("fox", "owl")
+    assert homes(folder) == {"a", "b", "c"}
+    keep("image_folder", {"path": str(tmp_path / "images")}, tmp_path / "kept")
+    assert on_disk(tmp_path / "kept").names.classes == ("fox", "owl")
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_pandas(table()).cast_column("y", datasets.ClassLabel(names=["ill", "well"]))
+    hf = from_hf(made, client="client", label="y")
+    assert (hf.names.classes, hf.names.features) == (("ill", "well"), ("age", "weight"))
+
+
+def test_data_say_their_names_in_a_line():
+    data = from_dataframe(table(), client="client", label="y", test=0.2)
+    told = repr(data)
+    assert told.endswith(f", of clients {', '.join(data.names.tested)}, features age, weight)")
+    assert some([str(i) for i in range(9)], 3) == "0, 1, 2 and 6 more"
+    assert some(["a"], 3) == "a"
