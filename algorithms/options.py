@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -98,7 +98,23 @@ class Schedule(Options):
                 return 0.5 * (1 + math.cos(math.pi * min(t / self.rounds, 1.0)))
 
 
-class ClientOptimizer(Options):
+class ByName(Options):
+    """Options that a name alone may stand for."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, said: Any) -> Any:
+        return {"name": said} if isinstance(said, str) else said
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> Any:
+        """Tell editors so."""
+        whole = handler(core)
+        names = handler.resolve_ref_schema(whole)["properties"]["name"]
+        return {"anyOf": [{"enum": names["enum"], "type": "string"}, whole]}
+
+
+class ClientOptimizer(ByName):
     """What is done with directions, as in torch.optim; a client's state starts afresh every round."""
 
     name: Literal["sgd", "adam", "adagrad"] = "sgd"
@@ -133,7 +149,7 @@ class ClientOptimizer(Options):
         return sgd(momentum=self.momentum, nesterov=self.nesterov, **decay)
 
 
-class ServerOptimizer(Options):
+class ServerOptimizer(ByName):
     """What the server does with the mean update (Reddi et al. 2021): FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi."""
 
     name: Literal["sgd", "adagrad", "adam", "yogi"] = "sgd"

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedfleet.datasets import given
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.given import Codes, Rows, fail
+from fedfleet.datasets.parts import put_together, split
 from fedfleet.datasets.texts import Reading, check_reading, from_texts
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 WRITTEN = re.compile(r"Unnamed: \d+(_level_\d+)?|__index_level_\d+__")
 """What pandas calls an index that was written beside the data and read as a column."""
 LABEL = given.Unsaid("y")
+MOSTLY = 0.5  # of a column that is text, the share of numbers from which on they are what is meant
 COUNTED = ("index", "level_0")  # what reset_index makes of an index; a feature may be called so, too
 
 
@@ -66,7 +68,7 @@ def from_arrays(
         held: Any = _rows("test ", test[0], test[1], None, test[2] if len(test) == 3 else None, classes)
     else:
         held = test if isinstance(test, int | float) else given.flags(test, "test", len(rows.y))
-    return given.made(name, given.split(rows, held, classes))
+    return put_together(name, split(rows, held, classes))
 
 
 def from_dataframe(
@@ -133,7 +135,7 @@ def from_dataframe(
         held = given.flags(df[test], f"column {test!r}", len(df))
     else:
         held = test
-    return given.made(name, given.split(rows, held, classes).called(features=given.feature_names(chosen, rows.x)))
+    return put_together(name, split(rows, held, classes).called(features=given.feature_names(chosen, rows.x)))
 
 
 def _of_texts(
@@ -300,10 +302,14 @@ def example_columns(df: pd.DataFrame, features: Sequence[Any], at: Any) -> Tenso
         if isinstance(column.dtype, pd.CategoricalDtype) or not pd.api.types.is_numeric_dtype(column):
             kind = pd.api.types.infer_dtype(column, skipna=True)
             how = f"pd.get_dummies(df, columns=[{name!r}])"
+            if kind == "string" and pd.Series(pd.to_numeric(column, errors="coerce")).notna().mean() > MOSTLY:
+                how = f"df[{name!r}] = pd.to_numeric(df[{name!r}], errors='coerce')"
             if pd.api.types.is_datetime64_any_dtype(column):
                 how = f"(df[{name!r}] - df[{name!r}].min()).dt.days"
             mend = f"make it numbers, by {how} for instance, or leave it out"
-            fail(at(name), f"is {'text' if kind == 'string' else kind}, no numbers", mend)
+            others = [repr(c) for c in features if c != name and not pd.api.types.is_numeric_dtype(df[c])]
+            too = f" (nor are {', '.join(others)})" if others else ""
+            fail(at(name), f"is {'text' if kind == 'string' else kind}, no numbers{too}", mend)
         if (missing := column.isna().to_numpy()).any():
             fail(f"{at(name)}, row {missing.argmax()}", "is missing", "fill it in, or leave the row out")
         columns.append(column.to_numpy())

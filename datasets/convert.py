@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from fedfleet.datasets.disk import CLIENTS, EXAMPLES, TEST_CLIENTS, TEST_DOMAINS, TOTALS, Totals, columns
 from fedfleet.datasets.example_table import USUAL, Columns, ExampleTable, Layout, kind
 from fedfleet.datasets.files import DataError
-from fedfleet.datasets.given import check_classes
+from fedfleet.datasets.given import check_classes, check_least
 from fedfleet.datasets.names import NO_NAMES, Names
 from fedfleet.datasets.text_table import TextRows, tokenised
 from fedfleet.datasets.texts import Reading, check_reading
@@ -94,8 +94,10 @@ def convert(
             places = places.of(rows.of)
             if test_domain is not None:
                 test_domain = _test_domain(places, train, None) if held is None else test_domain[held.of]
-        largest = _write_examples(folder / EXAMPLES, rows, held, places, classes, tell)
+        least, largest = _write_examples(folder / EXAMPLES, rows, held, places, classes, tell)
         kept = places.kept
+        if called.aims and not called.target:
+            check_least(f"{source}", least, largest + 1, classes)
         labelled = classes or largest + 1
         return finish(
             folder,
@@ -267,11 +269,11 @@ def _write_examples(
     layout: _Layout,
     classes: int | None,
     tell: Tell,
-) -> int:
-    """Write every row in its place, those of `tests` at the end, and return the largest label."""
+) -> tuple[int, int]:
+    """Write every row in its place, those of `tests` at the end, and return the least and the largest label."""
     total = train.rows + (tests.rows if tests else 0)
     x = y = None
-    largest = done = 0
+    labels, done = list[int](), 0
     for rows in itertools.chain(train.batches(classes), tests.batches(classes) if tests else ()):
         if x is None or y is None:
             x, y = allocate(path, total, rows.x, rows.y)
@@ -282,9 +284,9 @@ def _write_examples(
         end = done + len(rows.y)
         to = layout.row[done:end] if done < train.rows else slice(done, end)
         x[to], y[to] = rows.x, rows.y
-        largest, done = max(largest, int(rows.y.max())), end
+        labels, done = [min([*labels, int(rows.y.min())]), max([*labels, int(rows.y.max())])], end
         tell(done, total)
-    return largest
+    return labels[0], labels[-1]
 
 
 def allocate(path: Path, rows: int, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -32,7 +32,7 @@ Layout = Literal["parquet", "csv"]
 class Columns:
     """What the columns are called: client, label, one or several of targets instead of a label, domain, text instead of features.
 
-    Without a label there are none: the next token of a text is learnt.
+    Without a label there are none: the next token of a text is learnt. Of those in ``without`` nothing is read.
     """
 
     client: str = "client"
@@ -40,6 +40,7 @@ class Columns:
     target: tuple[str, ...] = ()
     domain: str = "domain"
     text: str | None = None
+    without: tuple[str, ...] = ()
 
     @property
     def aims(self) -> tuple[str, ...]:
@@ -118,7 +119,7 @@ class ExampleTable:
         if like is not None and like.dtype == np.float32 and self.dtype == np.int64:
             self.dtype = like.dtype  # whole numbers by chance
         everything = {name for part in self._parts for name in part.schema.names}
-        self.left_out = sorted(everything - {*schema.names})
+        self.left_out = sorted(everything - {*schema.names, *called.without})
         self.beside = sorted({*schema.names} - {*called.own, called.text}) if called.text else []
         self.rows = sum(part.rows for part in self._parts)
         if self.rows == 0:
@@ -186,7 +187,8 @@ class ExampleTable:
         """Return the columns that are meant: without those that pandas says are an index, but for one that we read by its name."""
         told = (part.schema.pandas_metadata or {}).get("index_columns", [])
         index = {name for name in told if isinstance(name, str)} - {*self.called.own, self.called.text, "x"}
-        return pa.schema([f for f in part.schema if f.name not in index and not INDEX.fullmatch(f.name)])
+        out = index | {*self.called.without}
+        return pa.schema([f for f in part.schema if f.name not in out and not INDEX.fullmatch(f.name)])
 
 
 def kind(x: NDArray[Any]) -> str:
@@ -225,11 +227,14 @@ def _check(part: Part, schema: pa.Schema, called: Columns, clients: bool) -> Non
             if not (pa.types.is_integer(value) or (not is_label and columns.is_text(value))):
                 mend = "make it integers" if is_label else "make it integers or text"
                 fail(f"{file}: column {name!r} is {found}", mend)
+    if strange := [name for name in called.without if name not in part.schema.names]:
+        fail(f"{file}: no column {strange[0]!r} to be left out", f"choose among {', '.join(part.schema.names)}")
     features = _features(schema, called)
     if not features:
         fail(f"{file}: no features", "add a column x of lists of numbers, or a column a feature")
     if _is_whole(schema, called) and (others := {*names} - {*called.own, "x"}):
         fail(f"{file}: beside 'x' there is a column {min(others)!r}", "put it in x, or leave it out")
+    odd = list[str]()
     for name in [*called.target, *features]:
         found = schema.field(name).type
         lists = name == "x" or called.target == (name,)
@@ -238,7 +243,13 @@ def _check(part: Part, schema: pa.Schema, called: Columns, clients: bool) -> Non
             if not tokens and not columns.is_text(columns.value_of(found)):
                 fail(f"{file}: column {name!r} is {found}", "make it text, or lists of token numbers")
         elif not columns.is_number(columns.inner(found) if lists else found):
-            fail(part.text(name), "make it numbers, or leave it out")
+            odd.append(name)
+    if odd:
+        out = (
+            "" if odd[0] in called.own else f" by --without {','.join(name for name in odd if name not in called.own)}"
+        )
+        others = f", and so are {', '.join(map(repr, odd[1:]))}" if odd[1:] else ""
+        fail(f"{part.text(odd[0])}{others}", f"make it numbers, or leave it out{out}")
 
 
 def _check_names(file: Path, schema: pa.Schema, called: Columns, clients: bool) -> None:

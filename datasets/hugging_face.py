@@ -20,8 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedfleet.datasets import arrays, given
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.files import DataError
-from fedfleet.datasets.given import Held, Parts, Rows, fail
+from fedfleet.datasets.given import Held, Rows, fail
 from fedfleet.datasets.image_folder import MODES, read_images
+from fedfleet.datasets.parts import Parts, put_together, split
 from fedfleet.datasets.texts import Reading, check_reading, tokenised
 from fedfleet.simulator.errors import one_line
 
@@ -138,7 +139,7 @@ def from_hf(
         classes=classes,
         **{"text": text, "tokenizer": tokenizer, "length": length, "words": words},
     )
-    return given.made(name, _parts(train, share, asked))
+    return put_together(name, _parts(train, share, asked))
 
 
 def read(options: HuggingFaceOptions) -> Parts:
@@ -215,7 +216,7 @@ def _parts(train: Any, test: Any, options: HuggingFaceOptions) -> Parts:
         if all(names) and names[0] != names[1]:
             mend = "give both the same names in the same order, as by cast_column"
             fail(f"test: column {options.label!r}", "its labels are called otherwise than those of train", mend)
-    parts = given.split(rows, held, classes).called(classes=_classes(train, options.label))
+    parts = split(rows, held, classes).called(classes=_classes(train, options.label))
     if options.text is None:
         return parts.called(features=given.feature_names(_features(train, options), rows.x))
     sides = (train,) if isinstance(test, int | float) else (train, test)

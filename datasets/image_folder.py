@@ -26,7 +26,8 @@ from fedfleet.datasets import given
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.folders import SUFFIXES
-from fedfleet.datasets.given import Held, Parts, Rows, fail
+from fedfleet.datasets.given import Held, Rows, fail
+from fedfleet.datasets.parts import Parts, put_together, split
 from fedfleet.simulator.errors import one_line
 
 Each = Literal["client", "domain", "class"]
@@ -87,7 +88,7 @@ def from_image_folder(
 
     """
     root = Path(path).expanduser()
-    return given.made(name or root.resolve().name, _parts(root, each, side, channels, test))
+    return put_together(name or root.resolve().name, _parts(root, each, side, channels, test))
 
 
 def read(options: FolderOptions) -> Parts:
@@ -118,7 +119,7 @@ def _parts(root: Path, each: Each, side: int | None, channels: int, test: float 
             test,
             _rows(root, found, read_images([image.path for image in found], side, channels), classes, each),
         )
-    return given.split(rows, held, len(classes)).called(classes=tuple(classes))
+    return split(rows, held, len(classes)).called(classes=tuple(classes))
 
 
 def _rows(

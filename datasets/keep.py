@@ -9,11 +9,10 @@ import pyarrow as pa
 import torch
 from pydantic import BaseModel, ValidationError
 
-from fedfleet.datasets import given
 from fedfleet.datasets.convert import allocate, beside, finish
 from fedfleet.datasets.disk import EXAMPLES, Totals, token_type
 from fedfleet.datasets.files import DataError
-from fedfleet.datasets.given import Parts
+from fedfleet.datasets.parts import Parts, client_domains
 from fedfleet.datasets.sources import SOURCES
 
 
@@ -35,7 +34,7 @@ def write(parts: Parts, out: Path) -> Totals:
             f"{train.where}: says no clients: name the column that does, or read it as it is, without converting"
         )
     counts = train.client.number.bincount()
-    domain = torch.zeros_like(counts) if train.domain is None else given.client_domains(train)
+    domain = torch.zeros_like(counts) if train.domain is None else client_domains(train)
     order = train.client.number.argsort(stable=True)
     with beside(out) as folder:
         like = train.x[:1].numpy()

@@ -29,8 +29,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from fedfleet.datasets import given
-from fedfleet.datasets.given import Parts, Rows, fail
+from fedfleet.datasets.given import Rows, fail
 from fedfleet.datasets.image_folder import read_images
+from fedfleet.datasets.parts import Parts, split
 from fedfleet.datasets.texts import Reading, tokenised
 from fedfleet.datasets.vocabulary import WORD, Vocabulary
 from fedfleet.simulator.errors import one_line
@@ -87,7 +88,7 @@ def read(options: LeafOptions) -> Parts:
         client = given.codes(of, where, "user", len(of)) if part == "train" else None
         rows.append(Rows(where, x, given.labels(y, f"{where}: y", options.classes, len(x)), client))
     of_characters = isinstance(xs[0][0], str) and not _is_file(xs[0][0])
-    parts = given.split(rows[0], rows[1], len(CHARACTERS) if of_characters else options.classes)
+    parts = split(rows[0], rows[1], len(CHARACTERS) if of_characters else options.classes)
     if options.tokenizer is None:
         return parts.called(vocabulary=SHAKESPEARE) if of_characters else parts
     asked = Reading(options.tokenizer, options.length, options.words if "words" in options.model_fields_set else None)

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from fedfleet.datasets import given, hugging_face, image_folder, leaf, tff, torchvision_sets
+from fedfleet.datasets import hugging_face, image_folder, leaf, tff, torchvision_sets
 from fedfleet.datasets.csv_part import SUFFIXES
 from fedfleet.datasets.examples import Dataset, FederatedDataset
-from fedfleet.datasets.given import Parts
+from fedfleet.datasets.parts import Parts, put_together
 
 
 class Source(NamedTuple):
@@ -39,15 +39,17 @@ SOURCES: Mapping[str, Source] = {
 
 def load(name: str, options: Any) -> Dataset | FederatedDataset:
     """Return the data of a source, in clients where it says whose they are. Raises DataError."""
-    return given.made(name, SOURCES[name].read(options))
+    return put_together(name, SOURCES[name].read(options))
 
 
 def source_of(path: Path) -> str | None:
-    """Return the layout that a path's looks tell, where they do: HDF5 and CSV by suffix, LEAF by its two folders."""
+    """Return the layout that a path's looks tell, where they do: HDF5, CSV, LEAF's two folders, what save_to_disk wrote."""
     if path.suffix in (".h5", ".hdf5"):
         return "tff"
     if any((path / "train").glob("*.json")) and any((path / "test").glob("*.json")):
         return "leaf"
+    if any((path / name).exists() for name in ("state.json", "dataset_dict.json")):  # of save_to_disk
+        return "hf"
     files = list(path.iterdir()) if path.is_dir() else [path]
     of_csv = any(file.name.endswith(SUFFIXES) for file in files)
     return "csv" if of_csv and not any(file.suffix == ".parquet" for file in files) else None

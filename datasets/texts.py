@@ -17,7 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedfleet.datasets import given
 from fedfleet.datasets.examples import PADDING, Dataset, FederatedDataset
-from fedfleet.datasets.given import Parts, Rows, fail
+from fedfleet.datasets.given import Rows, fail
+from fedfleet.datasets.parts import Parts, put_together, split
 from fedfleet.datasets.tokens import tokenizer
 
 
@@ -85,8 +86,8 @@ def from_texts(
     else:
         held = test if isinstance(test, int | float) else given.flags(test, "test", len(texts))
     rows = _rows("", 0, len(texts), aim, client, domain, classes)
-    parts = given.split(rows, held, classes)
-    return given.made(name, tokenised(parts, [*texts, *own], Reading(tokenizer, length, words), foretell=aim is None))
+    parts = split(rows, held, classes)
+    return put_together(name, tokenised(parts, [*texts, *own], Reading(tokenizer, length, words), foretell=aim is None))
 
 
 def check_reading(how: Reading, text: str | None, label: str | None, features: Any, classes: int | None) -> None:

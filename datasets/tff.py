@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedfleet.datasets import given
 from fedfleet.datasets.files import DataError
-from fedfleet.datasets.given import Held, Parts, Rows, fail
+from fedfleet.datasets.given import Held, Rows, fail
+from fedfleet.datasets.parts import Parts, split
 from fedfleet.datasets.texts import Reading, check_reading, tokenised
 from fedfleet.simulator.errors import one_line
 
@@ -69,7 +70,7 @@ def read(options: TffOptions) -> Parts:
     text, how = "text" if texts else None, Reading(options.tokenizer, options.length, options.words)
     aim = options.target if options.label is None else options.label
     check_reading(how, options.text or text, aim if text else "y", options.features, classes)
-    parts = given.split(train, options.hold_out if test is None else test, classes)
+    parts = split(train, options.hold_out if test is None else test, classes)
     return tokenised(parts, texts, how, foretell=aim is None, drop_short=True) if texts else parts
 
 

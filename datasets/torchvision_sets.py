@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedfleet.datasets import given
 from fedfleet.datasets.files import data_dir
-from fedfleet.datasets.given import Parts, Rows, fail
+from fedfleet.datasets.given import Rows, fail
+from fedfleet.datasets.parts import Parts, split
 from fedfleet.simulator.errors import one_line
 
 TRAIN, SPLIT, VALIDATED = (
@@ -77,7 +78,7 @@ def read(options: TorchvisionOptions) -> Parts:
             mend = f"fetch it by torchvision.datasets.{name}({str(root)!r}, download=True), or give another path"
             fail(f"{root}", f"{name} cannot be read ({one_line(e)})", mend)
         sides.append(_rows(f"{name}, {part}", found, options))
-    return given.split(sides[0], sides[1])
+    return split(sides[0], sides[1])
 
 
 def _rows(where: str, found: Any, options: TorchvisionOptions) -> Rows:

@@ -15,12 +15,13 @@ from torch import Tensor
 from fedfleet.simulator.errors import ConfigError, one_line
 
 MARK = "vocabulary"
+WEIGHTS, ADAPTERS = "model.safetensors", "adapter_config.json"
 PICKLED = (".pt", ".pth", ".bin")
 
 
 def read_weights(path: str | Path, said: str) -> dict[str, Tensor]:
     """Return the tensors of a file by name. Raises ConfigError, which begins with what is ``said``."""
-    path = Path(path)
+    path = file_of(path)
     try:
         if path.suffix not in PICKLED:
             return load_file(path)
@@ -40,6 +41,16 @@ def read_weights(path: str | Path, said: str) -> dict[str, Tensor]:
     return {str(name): leaf for name, leaf in found.items()}
 
 
+def file_of(path: str | Path) -> Path:
+    """Return the file of weights that a path means: of the folder of a run its last model's."""
+    path = Path(path)
+    try:
+        of_run = (path / WEIGHTS).is_file() and not (path / ADAPTERS).exists()
+    except OSError:  # a name too long is that of no folder
+        return path
+    return path / WEIGHTS if of_run else path
+
+
 def marks(vocabulary: Any) -> dict[str, str]:
     """Return what a file of weights says about them: the digest of the vocabulary by which they read texts, if any."""
     return {} if vocabulary is None else {MARK: vocabulary.digest}
@@ -48,7 +59,7 @@ def marks(vocabulary: Any) -> dict[str, str]:
 def vocabulary_of(path: str | Path) -> str | None:
     """Return the digest of the vocabulary by which the weights in a file read texts, where the file says one."""
     try:
-        with safe_open(path, "pt") as file:
+        with safe_open(file_of(path), "pt") as file:
             return (file.metadata() or {}).get(MARK)
     except (OSError, SafetensorError):  # read_weights says what is wrong with it
         return None

@@ -23,6 +23,7 @@ import yaml
 from jsonschema import Draft202012Validator
 from PIL import Image
 
+import datasets
 import fedfleet
 from fedfleet.commands import cli, paper, schema, tune
 from fedfleet.config import tuning
@@ -53,6 +54,7 @@ PLACEHOLDERS = {
             "femnist/data",
             "fed_emnist_train.h5",
             "cameras",
+            "notes",
         ],
         "configs",
     ),
@@ -270,6 +272,8 @@ def test_commands_do_what_they_are_shown_for(repository: Path, capsys: pytest.Ca
     }
     for name, columns in tables.items():
         pd.DataFrame(columns).to_csv(f"{name}.csv", index=False)
+    notes = {"user": who.tolist(), "text": texts, "label": two.tolist()}
+    datasets.Dataset.from_dict(notes).save_to_disk("notes")
     fedfleet.run("configs/quickstart.yaml", out="runs/long")
     left = set(UNTRIED)
     for where, words in COMMANDS:
@@ -295,6 +299,7 @@ def test_commands_do_what_they_are_shown_for(repository: Path, capsys: pytest.Ca
         ("homes", 7),
         ("reviews", 7),
         ("lines", 7),
+        ("notes", 7),
     ):
         assert len(pd.read_feather(f"runs/{folder}/clients.arrow")) == clients  # one is held out
     said = capsys.readouterr().out

@@ -20,7 +20,7 @@ from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.batches import walked
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.client import ClientInputs, ClientProgram, padded
-from fedfleet.simulator.block.faults import AtFault, Dropped, NotFinite, Watch, finite, not_finite
+from fedfleet.simulator.block.faults import LOWER, AtFault, Dropped, NotFinite, Watch, finite, not_finite
 from fedfleet.simulator.block.purity import KEYS, Held, Impure, Purity
 from fedfleet.simulator.block.task import BlockResult, BlockTask, joined, without
 from fedfleet.simulator.block.uploads import put_down
@@ -332,9 +332,7 @@ def _blame(program: ClientProgram, task: BlockTask, out: dict[str, Any], own: Tr
     for row, what in sorted(f for f in found.items() if f[0] < len(task.clients)):
         client, why = int(task.clients[row]), what + _first_seen(program, row)
         if task.faults.non_finite == "fail":
-            raise ClientError(
-                f"client {client}, phase {task.phase!r}: {why}: training diverged, so lower the learning rates, or clip gradients"
-            )
+            raise ClientError(f"client {client}, phase {task.phase!r}: {why}: training diverged, so {LOWER}")
         dropped.append(Dropped(row, client, why, bit_exact=True))
     if dropped:
         raise AtFault(dropped)

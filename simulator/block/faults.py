@@ -14,6 +14,9 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.combination import multiplied_out
 from fedfleet.simulator.arithmetic.tree import Tree
 
+LOWER = "lower the learning rates, or clip gradients, as by algorithm.client_optimizer.clip_norm"
+"""How divergence is mended."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:

@@ -9,6 +9,7 @@ print(run.rounds[["round", "eval/auc", "floats_up"]].dropna())
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,7 +102,8 @@ def run(
         population: clients of your own; their attribute ``test`` (``Examples``), or ``data``, is what models are tested on.
         callbacks: who is told how it goes, round by round, and may stop it; ``fedfleet.Progress()`` shows it.
 
-    Raises ConfigError or DataError for input that cannot run, FedfleetError for a run that failed.
+    Warns of features that are far from 1 in size. Raises ConfigError or DataError for input that cannot run, FedfleetError for a
+    run that failed.
 
     """
     from fedfleet.config.schema import load
@@ -109,6 +111,8 @@ def run(
 
     own = {"task": task, "algorithm": algorithm, "population": population, "data": data}
     experiment = Experiment(load(config, overrides), **own)
+    for line in () if callbacks else experiment.advice():  # else callbacks are told
+        warnings.warn(line, stacklevel=2)
     try:
         return experiment.run(Path(out), callbacks)
     except KeyboardInterrupt as e:

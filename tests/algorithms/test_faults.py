@@ -201,7 +201,7 @@ def test_where_everybody_is_dropped_the_run_ends_with_the_reason(monkeypatch):
         list(records(fedavg(world), world, 1))
     assert str(e.value) == (
         "round 0: client 1, phase 'train': it sends a value that is not finite in 'z', first seen after stage 0, step 0: training "
-        "diverged, so lower the learning rates, or clip gradients"
+        "diverged, so lower the learning rates, or clip gradients, as by algorithm.client_optimizer.clip_norm"
     )
 
 

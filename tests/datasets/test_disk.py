@@ -82,6 +82,7 @@ def test_what_is_written_is_what_clients_hold(fresh, data, names, domains, width
     owners = data.draw(st.permutations([name for name, n in zip(names, counts, strict=True) for _ in range(n)]))
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((len(owners), width)).astype(np.float32), rng.integers(0, 4, len(owners))
+    y -= y.min()
     of = {name: data.draw(st.sampled_from(domains)) if domains else 0 for name in names}
     features: dict[str, Any] = {
         "fixed": {"x": pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), width)},

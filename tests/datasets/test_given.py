@@ -202,6 +202,18 @@ def at(column, row, value):
             "'c': is datetime64, no numbers: make it numbers, by (df['c'] - df['c'].min()).dt.days for instance",
         ),
         (lambda: from_dataframe(FRAME.assign(c="x"), client="client"), "'c': is text, no numbers: make it numbers"),
+        (
+            lambda: from_dataframe(FRAME.assign(c="x", d="y", e=1), client="client"),
+            "'c': is text, no numbers (nor are 'd'): make it numbers, by pd.get_dummies(df, columns=['c'])",
+        ),
+        (
+            lambda: from_dataframe(FRAME.assign(c=["1", "?", *["2"] * (len(FRAME) - 2)]), client="client"),
+            "make it numbers, by df['c'] = pd.to_numeric(df['c'], errors='coerce') for instance",
+        ),
+        (
+            lambda: from_arrays([[1.0]] * 3, [1, 2, 1], test=0.3),
+            "labels go from 1 to 2, and no example has 0: number them",
+        ),
         (lambda: from_dataframe(FRAME.assign(c=1j), client="client"), "column 'c': is complex: give its real and its"),
         (lambda: from_dataframe(FRAME.reset_index(), client="client"), "the column 'index' is an index and no feature"),
         (lambda: from_dataframe(FRAME.rename(columns={"b": "Unnamed: 0"}), client="client"), "'Unnamed: 0' is an"),

@@ -21,6 +21,7 @@ from fedfleet.config.schema import load
 from fedfleet.data import DataError, from_hf
 from fedfleet.datasets import disk, given, hugging_face, keep
 from fedfleet.datasets.leaf import CHARACTERS
+from fedfleet.datasets.parts import split
 
 needs_h5py = pytest.mark.skipif(importlib.util.find_spec("h5py") is None, reason="h5py is not installed")
 needs_hf = pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="datasets is not installed")
@@ -433,7 +434,7 @@ def test_clients_whose_rows_are_mixed_are_kept_together_with_their_domains(tmp_p
         given.Rows("x", x, y, client, domain),
         given.Rows("t", x[:4], y[:4], None, given.Codes(y[:4] % 2, ("p", "q"))),
     )
-    assert keep.write(given.split(train, test), tmp_path / "out").domains == ["p", "q"]
+    assert keep.write(split(train, test), tmp_path / "out").domains == ["p", "q"]
     there = disk.load(disk.DiskOptions(path=str(tmp_path / "out")), None, 0)
     assert [held(there, i)[1].tolist() for i in range(3)] == [[1, 5], [0, 3], [2, 4]]
     assert held(there, 2)[0].tolist() == x[[2, 4]].tolist()

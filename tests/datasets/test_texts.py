@@ -12,8 +12,9 @@ import torch
 
 from fedfleet.config import population
 from fedfleet.data import DataError, from_dataframe, from_hf, from_texts
-from fedfleet.datasets import given, keep
+from fedfleet.datasets import keep
 from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
+from fedfleet.datasets.parts import put_together
 from fedfleet.datasets.sources import SOURCES
 from tests.datasets.test_sources import leaf
 
@@ -96,13 +97,13 @@ def test_tweets_as_tokens(tmp_path: Path):
     at = leaf(tmp_path / "s", train, {"w": ([tweet("day of good good")], [1])})
     read = lambda **more: source.read(source.options(path=str(at), **more))  # noqa: E731
     parts = read(tokenizer="words", length=3)
-    data = given.made("leaf", parts)
+    data = put_together("leaf", parts)
     assert isinstance(data, FederatedDataset)
     assert parts.train.x.tolist() == [[2, 2, 1], [4, -1, -1], [2, 1, 3]]  # day and good are as frequent
     assert data.test.x.tolist() == [[1, 0, 2]]
     assert data.test.words == 5
     assert (read(tokenizer="words", words=3).words, read(tokenizer="bytes").words) == (3, 256)
-    more = given.made("leaf", parts._replace(words=6))
+    more = put_together("leaf", parts._replace(words=6))
     assert population._digest(more) != population._digest(data)
     assert keep.write(parts, tmp_path / "kept").words == 5
     with pytest.raises(DataError, match="length: is 3, and there is no tokenizer"):

@@ -108,7 +108,7 @@ def watch(
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 2.0,
 ) -> None:
     """Show how a run that goes on elsewhere stands, from its folder alone, until it ends."""
-    if not folder.exists():
+    if not folder.exists() and (once or not sys.stdout.isatty()):  # else it may be there soon
         raise ConfigError(f"{folder}: no such folder: give that of a run, or of several")
     from fedfleet.commands import watch as watching
 

@@ -54,7 +54,8 @@ def convert(
         str | None, typer.Option(metavar="COLUMN", help="In the place of features: texts, or lists of token numbers.")
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Of texts: bytes, characters, words (if not given), vocabulary:PATH or transformers:PATH.")
+        str | None,
+        typer.Option(help="Of texts: bytes, characters, words (if not given), vocabulary:PATH or transformers:PATH."),
     ] = None,
     length: Annotated[
         int | None,
@@ -62,6 +63,9 @@ def convert(
     ] = None,
     words: Annotated[
         int | None, typer.Option(min=2, help="Of texts: tokens at most of a vocabulary, 10,000 if not given.")
+    ] = None,
+    without: Annotated[
+        str | None, typer.Option(metavar="COLUMN[,COLUMN]", help="Of a table: columns that are left out.")
     ] = None,
     layout: Annotated[str | None, typer.Option(help=f"{LAYOUTS}; by the looks of IN if not given.")] = None,
     option: Annotated[
@@ -89,6 +93,8 @@ def convert(
     asked = {name: value for name, value in asked.items() if value is not None}
     if label == NOTHING:
         asked["label"] = None
+    if without is not None:
+        asked["without"] = tuple(without.split(","))
     if target is not None:
         asked["target"] = target.split(",") if "," in target else target
     if chosen in SOURCES and chosen != "torchvision":
@@ -120,7 +126,7 @@ def _table(source: Path, out: Path, test: Path | None, layout: Any, asked: dict[
     from fedfleet.datasets.texts import Reading
 
     check_aim(asked.get("label"), aim := asked.get("target"))
-    called = {name: asked[name] for name in ("client", "label", "domain", "text") if name in asked}
+    called = {name: asked[name] for name in ("client", "label", "domain", "text", "without") if name in asked}
     called |= {} if aim is None else {"target": (aim,) if isinstance(aim, str) else tuple(aim)}
     how = {name: asked[name] for name in ("hold_out", "classes") if name in asked}
     with _rows_done() as tell:

@@ -39,6 +39,8 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     yield "rounds, seed", f"{x.config.rounds}, {x.config.seed}"
     yield "clients", f"{x.problem.clients:,} with {summary.min_examples} to {summary.max_examples} examples each"
     yield "tested on", _tested(x)
+    if told := x.advice():
+        yield "mend", "\n".join(told)
     if x.root is not None:
         yield "examples of the server's own", f"{x.root.summary().max_examples:,}"
     if (target := getattr(options(x.config, "domains"), "target", ())) != ():

@@ -37,6 +37,8 @@ FATES = ("heard", "stale", "late", "failed", "offline")
 
 def watch(folder: Path, console: Console, every_s: float, *, once: bool) -> None:
     """Show a page until all has come to an end; ``once``: as it stands. Raises ConfigError where there is no run."""
+    if not once and console.is_terminal:
+        _await(folder, console, every_s)
     found, page = look(folder, {})
     if once or (not console.is_terminal and found):
         console.print(page)
@@ -50,6 +52,14 @@ def watch(folder: Path, console: Console, every_s: float, *, once: bool) -> None
             if not under_way:
                 return
             time.sleep(every_s)
+
+
+def _await(folder: Path, console: Console, every_s: float) -> None:
+    """Wait for a folder that is not there yet, since what makes it may just have been begun."""
+    if not folder.exists():
+        console.print(f"waiting for {folder}, which is not there yet; Ctrl-C ends this")
+    while not folder.exists():
+        time.sleep(every_s)
 
 
 def look(folder: Path, seen: dict[Path, dict[str, Any]]) -> tuple[bool, RenderableType]:

@@ -82,13 +82,20 @@ def read(path: Path) -> Mapping[str, Any]:
     return found or {}
 
 
+def _resume(folder: Path) -> str:
+    is_run = folder.is_dir() and (folder / "config.yaml").exists()
+    return f"; the run in it goes on by `fedfleet resume {folder}`" if is_run else ""
+
+
 def check_free(folder: Path) -> None:
     """Refuse a run folder that is taken or cannot be made. Raises ConfigError; makes nothing."""
     try:
         if "\0" in str(folder):
             raise ValueError("the character NUL")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(f"--out {folder}: it exists and is not empty: choose another folder, or remove it first")
+            raise ConfigError(
+                f"--out {folder}: it exists and is not empty: choose another folder, or remove it first{_resume(folder)}"
+            )
         above = next(p for p in (folder, *folder.absolute().parents) if p.exists())
         if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
             raise ConfigError(f"--out {folder}: {above} is not a folder you may write to: choose another folder")

@@ -263,10 +263,21 @@ def _build(layers: list[Mapping[str, Any]]) -> Config:
     filled_in(raw)
     tracked(raw)
     _told(raw)
+    _check_places(raw)
     config = validated(Config, raw, "")
     if config.schema_version != SCHEMA_VERSION:
         raise ConfigError(f"schema_version={config.schema_version}: this fedfleet reads version {SCHEMA_VERSION}")
     return config
+
+
+def _check_places(raw: Mapping[str, Any]) -> None:
+    """Refuse what is set at the top and is a key of a section, and say which. Raises ConfigError."""
+    for key in (key for key in raw if key not in Config.model_fields):
+        kinds: dict[str, Any] = {name: known.annotation for name, known in Config.model_fields.items()}
+        kinds |= {s: kind_of(s, NAMED[s].options, raw[s][NAMED[s].key]) for s in ("algorithm", "task")}
+        there = [name for name, kind in kinds.items() if key in getattr(kind, "model_fields", {})]
+        if there:
+            raise ConfigError(f"{key}={show(raw[key])}: unknown key; did you mean {there[0]}.{key}?")
 
 
 def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -10,6 +10,7 @@ from typing import IO
 import torch
 
 from fedfleet.config import schema as C
+from fedfleet.config.advice import advice
 from fedfleet.config.reading import check_free
 from fedfleet.experiments.checkpoint import Checkpoint, newest
 from fedfleet.experiments.own import check_same
@@ -100,6 +101,12 @@ class Experiment(Prepared):
             )
         return found
 
+    def advice(self) -> list[str]:
+        """Return lines on what of the data will rarely do."""
+        if C.named(self.config, "task") == "language_model":  # integers are words
+            return []
+        return advice(self.evaluation["test"]["x"], self.names.features, self.examples.get("words", 0))
+
     def _run(
         self,
         out: Path,
@@ -118,6 +125,8 @@ class Experiment(Prepared):
         ):
             told.add([Status(folder), *trackers(self.config.track, folder, told.say)])
             runner = Runner(self, folder, told, pause)
+            for line in self.advice():
+                told.say(line)
             if found is not None:
                 runner.resume(found)
             run = runner.run(executor)

@@ -199,7 +199,8 @@ def _check_outputs(said: str, task: Any, z: Tree, batch: Batch, data: Data) -> N
         misfit = task.loss.misfit(outputs, batch.y)
     except Exception as e:
         raise ConfigError(
-            f"{said}: its loss failed on outputs {tuple(outputs.shape)} ({type(e).__name__}: {one_line(e)})"
+            f"{said}: its loss failed on outputs {tuple(outputs.shape)} and targets {tuple(batch.y.shape)} of {len(batch.y)} "
+            f"examples ({type(e).__name__}: {one_line(e)}): let it take such, (examples, …)"
         ) from e
     if not misfit and isinstance(task, Classification) and outputs.shape != (len(outputs), data.test.classes):
         misfit = f"it has outputs of shape {tuple(outputs.shape)}, and there are {data.test.classes} classes: end it in as many"
@@ -316,6 +317,8 @@ def _failed(e: Exception, batch: Batch) -> str:
         mend = "sequences are not packed here: give the layer all places, and take what its mask lets through of its outputs"
     elif whole and bool((x < 0).any()):
         mend = "they are tokens, and -1 after the end of a text: name the arguments of its forward tokens and mask"
+    elif "to have 1 channels, but got 3" in str(e):
+        mend = "images have three channels: channels=1 makes them grey where they are read"
     elif whole:
         mend = "they are integers: begin its forward with x.float(), or give floats"
     return f"it fails on {len(x)} examples of {kind} ({type(e).__name__}: {one_line(e)[:200]}): {mend}"

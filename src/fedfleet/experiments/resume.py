@@ -216,6 +216,6 @@ def changed(
         if not any(key == may or key.startswith(f"{may}.") for may in MAY_CHANGE):
             raise ConfigError(
                 f"{key}={show(value)}: a run goes on as it began: start a new one (with --warm-start, if from this model); what "
-                f"may change: {', '.join(MAY_CHANGE)}"
+                f"may change: {', '.join(dict.fromkeys(MAY_CHANGE))}"
             )
     return load(without_own(read(path), [name for name, part in (own or {}).items() if part is not None]), given)

@@ -11,6 +11,7 @@ from fedfleet.config.promises import Promise
 from fedfleet.config.schema import Config
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.block.faults import LOWER
 from fedfleet.simulator.driver.evaluation import less_is_better
 from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.tracking.callback import Stop
@@ -97,6 +98,6 @@ def paused(done: int, rounds: int) -> Stop:
 
 def told(stop: Stop) -> str:
     """Return a line that says why a run has stopped."""
-    mend = ": lower the learning rates, or clip gradients" if stop.by == DIVERGED else ""
+    mend = f": {LOWER}" if stop.by == DIVERGED else ""
     by = "" if stop.by in KEYS else f"{stop.by}: "
     return f"stopped: {by}{stop.why}{mend}"

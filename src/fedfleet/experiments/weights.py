@@ -30,7 +30,7 @@ from fedfleet.tasks import peft_files
 from fedfleet.tasks.adapters import Adapted, plain
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.transformer import Logits
-from fedfleet.tasks.weights_file import marks, read_weights, vocabulary_of
+from fedfleet.tasks.weights_file import file_of, marks, read_weights, vocabulary_of
 
 STATE_DICTS = (".safetensors", ".pt")
 COUNTED = "num_batches_tracked"  # which torch's BatchNorm has, and ours does without
@@ -150,7 +150,7 @@ def load_model(path: Path, like: Tree, task: Task | None = None) -> Tree:
 
     Raises ConfigError naming the file and what does not fit.
     """
-    wanted = dict(T.named_leaves(like))
+    wanted, path = dict(T.named_leaves(like)), file_of(path)
     if not _is_folder(path):
         found = read_weights(path, f"warm_start={path}")
     elif isinstance(make := getattr(task, "make", None), Adapted):

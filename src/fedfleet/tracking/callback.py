@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 
@@ -104,7 +104,7 @@ class Callbacks:
         asked = []
         for name, each in self.going_on:
             with _named(name, f"round {row['round']}"):
-                asked.append((name, each.round(row, phases)))
+                asked.append((name, each.round(_Known(row), phases)))
         return _first(asked)
 
     def evaluation(self, done: int, metrics: Mapping[str, float]) -> Stop | None:
@@ -112,7 +112,7 @@ class Callbacks:
         asked = []
         for name, each in self.going_on:
             with _named(name, f"evaluation after {done} rounds"):
-                asked.append((name, each.evaluation(done, metrics)))
+                asked.append((name, each.evaluation(done, _Known(metrics))))
         return _first(asked)
 
     def checkpoint(self, done: int, path: Path) -> None:
@@ -132,6 +132,13 @@ class Callbacks:
                 raised = raised or e
         if raised is not None and summary.get("error") is None:  # else that is what is to be seen
             raise raised
+
+
+class _Known(dict[str, Any]):
+    """Says which keys there are where one is asked for that is not."""
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise KeyError(f"{key}: there are {', '.join(self)}")
 
 
 def checked(callbacks: Any) -> tuple[Callback, ...]:

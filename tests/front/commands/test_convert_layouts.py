@@ -76,6 +76,38 @@ def test_texts_of_a_table(command, tmp_path, more, says, width):
     assert disk.load(disk.DiskOptions(path=str(tmp_path / "out")), None, 0).test.x.shape == (3, width)
 
 
+def test_columns_are_left_out_and_all_that_are_no_numbers_are_named(command, tmp_path):
+    rows = "\n".join(f"u{i % 5},{i},x{i},{i % 2},2020-01-0{i % 9 + 1}" for i in range(20))
+    (tmp_path / "in.csv").write_text(f"user,age,name,y,day\n{rows}\n")
+    words = ("convert", tmp_path / "in.csv", tmp_path / "out", "--client", "user")
+    _, _, err = command(*words)
+    assert "'x0' is no number, and so are 'day': make it numbers, or leave it out by --without name,day" in err
+    status, _, err = command(*words, "--without", "name,day")
+    assert (status, err) == (0, "")
+    assert json.loads((tmp_path / "out" / "population.json").read_text())["features"] == ["age"]
+    _, _, err = command("convert", tmp_path / "in.csv", tmp_path / "two", "--client", "user", "--without", "name,day,y")
+    assert "no column 'y' among user, age" in err
+
+
+def test_labels_of_which_none_is_0_are_refused(command, tmp_path):
+    (tmp_path / "in.csv").write_text("client,x1,y\n" + "".join(f"{i},1.5,{1 + i % 3}\n" for i in range(9)))
+    words = ("convert", tmp_path / "in.csv", tmp_path / "out")
+    _, _, err = command(*words)
+    assert "labels go from 1 to 3, and no example has 0: number them from 0, as by y - 1, or say classes=4" in err
+    assert not (tmp_path / "out").exists()
+    assert command(*words, "--classes", 4)[0] == 0
+    _, _, err = command("convert", tmp_path / "in.csv", tmp_path / "two", "--target", "y", "--without", "x1")
+    assert "no features" in err
+
+
+def test_what_the_librarys_save_to_disk_wrote_is_known_by_its_looks(command, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_dict({"home": [i // 2 for i in range(20)], "age": [1.0] * 20, "ill": [0, 1] * 10})
+    made.save_to_disk(tmp_path / "in")
+    status, out, _ = command("convert", tmp_path / "in", tmp_path / "out", "--client", "home", "--label", "ill")
+    assert (status, "9 clients" in out) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
@@ -84,7 +116,14 @@ def test_texts_of_a_table(command, tmp_path, more, says, width):
         (("--text", "sex", "--label", "sick", "--target", "price"), "target: is 'price', beside label='sick'"),
         (("--label", "sick", "--target", "price"), "target: is 'price', beside label='sick': leave one of them out"),
         (("--target", "price", "--classes", 2), "classes: is 2: leave it out, for there are targets"),
-        (("--label", "sick"), "column 'sex', row 0: 'p' is no number: make it numbers, or leave it out"),
+        (
+            ("--label", "sick"),
+            "column 'sex', row 0: 'p' is no number: make it numbers, or leave it out by --without sex",
+        ),
+        (
+            ("--label", "sick", "--without", "sx"),
+            "no column 'sx' to be left out: choose among user, height, price, sick, sex",
+        ),
         (("--target", "price,"), "no column '' among user, height, price, sick, sex"),
         (("--layout", "parquet", "--label", "sick"), "in.csv: not a Parquet file"),
         (

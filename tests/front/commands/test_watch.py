@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -128,6 +129,20 @@ def test_where_there_is_no_run_it_is_said(tmp_path, command, folder, said):
     status, _, error = command("watch", tmp_path / folder)
     assert status == 2
     assert said in error
+
+
+def test_on_a_terminal_a_run_that_is_not_there_yet_is_awaited(tmp_path, monkeypatch):
+    folder, slept = tmp_path / "run", list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        fedfleet.run({**SMALL, "rounds": 1}, out=folder)
+
+    monkeypatch.setattr(watching.time, "sleep", sleep)
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=200)
+    watching.watch(folder, console, 0.5, once=False)
+    assert slept == [0.5]
+    assert f"waiting for {folder}, which is not there yet" in console.file.getvalue()  # pyright: ignore
 
 
 def test_metrics_of_which_less_is_better_and_curves_that_are_thinned():

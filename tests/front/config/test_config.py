@@ -57,6 +57,12 @@ def test_the_short_form_of_a_named_section(short: list[str]) -> None:
     assert options(config, "population.partition").min_size == 1
 
 
+def test_an_optimiser_may_be_named_alone() -> None:
+    config = load({"algorithm": {"client_optimizer": "adam", "server_optimizer": "yogi"}})
+    assert complete(config)["algorithm"]["client_optimizer"]["name"] == "adam"
+    assert complete(config)["algorithm"]["server_optimizer"]["name"] == "yogi"
+
+
 def test_dotted_keys_mean_the_same_in_a_file() -> None:
     dotted = load({"population.clients": 7, "algorithm": "fedprox", "algorithm.mu": 0.5})
     assert dotted == load({"population": {"clients": 7}, "algorithm": {"name": "fedprox", "mu": 0.5}})
@@ -139,6 +145,10 @@ def test_auto_does_not_depend_on_the_workers() -> None:
         (["task=acu"], "did you mean 'auc'?"),
         (["population.dataset=digit"], "did you mean 'digits'?"),
         (["xyz=1"], "known here: schema_version"),
+        (["lr=1"], "lr=1: unknown key; did you mean algorithm.lr?"),
+        (["vary={}", "hidden=[3]"], "hidden=[3]: unknown key; did you mean task.hidden?"),
+        (["invite=3"], "invite=3: unknown key; did you mean cohort.invite?"),
+        (["algorithm.client_optimizer=adm"], "algorithm.client_optimizer='adm'"),
         (["algorithm=cdma_one", "algorithm.theory={pl: 1}"], "algorithm.theory.smoothness: missing"),
         (["executor.actors=many"], "a valid integer or input should be 'auto'"),
         (["cohort.respond=0"], "greater than or equal to 1"),

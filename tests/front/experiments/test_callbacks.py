@@ -176,3 +176,13 @@ def test_a_run_that_lost_its_patience_is_at_its_end_until_it_has_more(tmp_path):
 def test_patience_that_cannot_be_is_refused(given, said):
     with pytest.raises(fedfleet.ConfigError, match=said):
         fedfleet.Experiment(load(SMALL, given))
+
+
+def test_one_that_asks_for_a_metric_that_is_not_there_is_told_which_are(tmp_path):
+    class Asking(fedfleet.Callback):
+        def evaluation(self, done, metrics):
+            assert metrics.get("eval/auc") is None
+            return None if metrics["eval/auc"] < 1 else "done"
+
+    with pytest.raises(fedfleet.FedfleetError, match=r"KeyError: .eval/auc: there are eval/accuracy, eval/loss"):
+        fedfleet.run(SMALL, out=tmp_path / "run", callbacks=[Asking()])

@@ -149,7 +149,10 @@ def test_it_stops_where_training_diverges(tmp_path, bound, lr, line):
     assert (found["status"], found["error"]) == ("stopped", None)
     assert 1 <= found["rounds"] < 8
     assert re.fullmatch(line, found["diverged"])
-    assert f"stopped: {found['diverged']}: lower the learning rates, or clip gradients" in told.lines
+    assert (
+        f"stopped: {found['diverged']}: lower the learning rates, or clip gradients, as by algorithm.client_optimizer.clip_norm"
+        in told.lines
+    )
     assert "eval/accuracy" in found["final"]  # the last model is evaluated
     goes_on = fedfleet.resume(tmp_path / "run", {"stop_if_diverged": None}).summary
     assert (goes_on["status"], goes_on["rounds"], goes_on["diverged"]) == ("finished", 8, None)

@@ -15,7 +15,9 @@ CLIENTS = [4, 1, 5]
 """Of 4, 2 and 7 examples."""
 DROP = Faults(on_client_error="drop_client", non_finite="drop_client")
 KEEP = Faults(non_finite="keep")
-DIVERGED = "training diverged, so lower the learning rates, or clip gradients"
+DIVERGED = (
+    "training diverged, so lower the learning rates, or clip gradients, as by algorithm.client_optimizer.clip_norm"
+)
 
 
 @pytest.fixture(params=["serial", "batched", "factored"])

@@ -1,0 +1,70 @@
+"""What is said of features that steps do not suit, and of what nothing is said."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedfleet
+from fedfleet.commands.plan import describe
+from fedfleet.config.advice import advice
+
+CONFIG = {
+    "rounds": 1,
+    "task": {"model": "logistic"},
+    "algorithm": {"lr": 1e-9, "batch_size": 5},
+    "cohort": {"invite": 2},
+    "executor": {"kind": "local"},
+}
+
+
+def data(income: float) -> fedfleet.FederatedDataset:
+    random = np.random.default_rng(0)
+    df = pd.DataFrame({"age": random.normal(0, 1, 60), "income": random.normal(income, 1, 60), "y": [0, 1] * 30})
+    found = fedfleet.data.from_dataframe(df.assign(home=np.arange(60) // 10), client="home")
+    assert isinstance(found, fedfleet.FederatedDataset)
+    return found
+
+
+class Told(fedfleet.Callback):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_a_feature_that_is_far_from_one_is_named(tmp_path: Path) -> None:
+    line = "feature 'income' is about 5e+04 in size: nets and steps are made for features of about 1: scale them"
+    with pytest.warns(UserWarning, match=f"^{line.replace('+', '.')}"):
+        fedfleet.run(CONFIG, data=data(50_000), out=tmp_path / "far")
+    told = Told()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fedfleet.run(CONFIG, data=data(50_000), out=tmp_path / "told", callbacks=told)
+        fedfleet.run(CONFIG, data=data(20), out=tmp_path / "near")
+    assert any(said.startswith(line) for said in told.lines)
+    far, near = (dict(describe(fedfleet.Experiment(fedfleet.load(CONFIG), data=data(x)))) for x in (50_000, 20))
+    assert far["mend"].startswith(line)
+    assert "mend" not in near
+
+
+def test_of_what_nothing_is_said() -> None:
+    far = torch.full((4, 3), 1e3)
+    assert advice(far, (), 0)[0].startswith("feature number 0 is about 1e+03 in size, and 2 more are above 30")
+    assert advice(far.long(), ("a", "b", "c"), 0)
+    for x, features, words in (
+        (far.long(), (), 0),  # words
+        (far.long(), ("a",), 9),  # texts
+        (torch.full((4, 3), 255, dtype=torch.uint8), (), 0),  # pixels
+        (far[:, :, None], (), 0),  # images
+        (torch.ones(4, 3), (), 0),
+        (far[:0], (), 0),
+        (far * torch.nan, (), 0),
+    ):
+        assert advice(x, features, words) == []
