@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedfleet.experiments.progress import Progress
     from fedfleet.experiments.resume import resume
     from fedfleet.experiments.run import Run, open_run
+    from fedfleet.experiments.runs import Runs
     from fedfleet.report import write_report
     from fedfleet.simulator.algorithm import Algorithm, Task
     from fedfleet.simulator.population import Population
@@ -42,10 +43,12 @@ __all__ = [
     "FedfleetError",
     "Progress",
     "Run",
+    "Runs",
     "load",
     "open_run",
     "resume",
     "run",
+    "run_all",
     "write_report",
 ]
 HOMES = {
@@ -57,6 +60,7 @@ HOMES = {
     "Experiment": "experiments.experiment",
     "Progress": "experiments.progress",
     "Run": "experiments.run",
+    "Runs": "experiments.runs",
     "load": "config.schema",
     "open_run": "experiments.run",
     "resume": "experiments.resume",
@@ -119,3 +123,31 @@ def run(
         given = "".join(f", {name}=…" for name, part in own.items() if part is not None)
         e.add_note(f"go on with fedfleet.resume({str(out)!r}{given})")
         raise
+
+
+def run_all(
+    config: Path | str | Mapping[str, Any] | Config,
+    overrides: list[str] | Mapping[str, Any] | None = None,
+    *,
+    out: str | Path,
+    task: Task | None = None,
+    algorithm: Algorithm | None = None,
+    population: Population | None = None,
+    data: Dataset | FederatedDataset | None = None,
+    callbacks: Callback | Sequence[Callback] = (),
+) -> Runs:
+    """Run every label of ``compare``, every point of ``vary`` and every of ``seeds``, one after another, and write a report.
+
+    Args: as of ``run``; parts that are given are of all runs. Where ``out`` has runs of the same configuration and parts, those at
+    their end are left as they are, and the others go on.
+
+    All are checked before the first begins. One that fails does not stop the others: FedfleetError is raised at the end. Raises
+    ConfigError or DataError for input that cannot run.
+
+    """
+    from fedfleet.config.schema import load
+    from fedfleet.experiments import campaign
+    from fedfleet.tracking.callback import Callbacks, checked
+
+    own = {"task": task, "algorithm": algorithm, "population": population, "data": data}
+    return campaign.run_all(load(config, overrides), Path(out), Callbacks(checked(callbacks)), own)

@@ -21,17 +21,21 @@ from fedfleet.datasets.files import DataError
 from fedfleet.experiments.child import child
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.files import write_text
+from fedfleet.experiments.own import check_same, parts
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.resume import at_its_end, changed, run_or_go_on
 from fedfleet.experiments.resume import resume as go_on
 from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import check_free, claim, summary_of
+from fedfleet.experiments.runs import Runs
 from fedfleet.experiments.workers import Workers
 from fedfleet.report import finals, told, write_report
 from fedfleet.report.values import names
 from fedfleet.simulator.errors import ConfigError, FedfleetError
+from fedfleet.tracking.callback import Callbacks
 
 CAMPAIGN = "campaign.yaml"
+NO_PARTS: Mapping[str, Any] = {}
 TARGET = "domains.target"
 OWN_KEYS = {
     "label": "the name of the entry is the label",
@@ -54,13 +58,16 @@ class Trial:
     point: Mapping[str, Any] = field(default_factory=dict)
 
 
-def trials(config: Config) -> list[Trial]:
-    """Return the runs a configuration asks for; a single run has the place ".". Raises ConfigError."""
+def trials(config: Config, data: Data | None = None) -> list[Trial]:
+    """Return the runs a configuration asks for; a single run has the place ".". Raises ConfigError.
+
+    ``data`` are those that were given in Python, if any.
+    """
     if config.tune is not None:
         raise ConfigError("tune: a search, of which these are no runs: use fedfleet tune, or add tune=null")
     if config.compare is None and config.vary is None and config.seeds is None:
         return [Trial(config, "", ".")]
-    seeds, varied = config.seeds or [config.seed], axes(config)
+    seeds, varied = config.seeds or [config.seed], axes(config, data)
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"seeds={seeds}: give each seed once")
     _refuse_own_keys("vary", varied)
@@ -92,11 +99,11 @@ def _named(values: list[Any]) -> list[str]:
     return [text if isinstance(value, Mapping) else str(value) for value, text in zip(values, short, strict=True)]
 
 
-def axes(config: Config) -> dict[str, list[Any]]:
+def axes(config: Config, data: Data | None = None) -> dict[str, list[Any]]:
     """Return what varies; ``domains.target: [each]`` leaves every domain out in turn. Raises ConfigError, DataError."""
     varied = dict(config.vary or {})
     if varied.get(TARGET) == ["each"]:
-        data = load_data(config)
+        data = data or load_data(config)
         if not data.domains:
             raise ConfigError(
                 f"vary.{TARGET}=[each]: the data set {data.name!r} has no domains by name: give their numbers"
@@ -105,13 +112,18 @@ def axes(config: Config) -> dict[str, list[Any]]:
     return varied
 
 
-def prepare(trial: Trial, loaded: dict[str, Data]) -> Experiment:
-    """Make a trial ready to run; ``loaded`` keeps the data sets. Raises ConfigError or DataError naming the trial."""
+def prepare(trial: Trial, loaded: dict[str, Data], own: Mapping[str, Any] = NO_PARTS) -> Experiment:
+    """Make a trial ready to run; ``loaded`` keeps the data sets, ``own`` are parts made in Python.
+
+    Raises ConfigError or DataError naming the trial.
+    """
     with _naming(trial.name):
+        if own.get("data") is not None or own.get("population") is not None:
+            return Experiment(trial.config, **own)
         which = data_key(trial.config)
         if which not in loaded:
             loaded[which] = load_data(trial.config)
-        return Experiment(trial.config, loaded=loaded[which])
+        return Experiment(trial.config, loaded=loaded[which], **own)
 
 
 def distinct(plan: list[Trial]) -> list[Trial]:
@@ -151,7 +163,9 @@ def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report:
         for trial in distinct(plan):
             prepare(trial, loaded)
         _note(config, claim(out))
-        done = _in_processes(plan, out, progress, jobs) if jobs > 1 else _in_turn(plan, out, progress, loaded)
+        done = (
+            _in_processes(plan, out, progress, jobs) if jobs > 1 else _in_turn(plan, out, Callbacks([progress]), loaded)
+        )
         runs, failures = _parted(done)
         _tell(plan, out, progress)
     if [run.folder for run in runs] == [out]:
@@ -174,9 +188,58 @@ def resume(out: Path, overrides: list[str] | None, progress: Progress, *, report
     _note(config, out)
     left = [trial for trial in plan if at_its_end(out / trial.place, trial.config) is None]
     progress.say(f"{len(plan) - len(left)} of {len(plan)} runs are at their end")
-    runs, failures = _parted(_in_turn(left, out, progress, {}))
+    runs, failures = _parted(_in_turn(left, out, Callbacks([progress]), {}))
     _tell(plan, out, progress)
     return _reported(runs, failures, out, progress, report=report)
+
+
+def run_all(config: Config, out: Path, callbacks: Callbacks, own: Mapping[str, Any]) -> Runs:
+    """Run every trial, one after another, and write the report; ``own`` are parts made in Python, of all of them.
+
+    Those that have come to their end in ``out`` are left as they are, others go on. Raises as ``run`` does, and ConfigError where
+    ``out`` is of another configuration, or where there is one run alone.
+    """
+    plan = trials(config, own.get("data"))
+    if plan[0].place == ".":
+        raise ConfigError("seeds, compare, vary: none is given, and there is one run: give one, or take fedfleet.run")
+    goes_on = (out / CAMPAIGN).exists()
+    if goes_on and (was := (out / CAMPAIGN).read_text(encoding="utf-8")) != as_given(config):
+        mend = "choose another folder, or remove it"
+        raise ConfigError(f"{out}: runs of another configuration are there ({_change(was, as_given(config))}): {mend}")
+    loaded: dict[str, Data] = {}
+    ended = dict[str, Run]()
+    if not goes_on:
+        check_free(out)
+    for trial in distinct(plan):
+        prepare(trial, loaded, own)
+    if not goes_on:
+        _note(config, claim(out))
+    now = parts(**own).describe()
+    for trial in plan:
+        if (summary := at_its_end(out / trial.place, trial.config)) is not None:
+            check_same(out / trial.place, summary.get("own") or {}, now)
+            ended[trial.place] = Run(out / trial.place, summary, own.get("task"))
+    if ended:
+        callbacks.say(f"{len(ended)} of {len(plan)} runs are at their end")
+    left = [trial for trial in plan if trial.place not in ended]
+    done, failures = _parted(_in_turn(left, out, callbacks, loaded, own))
+    ended |= {str(run.folder.relative_to(out)): run for run in done}
+    _tell(plan, out, callbacks)
+    there = [trial for trial in plan if trial.place in ended]
+    _reported(list(ended.values()), failures, out, callbacks, report=True)
+    return Runs(out, [ended[trial.place] for trial in there], [_keys(trial, config) for trial in there])
+
+
+def _keys(trial: Trial, config: Config) -> dict[str, Any]:
+    """Return what tells a trial from the others."""
+    label = {"label": trial.label} if config.compare is not None else {}
+    return {**label, **trial.point, **({"seed": trial.config.seed} if config.seeds is not None else {})}
+
+
+def _change(was: str, now: str) -> str:
+    """Return the first key in which two configurations differ."""
+    before, here = yaml.safe_load(was) or {}, yaml.safe_load(now) or {}
+    return next(key for key in {**before, **here} if before.get(key) != here.get(key))
 
 
 def _note(config: Config, out: Path) -> None:
@@ -193,7 +256,7 @@ def _parted(done: list[Run | FedfleetError]) -> tuple[list[Run], list[FedfleetEr
     return [r for r in done if isinstance(r, Run)], [e for e in done if isinstance(e, FedfleetError)]
 
 
-def _tell(plan: list[Trial], out: Path, progress: Progress) -> None:
+def _tell(plan: list[Trial], out: Path, progress: Callbacks | Progress) -> None:
     """Say what came of each label, over the seeds that ended."""
     for line in finals([folder for t in plan if summary_of(folder := out / t.place).get("final")]):
         progress.say(line)
@@ -206,7 +269,7 @@ def _say(out: Path, progress: Progress) -> None:
 
 
 def _reported(
-    runs: list[Run], failures: list[FedfleetError], out: Path, progress: Progress, *, report: bool
+    runs: list[Run], failures: list[FedfleetError], out: Path, progress: Callbacks | Progress, *, report: bool
 ) -> list[Run]:
     if report:
         progress.say(f"report: {write_report([out], out)}")
@@ -215,16 +278,19 @@ def _reported(
     return runs
 
 
-def _in_turn(plan: list[Trial], out: Path, progress: Progress, loaded: dict[str, Data]) -> list[Run | FedfleetError]:
+def _in_turn(
+    plan: list[Trial], out: Path, told: Callbacks, loaded: dict[str, Data], own: Mapping[str, Any] = NO_PARTS
+) -> list[Run | FedfleetError]:
+    callbacks = [each for _, each in told.going_on]
     done: list[Run | FedfleetError] = []
     with closing(Workers()) as workers:
         for i, trial in enumerate(plan):
-            progress.say(f"run {i + 1}/{len(plan)}: {trial.place}")
+            told.say(f"run {i + 1}/{len(plan)}: {trial.place}")
             try:
-                done.append(run_or_go_on(prepare(trial, loaded), out / trial.place, progress, workers))
+                done.append(run_or_go_on(prepare(trial, loaded, own), out / trial.place, callbacks, workers))
             except FedfleetError as e:
                 done.append(FedfleetError(f"{trial.place}: {e}"))
-                progress.say(f"failed: {done[-1]}")
+                told.say(f"failed: {done[-1]}")
     return done
 
 

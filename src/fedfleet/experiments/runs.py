@@ -1,0 +1,78 @@
+"""Several finished runs, as they are returned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import pandas as pd
+
+from fedfleet.experiments.run import Run
+
+
+@dataclass(frozen=True, repr=False)
+class Runs(Sequence[Run]):
+    """The runs of one configuration: those of every label of ``compare``, point of ``vary`` and seed, in this order.
+
+    Attributes:
+        folder: that of all of them, with ``report.html``.
+        runs: the finished runs.
+        keys: of each what tells it from the others: ``label``, the keys that vary, ``seed``.
+
+    """
+
+    folder: Path
+    runs: Sequence[Run]
+    keys: Sequence[Mapping[str, Any]]
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self.runs)
+
+    @overload
+    def __getitem__(self, at: int) -> Run: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Run]: ...
+    def __getitem__(self, at: int | slice) -> Run | Sequence[Run]:
+        """Return one, or some."""
+        return self.runs[at]
+
+    def __iter__(self) -> Iterator[Run]:
+        """Go through them."""
+        return iter(self.runs)
+
+    def __repr__(self) -> str:
+        """Return a line."""
+        return f"Runs({str(self.folder)!r}: {len(self)} runs)"
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row a run: what tells it from the others, and its final metrics."""
+        rows = []
+        for run, keys in zip(self.runs, self.keys, strict=True):
+            final = {name.removeprefix("eval/"): value for name, value in (run.summary.get("final") or {}).items()}
+            rows.append({**keys, **final})
+        return pd.DataFrame(rows)
+
+    def mean(self) -> pd.DataFrame:
+        """Return the means of the final metrics over seeds, and their sample standard deviations, a row a label and point."""
+        known = list(dict.fromkeys(key for keys in self.keys for key in keys if key != "seed"))
+        metrics = [c for c in self.table if c not in (*known, "seed")]
+        table = self.table
+        table = table.assign(**{key: table[key].map(str) for key in known if table[key].dtype == object})
+        by: Any = table.groupby(known or [""] * len(table), sort=False, dropna=False)
+        return by[metrics].agg(["mean", "std"])
+
+    def rounds(self) -> pd.DataFrame:
+        """Return ``rounds.parquet`` of all of them, with what tells each from the others in front."""
+        frames = []
+        for run, keys in zip(self.runs, self.keys, strict=True):
+            frame = run.rounds
+            frames.append(pd.concat([pd.DataFrame([{**keys}] * len(frame), index=frame.index), frame], axis=1))
+        return pd.concat(frames, ignore_index=True)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: final metrics, mean and spread over seeds."""
+        return self.mean().to_html(float_format=lambda value: f"{value:.4g}")

@@ -1,0 +1,140 @@
+"""Several runs in Python, with parts made there: what comes back, what is left alone, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import fedfleet
+
+CONFIG: dict[str, Any] = {
+    "rounds": 2,
+    "seeds": [3, 4],
+    "vary": {"algorithm.lr": [0.1, 0.5]},
+    "compare": {"plain": {"algorithm": "fedavg"}, "near": {"algorithm": {"name": "fedprox", "mu": 0.1}}},
+    "algorithm": {"batch_size": 5},
+    "cohort": {"invite": 2},
+    "executor": {"kind": "local"},
+}
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 3):
+        super().__init__()
+        self.out = nn.Linear(2, 2)
+        self.width = width
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x)
+
+
+class Told(fedfleet.Callback):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.rounds = 0
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def round(self, row: Any, phases: Any) -> None:
+        self.rounds += 1
+
+
+def data() -> Any:
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    return fedfleet.data.from_arrays(x, (x[:, 0] > 0).astype(int), client=np.arange(60) // 10)
+
+
+def task(width: int = 3) -> Any:
+    return fedfleet.tasks.from_module(lambda: Net(width))
+
+
+def test_every_label_point_and_seed_is_run_and_comes_back_in_order(tmp_path: Path):
+    told = Told()
+    runs = fedfleet.run_all(CONFIG, task=task(), data=data(), out=tmp_path / "all", callbacks=told)
+    keys = [(label, lr, seed) for label in ("plain", "near") for lr in (0.1, 0.5) for seed in (3, 4)]
+    table = runs.table
+    assert [tuple(row) for row in table[["label", "algorithm.lr", "seed"]].to_numpy().tolist()] == keys
+    assert (len(runs), told.rounds) == (8, 16)
+    for run, (label, lr, seed) in zip(runs, keys, strict=True):
+        alone = fedfleet.run(
+            {**CONFIG, "seeds": None, "vary": None, "compare": None, **CONFIG["compare"][label], "seed": seed},
+            {"algorithm.lr": lr, "algorithm.batch_size": 5},
+            task=task(),
+            data=data(),
+            out=tmp_path / "alone" / f"{label}{lr}{seed}",
+        )
+        assert (run.folder / "model.safetensors").read_bytes() == (alone.folder / "model.safetensors").read_bytes()
+    assert table["accuracy"].tolist() == [run.summary["final"]["eval/accuracy"] for run in runs]
+    mean = runs.mean()
+    assert mean.loc[("plain", 0.5), ("loss", "mean")] == pytest.approx(table["loss"][2:4].mean())
+    assert mean.loc[("plain", 0.5), ("loss", "std")] == pytest.approx(table["loss"][2:4].std())
+    rounds = runs.rounds()
+    assert len(rounds) == 16
+    pd.testing.assert_series_equal(rounds["train_loss"][14:].reset_index(drop=True), runs[7].rounds["train_loss"])
+    assert rounds["seed"][14:].tolist() == [4, 4]
+    assert isinstance(runs[0].model(), Net)
+    assert "<table" in runs._repr_html_()
+    assert (tmp_path / "all" / "report.html").exists()
+    assert any(line.startswith("plain lr=0.1  final accuracy") for line in told.lines)
+
+
+def test_run_again_it_goes_on_with_what_has_not_ended(tmp_path: Path):
+    config = {**CONFIG, "vary": None, "compare": None}
+
+    class Stops(fedfleet.Callback):
+        def round(self, row: Any, phases: Any) -> None:
+            if seen.rounds == 3:
+                raise KeyboardInterrupt
+
+    seen = Told()
+    with pytest.raises(KeyboardInterrupt):
+        fedfleet.run_all(config, task=task(), data=data(), out=tmp_path / "all", callbacks=[seen, Stops()])
+    more = Told()
+    runs = fedfleet.run_all(config, task=task(), data=data(), out=tmp_path / "all", callbacks=more)
+    assert "1 of 2 runs are at their end" in more.lines
+    assert [run.summary["rounds"] for run in runs] == [2, 2]
+    whole = fedfleet.run_all(config, task=task(), data=data(), out=tmp_path / "whole")
+    pd.testing.assert_frame_equal(runs.table, whole.table)
+    assert runs.mean().shape == (1, 4)
+    again = Told()
+    assert fedfleet.run_all(config, task=task(), data=data(), out=tmp_path / "all", callbacks=again)[0].task is not None
+    assert again.rounds == 0
+    for change, says in (
+        ({"config": {**config, "rounds": 3}}, r"runs of another configuration are there \(rounds\)"),
+        ({"task": task(4)}, "seed-3: the run began with task"),
+        (
+            {"data": fedfleet.data.from_arrays(np.ones((40, 2)), [0, 1] * 20, client=np.arange(40) // 10)},
+            "began with data",
+        ),
+    ):
+        with pytest.raises(fedfleet.ConfigError, match=says):
+            fedfleet.run_all(**{"config": config, "task": task(), "data": data(), "out": tmp_path / "all", **change})
+
+
+def test_one_that_fails_does_not_stop_the_others(tmp_path: Path):
+    config = {**CONFIG, "compare": None, "vary": {"algorithm.lr": [1e38, 0.1]}, "seeds": None}
+    with pytest.raises(fedfleet.FedfleetError, match=r"1 of 2 runs: lr-1e.38: .*lower the learning rates"):
+        fedfleet.run_all(config, task=task(), data=data(), out=tmp_path / "all")
+    assert fedfleet.open_run(tmp_path / "all" / "lr-0.1").summary["status"] == "finished"
+
+
+def test_what_cannot_be_is_said_before_anything_is_written(tmp_path: Path):
+    for config, says in (
+        ({**CONFIG, "seeds": None, "vary": None, "compare": None}, "there is one run: give one, or take fedfleet.run"),
+        ({**CONFIG, "vary": {"lr": [1]}}, r"run 'plain lr=1': lr=1: unknown key; did you mean algorithm.lr\?"),
+        ({**CONFIG, "vary": {"cohort.invite": [2, 99]}}, "run 'plain invite=99': cohort.invite=99"),
+    ):
+        with pytest.raises(fedfleet.ConfigError, match=says):
+            fedfleet.run_all(config, task=task(), data=data(), out=tmp_path / "all")
+        assert not (tmp_path / "all").exists()
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "mine").touch()
+    with pytest.raises(fedfleet.ConfigError, match="exists and is not empty"):
+        fedfleet.run_all(CONFIG, task=task(), data=data(), out=tmp_path / "all")
