@@ -197,7 +197,7 @@ def test_python_runs(repository: Path, block: Block):
     few = re.sub(r'"rounds": \d+', '"rounds": 3', block.text)
     with contextlib.redirect_stdout(io.StringIO()):
         exec(compile(few, block.where, "exec"), {"__name__": "__main__"})
-    assert list(repository.glob("runs/*/model.safetensors"))
+    assert list(repository.glob("runs/**/model.safetensors"))
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in ("yaml", "json")], ids=lambda b: b.where)
