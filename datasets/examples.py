@@ -154,7 +154,7 @@ class FederatedDataset:
 
 def _of(domains: tuple[str, ...], names: Names) -> str:
     known = {
-        "of clients": names.tested,
+        "tested on clients": names.tested,
         "classes": names.classes,
         "features": names.features,
         "vocabulary": [] if names.vocabulary is None else [f"{names.vocabulary.tokenizer}"],

@@ -37,7 +37,12 @@ def is_transformer(model: str | None) -> bool:
 
 def source(model: str) -> str:
     """Return a digest of the configuration that a model is named by. Raises ConfigError."""
-    return digest(json.dumps(_read(model, f"task.model={model!r}"), sort_keys=True), {})
+    return digest(told(model), {})
+
+
+def told(model: str) -> str:
+    """Return the configuration that a model is named by, as JSON. Raises ConfigError."""
+    return json.dumps(_read(model, f"task.model={model!r}"), sort_keys=True)
 
 
 INSIDE = "net."

@@ -88,6 +88,6 @@ def test_folders_and_the_librarys_labels_say_what_classes_are_called(tmp_path: P
 def test_data_say_their_names_in_a_line():
     data = from_dataframe(table(), client="client", label="y", test=0.2)
     told = repr(data)
-    assert told.endswith(f", of clients {', '.join(data.names.tested)}, features age, weight)")
+    assert told.endswith(f", tested on clients {', '.join(data.names.tested)}, features age, weight)")
     assert some([str(i) for i in range(9)], 3) == "0, 1, 2 and 6 more"
     assert some(["a"], 3) == "a"

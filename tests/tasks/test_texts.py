@@ -200,7 +200,7 @@ def test_a_run_is_the_same_with_more_padding(tmp_path: Path, which: str):
         assert runs[1].rounds[column].tolist() == pytest.approx(runs[0].rounds[column].tolist(), rel=1e-5)
     counts = ["client_steps", "floats_up", "bytes_down", "heard"]
     assert runs[0].rounds[counts].equals(runs[1].rounds[counts])
-    assert set(runs[0].table("clients")) == {"round", "client", "accuracy", "loss"}
+    assert set(runs[0].table("clients")) == {"round", "client", "name", "accuracy", "loss"}
     if foretell:  # of each client, every word counts alike
         made = LanguageModel(
             LanguageOptions(**{k: v for k, v in chosen.items() if k != "name"}), DataShape((9,), WORDS, WORDS)

@@ -20,6 +20,10 @@ BATCHED_UP_TO = 65_536
 """Floats of a model above which, on a CPU, many clients' weights no longer stay in the cache and batching loses."""
 
 
+FEW_STEPS = 2
+"""Local steps up to which convolutions gain by what clients still share."""
+
+
 class Sizes(NamedTuple):
     """What blocks are made of on a kind of device.
 
@@ -61,11 +65,16 @@ def small(rounds: int, cohort: int, blocks: int, z: Tree, notes: Callable[[], No
 
 
 def inner(z: Tree, notes: Notes, device: str) -> str:
-    """Return "factored" where at least half of the floats can be, else "batched" on a GPU and for small models, or "serial"."""
-    floats = T.count(z)
-    if sum(leaf.numel() for path, leaf in T.named_leaves(z) if factors(path, leaf, notes)) * 2 >= floats:
-        return "factored"
-    return "batched" if device == "cuda" or floats <= BATCHED_UP_TO else "serial"
+    """Return "factored" where at least half of the floats can be, else "batched" on a GPU and for small models, or "serial".
+
+    Filters of convolutions are each client's own from its second step on: many steps of a small model are better batched.
+    """
+    floats, few = T.count(z), notes.examples <= FEW_STEPS * (notes.step_examples or notes.examples)
+    kept = [leaf for path, leaf in T.named_leaves(z) if factors(path, leaf, notes)]
+    lasting = sum(leaf.numel() for leaf in kept if leaf.dim() == 2 or few or device == "cuda")
+    if lasting * 2 < floats and (device == "cuda" or floats <= BATCHED_UP_TO):
+        return "batched"
+    return "factored" if sum(leaf.numel() for leaf in kept) * 2 >= floats else "serial"
 
 
 def factors(path: str, leaf: Tensor, notes: Notes) -> bool:

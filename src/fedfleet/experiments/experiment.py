@@ -12,6 +12,7 @@ import torch
 from fedfleet.config import schema as C
 from fedfleet.config.advice import advice
 from fedfleet.config.reading import check_free
+from fedfleet.datasets.vocabulary import VOCABULARY
 from fedfleet.experiments.checkpoint import Checkpoint, newest
 from fedfleet.experiments.own import check_same
 from fedfleet.experiments.prepared import Prepared
@@ -20,9 +21,11 @@ from fedfleet.experiments.runfolder import CHECKPOINTS, RunFolder, claim, locked
 from fedfleet.experiments.runner import Runner
 from fedfleet.experiments.status import Status
 from fedfleet.experiments.tracked import configured, trackers
+from fedfleet.experiments.weights import nets
 from fedfleet.experiments.workers import Workers
 from fedfleet.report import write_card
 from fedfleet.simulator.errors import ConfigError
+from fedfleet.tasks.weights_file import marks
 from fedfleet.tracking.callback import Callback, Callbacks, checked
 
 
@@ -107,6 +110,11 @@ class Experiment(Prepared):
             return []
         return advice(self.evaluation["test"]["x"], self.names.features, self.examples.get("words", 0))
 
+    def _folder(self, out: Path, lock: IO[str] | None) -> RunFolder:
+        words = self.names.vocabulary
+        beside = {} if words is None else {VOCABULARY: words.dumped()}
+        return RunFolder(out, C.complete(self.config), lock, beside | nets(self.config), marks(words))
+
     def _run(
         self,
         out: Path,
@@ -121,7 +129,7 @@ class Experiment(Prepared):
             torch.set_grad_enabled(torch.is_grad_enabled()),  # an interruption may come between its being set and reset
             closing(Workers()) as own,
             (workers or own).of(self) as executor,
-            closing(RunFolder(out, C.complete(self.config), lock, self.names.vocabulary)) as folder,
+            closing(self._folder(out, lock)) as folder,
         ):
             told.add([Status(folder), *trackers(self.config.track, folder, told.say)])
             runner = Runner(self, folder, told, pause)

@@ -21,7 +21,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from fedfleet.config.reading import check_free
-from fedfleet.datasets.vocabulary import VOCABULARY, Vocabulary
 from fedfleet.experiments.checkpoint import Checkpoints
 from fedfleet.experiments.files import whole, write_text
 from fedfleet.experiments.tables import Tables
@@ -31,7 +30,6 @@ from fedfleet.simulator.driver.simulate import RoundRecord
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.executors.likeness import packages
 from fedfleet.simulator.signals import put_off
-from fedfleet.tasks.weights_file import marks
 
 FLUSH_EVERY_S = 30.0
 CHECKPOINTS, LOCK, BEST = "checkpoints", ".lock", "best.safetensors"
@@ -49,17 +47,21 @@ def claim(folder: Path) -> Path:
 
 
 class RunFolder:
-    """A run's files: tables and events as the run goes on, model and summary at the end. One process at a time has it."""
+    """A run's files: tables and events as the run goes on, model and summary at the end. One process at a time has it.
+
+    Files ``beside`` the configuration, their texts by name, are written with it; models say what is to be known ``about`` them.
+    """
 
     def __init__(
         self,
         folder: Path,
         config: Mapping[str, Any],
         lock: IO[str] | None = None,
-        vocabulary: Vocabulary | None = None,
+        beside: Mapping[str, str] | None = None,
+        about: Mapping[str, str] | None = None,
     ):
         self.folder = folder
-        self._about = marks(vocabulary)
+        self._about = about
         self.bit_exact = True
         self._flushed = time.monotonic()
         self._best, self._best_before = folder / BEST, folder / CHECKPOINTS / BEST
@@ -69,8 +71,8 @@ class RunFolder:
                 (folder / SUMMARY).unlink(missing_ok=True)  # it is not what it says any more
                 (folder / CHECKPOINTS).mkdir(exist_ok=True)
                 write_text(folder / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
-                if vocabulary is not None:
-                    write_text(folder / VOCABULARY, vocabulary.dumped())
+                for name, text in (beside or {}).items():
+                    write_text(folder / name, text)
                 if not (folder / ENVIRONMENT).exists():
                     write_text(folder / ENVIRONMENT, json.dumps(environment(), indent=2))
         try:

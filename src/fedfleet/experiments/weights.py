@@ -26,15 +26,28 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.work import BUFFERS
-from fedfleet.tasks import peft_files
+from fedfleet.tasks import peft_files, transformer
 from fedfleet.tasks.adapters import Adapted, plain
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.transformer import Logits
 from fedfleet.tasks.weights_file import file_of, marks, read_weights, vocabulary_of
 
+NET = "net.json"
 STATE_DICTS = (".safetensors", ".pt")
 COUNTED = "num_batches_tracked"  # which torch's BatchNorm has, and ours does without
 PLAYERS = ("x", BUFFERS)  # parts whose leaves have the names of a net's state_dict
+
+
+def nets(config: Config) -> dict[str, str]:
+    """Return what a run keeps of its net beside the code that it names: the configuration of a transformer, by its file's name."""
+    model = _of_file(C.options(config, "task"))
+    return {} if model is None else {NET: transformer.told(model)}
+
+
+def _of_file(task: Any) -> str | None:
+    """Return the transformer that the options of a task name by a file."""
+    model = getattr(task, "model", None)
+    return model if isinstance(model, str) and transformer.is_transformer(model) else None
 
 
 def told(data: Data) -> dict[str, Any]:
@@ -138,7 +151,12 @@ def task_of(folder: Path, summary: Mapping[str, Any]) -> Task:
         raise ConfigError(
             f"{folder}: its summary does not say of what shape examples were: give the run one more round"
         )
-    config = learnt.with_sources(C.load(C.without_own(raw, ("task", "algorithm", "data", "population"))), ("task",))
+    config = C.load(C.without_own(raw, ("task", "algorithm", "data", "population")))
+    if (folder / NET).exists() and getattr(
+        C.options(config, "task"), "adapters", None
+    ) is None:  # or their base is where it was
+        config = C.with_overrides(config, {"task.model": f"{transformer.PREFIX}{folder / NET}"})
+    config = learnt.with_sources(config, ("task",))
     shape = DataShape(tuple(examples["shape"]), examples["classes"], examples.get("words", 0))
     task = learnt.of_shape(config, shape)
     learnt.with_base(config, task)  # of another base the weights are not

@@ -47,6 +47,21 @@ def test_inner(reasons, device, floats, expected):
     assert rules.inner(z, Notes(reasons=reasons), device) == expected
 
 
+@pytest.mark.parametrize(
+    ("filters", "floats", "steps", "device", "expected"),
+    [
+        (99, 1, 5, "cpu", "batched"),  # each client's own from its second step on
+        (99, 1, 2, "cpu", "factored"),
+        (99, 1, 5, "cuda", "factored"),
+        (1, 99, 5, "cpu", "factored"),  # most are of linear layers
+        (10**5, 1, 5, "cpu", "factored"),  # too many to be batched
+    ],
+)
+def test_convolutions_that_move_are_batched_where_the_model_is_small(filters, floats, steps, device, expected):
+    z = {"x": {"conv": torch.zeros(filters, 1, 1, 1), "out": torch.zeros(floats, 1)}}
+    assert rules.inner(z, Notes(step_examples=10, examples=10 * steps), device) == expected
+
+
 HEAVY = Notes(step_examples=10, examples=50, flop={"a": 1e6, "b": 9e5})  # 0.95e8 a client
 LIGHT = Notes(step_examples=10, examples=50, flop={"train": 1e4})
 

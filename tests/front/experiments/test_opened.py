@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -100,7 +101,7 @@ def test_data_say_in_a_line_what_they_have() -> None:
         x, target=y.float(), client=torch.arange(20) // 5, domain=torch.arange(20) // 10, test=0.5
     )
     assert repr(held) == (
-        "FederatedDataset('arrays', 2 clients, test=Examples(10 of uint8 (3, 4, 4), targets ()), 2 domains)"
+        "FederatedDataset('arrays', 2 clients, test=Examples(10 of uint8 (3, 4, 4), targets ()), 2 domains, tested on clients 1, 3)"
     )
 
 
@@ -116,3 +117,27 @@ def test_every_column_of_the_tables_is_in_the_documentation(several: Path) -> No
     assert named == {"eval/<metric>" if name.startswith("eval/") else name for name in run.rounds}
     assert run.table("phases").columns.difference(run.rounds.columns).tolist() == ["attempt", "phase"]
     assert {"client", "fate", "virtual_s"} <= set(run.table("fates"))
+
+
+def test_a_transformer_comes_back_where_the_file_that_configured_it_is_gone(tmp_path):
+    pytest.importorskip("transformers")
+    told = {
+        "model_type": "bert",
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+    }
+    (tmp_path / "bert.json").write_text(json.dumps(told))
+    texts = ["a fine film" if i % 2 else "a poor film" for i in range(40)]
+    data = fedfleet.data.from_texts(texts, [i % 2 for i in range(40)], client=[i // 8 for i in range(40)])
+    config = {"rounds": 1, "cohort": {"invite": 2}, "algorithm": {"batch_size": 4}, "executor": {"kind": "local"}}
+    model = {"task": {"model": f"transformers:{tmp_path / 'bert.json'}"}}
+    run = fedfleet.run(config | model, data=data, out=tmp_path / "run")
+    assert json.loads((run.folder / "net.json").read_text()) == told
+    tokens, mask = run.encode(["a fine film"])
+    before = run.model()(input_ids=tokens, attention_mask=mask.long()).logits
+    (tmp_path / "bert.json").unlink()
+    run.folder.rename(tmp_path / "moved")
+    after = fedfleet.open_run(tmp_path / "moved").model()(input_ids=tokens, attention_mask=mask.long()).logits
+    assert torch.equal(before, after)
