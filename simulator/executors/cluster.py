@@ -37,6 +37,8 @@ PEER = struct.Struct("3i")  # what Linux says of the other end: process, user, g
 DIRECT_BYTES = 4 << 20
 """What goes with a call, as above; under another limit results are the same, and come later."""
 
+MODE = "RAY_AUTH_MODE"
+TOKEN = f"; where it has a token, set {MODE}=token"  # which Ray does not say
 # A private cluster is guarded by a token, as it should be; that this is so needs no line on the console of every run.
 logging.getLogger("ray._private.authentication.authentication_token_setup").addFilter(
     lambda record: not record.getMessage().startswith("Token authentication is enabled")
@@ -58,7 +60,7 @@ def start_ray(address: str | None, cpus: int | None) -> bool:
     except ConnectionError as e:
         raise FedfleetError(
             f"executor.address={address!r}: no Ray cluster answers there ({one_line(e)}): start one with "
-            f"`ray start --head`, or leave the address out"
+            f"`ray start --head`, or leave the address out{'' if os.environ.get(MODE) == 'token' else TOKEN}"
         ) from e
     except RuntimeError as e:
         if "mismatch" not in str(e):
