@@ -11,12 +11,14 @@ from typing import Any
 from fedfleet.config import resolve
 from fedfleet.config.population import Data, data_key, load_data
 from fedfleet.config.schema import Config
+from fedfleet.datasets.examples import FederatedDataset
 from fedfleet.datasets.files import DataError
 from fedfleet.experiments.experiment import Experiment
+from fedfleet.experiments.own import read_by_workers
 from fedfleet.experiments.resume import run_or_go_on
 from fedfleet.experiments.workers import Workers
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
-from fedfleet.simulator.executors.likeness import Likeness, Place, of_process
+from fedfleet.simulator.executors.likeness import MEND, Likeness, Place, of_process
 
 RETRIES = 2  # of a run whose process died
 GRACE_S = 10.0  # for runs to write down that they were interrupted, before their processes are ended
@@ -103,7 +105,8 @@ def _in_tasks(
     try:
         share_tensors()
         send_whole()
-        kept = {key: ray.put(found) for key, found in data.items()}
+        kept: dict[str, Any] = {}
+        wanted: dict[str, Any] = {}  # of processes of other nodes, by the data that they read
         task = ray.remote(_task)
         while True:
             while len(under_way) < jobs and (job := next_job()) is not None:
@@ -113,10 +116,11 @@ def _in_tasks(
                 key = data_key(job.config)
                 if key not in kept:
                     kept[key] = ray.put(data[key])
+                    wanted[key] = None if mine is None else {**mine, **_read(data[key])}
                 away = Job(None, job.config, job.folder.absolute(), job.pause)
                 gpus = job.config.executor.gpus_per_actor
                 one = task.options(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)
-                under_way[one.remote(away, [kept[key]], mine)] = job
+                under_way[one.remote(away, [kept[key]], wanted[key])] = job
             if not under_way:
                 return
             ready, _ = ray.wait(list(under_way), num_returns=1)
@@ -151,7 +155,19 @@ def _task(job: Job, data: list[Any], wanted: dict[str, str] | None) -> str | Non
 
     if wanted is not None:
         node = ray.util.get_node_ip_address()  # pyright: ignore[reportAttributeAccessIssue]
-        if (fault := Likeness(wanted, [], allow=False).fault(Place(node, of_process()))) is not None:
+        if (fault := Likeness(wanted, [], allow=False).fault(_place(node, ray.get(data[0])))) is not None:
             return fault.partition(", or set ")[0]  # a run of one process has no key for it
     share_tensors()
     return _run(job, ray.get(data[0]))
+
+
+def _place(node: str, data: Data) -> Place:
+    try:
+        return Place(node, of_process() | _read(data))
+    except Exception as e:
+        return Place(node, of_process(), f"it cannot read the clients' data ({one_line(e)}): {MEND}")
+
+
+def _read(data: Data) -> dict[str, str]:
+    """Return what tells clients that a process reads for itself from others."""
+    return read_by_workers(data.population) if isinstance(data, FederatedDataset) else {}

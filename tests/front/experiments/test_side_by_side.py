@@ -1,11 +1,16 @@
 """A run of several on a cluster is not made by a process that is unlike the one that asked for it."""
 
+import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from ray import cloudpickle
 
 import fedfleet
 from fedfleet.config.population import data_key, load_data
+from fedfleet.datasets.convert import convert
 from fedfleet.experiments import side_by_side
 from fedfleet.simulator.executors import cluster
 from fedfleet.simulator.executors.likeness import of_process
@@ -45,6 +50,30 @@ def test_a_process_with_another_version_makes_none_and_says_why(task, tmp_path: 
     assert said.startswith("executor: node 10.0.0.7 is not like the driver's (torch: ")
     assert said.endswith("bits may differ: give both the same")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_process_whose_folder_of_clients_is_another_makes_none(task, tmp_path: Path):
+    """As on a node that has another copy, or none; what was read by the process that asked is said by its digest."""
+    table = pa.table(
+        {"client": [i // 4 for i in range(40)], "y": [i % 2 for i in range(40)], "age": [i / 40 for i in range(40)]}
+    )
+    pq.write_table(table, tmp_path / "in.parquet")
+    convert(tmp_path / "in.parquet", tmp_path / "clients")
+    data = load_data(fedfleet.load({"population": {"dataset": {"name": "disk", "path": str(tmp_path / "clients")}}}))
+    assert isinstance(data, fedfleet.FederatedDataset)
+    wanted = of_process() | side_by_side._read(data)
+    assert side_by_side.Likeness(wanted, [], allow=False).fault(side_by_side._place("10.0.0.7", data)) is None
+    pq.write_table(table.slice(1), tmp_path / "other.parquet")
+    shutil.rmtree(tmp_path / "clients")
+    for there, says in ((True, "has other data than the driver"), (False, "it cannot read the clients' data")):
+        if there:
+            convert(tmp_path / "other.parquet", tmp_path / "clients")
+        other = cloudpickle.loads(cloudpickle.dumps(data))  # as another process gets it: a path
+        fault = side_by_side.Likeness(wanted, [], allow=False).fault(side_by_side._place("10.0.0.7", other))
+        assert fault is not None
+        assert "node 10.0.0.7" in fault
+        assert says in fault
+        shutil.rmtree(tmp_path / "clients", ignore_errors=True)
 
 
 @pytest.mark.ray
