@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["finals", "told", "write_card", "write_report"]
 
 ROUNDS = "rounds.parquet"
+NUMBERED = r"(\D*)(\d*(?:\.\d+)?(?:e[-+]?\d+)?)"
 SEARCH_DEPTH = 3  # a comparison folder is <label>/seed-<n>/, and one level more for a folder of comparisons
 
 
@@ -104,6 +105,6 @@ def _expand(path: Path) -> Iterator[Path]:
     yield from sorted(found, key=lambda run: _natural(run.relative_to(path)))
 
 
-def _natural(path: Path) -> list[tuple[str, int]]:
-    """A sort key that compares the numbers in a path as numbers."""
-    return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", path.as_posix())]
+def _natural(path: Path) -> list[tuple[str, float]]:
+    """A sort key that compares the numbers in a path as numbers, 0.05 before 0.2."""
+    return [(text, float(number or 0)) for text, number in re.findall(NUMBERED, path.as_posix())]

@@ -60,6 +60,9 @@ def _chosen(run: Run) -> dict[str, Any]:
     set_by = {section + name for section in sections for name in OF_THEOREMS}
     if run.summary.get("dealt") is False:
         found = {key: value for key, value in found.items() if not _below(key, ("population.partition",))}
+    model = found.get("task.model")
+    if isinstance(model, str) and (":" in model or model == "logistic"):  # which have no hidden layers of ours
+        set_by.add("task.hidden")
     return {key: value for key, value in found.items() if key not in set_by}
 
 

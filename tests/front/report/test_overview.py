@@ -176,6 +176,14 @@ def test_clients_that_the_data_say_were_not_dealt(tmp_path: Path) -> None:
         assert ("population.partition" in {row[0] for row in table.rows}) == dealt
 
 
+def test_hidden_layers_are_no_setting_of_a_net_that_has_none_of_ours(tmp_path: Path) -> None:
+    for model, there in (("mlp", True), ("nets:Own", False), ("torchvision:resnet18", False), ("logistic", False)):
+        task = {"name": "classification", "model": model, "hidden": [200, 200]}
+        table = settings({"A": [run(tmp_path / model, {"task": task})]})
+        assert table is not None
+        assert ("task.hidden" in {str(row[0]) for row in table.rows}) == there
+
+
 def test_rates_that_a_theorem_sets_are_no_settings(tmp_path: Path) -> None:
     rates = {"lr": 0.1, "dual_lr": 0.2, "alpha": 0.3, "dual": {"lr": 0.4, "kind": "ascent"}}
     proven = {"name": "x", **rates, "theory": {"G": 1, "kappa": 2}}

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedfleet import report
 from fedfleet.report import write_report
 from fedfleet.report.canvas import PALETTE, look, plain
 from fedfleet.report.groups import grouped
@@ -167,6 +168,20 @@ def test_folder_of_runs_in_natural_order_and_no_deeper_than_three(tmp_path: Path
         make_run(root / "a" / "b" / f"seed-{seed}", config={"seed": seed, "algorithm": {"name": "afl"}})
     make_run(root / "a" / "b" / "c" / "seed-4", config={"seed": 4, "algorithm": {"name": "afl"}})
     assert "afl 2 2, 10 " in Page(write_report([root], tmp_path / "out")).text
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["seed-2", "seed-10"],
+        ["lr-0.05", "lr-0.2", "lr-1.0"],
+        ["lr-1e-05", "lr-0.001", "lr-0.5"],
+        ["a", "a-1", "b"],
+        ["lr-0.1/seed-1", "lr-0.1/seed-12"],
+    ],
+)
+def test_numbers_in_names_are_compared_as_numbers(names: list[str]) -> None:
+    assert sorted(map(Path, reversed(names)), key=report._natural) == [*map(Path, names)]
 
 
 def test_status_is_the_worst(tmp_path: Path) -> None:
