@@ -195,9 +195,11 @@ def load(options: DiskOptions, clients: int | None, seed: int) -> FederatedDatas
 
 def _names(folder: Path, totals: Totals) -> Names:
     there = totals.file_bytes
+    tested = list(map(str, _clients(folder / TEST_CLIENTS).to_pylist())) if TEST_CLIENTS in there else []
     return Names(
         clients=ClientNames(folder / CLIENTS, totals.clients),
-        tested=list(map(str, _clients(folder / TEST_CLIENTS).to_pylist())) if TEST_CLIENTS in there else (),
+        tested=tuple(tested),
+        held_out=tuple(tested),
         classes=tuple(totals.class_names),
         features=tuple(totals.features),
         vocabulary=read_vocabulary(folder / VOCABULARY, f"{folder}") if VOCABULARY in there else None,

@@ -19,6 +19,7 @@ class Names:
     Attributes:
         clients: of every client, in their order.
         tested: of the clients whose examples are the test examples.
+        held_out: of those of them that are no clients here.
         classes: of every label.
         features: of what makes an example, in its order.
         vocabulary: which token stands for what.
@@ -27,6 +28,7 @@ class Names:
 
     clients: Sequence[str] = ()
     tested: Sequence[str] = ()
+    held_out: Sequence[str] = ()
     classes: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     vocabulary: Vocabulary | None = None
@@ -34,11 +36,6 @@ class Names:
     def of_clients(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Return the names of some clients; none where they are not known."""
         return tuple(self.clients[i] for i in ids) if self.clients else ()
-
-    def held_out(self) -> list[str]:
-        """Return the names of the clients that are tested on and do not train."""
-        train = {*self.clients}
-        return [name for name in self.tested if name not in train]
 
 
 NO_NAMES = Names()

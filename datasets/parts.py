@@ -74,7 +74,9 @@ def put_together(name: str, parts: Parts) -> Dataset | FederatedDataset:
     at_home = torch.zeros(len(of.names), dtype=torch.int64) if domain is None else client_domains(parts.train)
     population = InMemoryPopulation({"x": train.x, "y": train.y}, order, offsets, at_home)
     tested = () if parts.test.client is None else tuple(map(str, parts.test.client.names))
-    names = replace(parts.names, clients=tuple(map(str, of.names)), tested=tested)
+    clients = tuple(map(str, of.names))
+    held_out = [name for name in tested if name not in {*clients}]
+    names = replace(parts.names, clients=clients, tested=tested, held_out=held_out)
     return FederatedDataset(name, population, test, train.sample, domains, names)
 
 

@@ -38,5 +38,7 @@ def tokenizer(name: str, training: Iterable[str], words: int | None, key: str = 
     if name == "bytes":
         return Vocabulary(name, 256)
     if name.startswith(KEPT):
-        return read_vocabulary(Path(name.removeprefix(KEPT)).expanduser(), key).cut_at(None)
+        found = read_vocabulary(Path(name.removeprefix(KEPT)).expanduser(), key).cut_at(None)
+        found.check()
+        return found
     return Vocabulary(name, len(pretrained(name, key)), source=pretrained_digest(name, key))

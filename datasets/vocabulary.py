@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -96,14 +97,16 @@ class Vocabulary:
         """
         if isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts):
             fail("texts", f"is {one_line(repr(texts))[:60]}, no list of texts", "give a list of them")
-        if self.source is not None and (found := pretrained_digest(self.tokenizer)) != self.source:
-            mend = "bring back what it was"
-            fail(
-                self.tokenizer.removeprefix(PREFIX), f"its tokens are others by now ({found}, not {self.source})", mend
-            )
+        self.check()
         rows = [torch.tensor(row, dtype=torch.int64) for row in self.rows(texts, self.length)]
         padded = pad_sequence(rows, batch_first=True, padding_value=PADDING)
         return Encoded(padded.clamp(min=0), padded != PADDING)
+
+    def check(self) -> None:
+        """Refuse a tokenizer of Hugging Face's whose folder has another by now. Raises DataError."""
+        if self.source is not None and (found := pretrained_digest(self.tokenizer)) != self.source:
+            where = self.tokenizer.removeprefix(PREFIX)
+            fail(where, f"it is another tokenizer by now ({found}, not {self.source})", "bring back what it was")
 
     def cut_at(self, length: int | None) -> Vocabulary:
         """Return it for texts that are cut off at another length."""
@@ -145,14 +148,11 @@ def read_vocabulary(path: Path, key: str = "tokenizer") -> Vocabulary:
 
 def counted(name: str, training: Iterable[str], words: int) -> Vocabulary:
     """Return the vocabulary of the most frequent pieces of training texts: ``words`` tokens, of which 0 is all else."""
-    from collections import Counter
-
     often = Counter(piece for text in training for piece in CUTS[name](text))
     kept = sorted(often, key=lambda piece: (-often[piece], piece))[: words - 1]
     return Vocabulary(name, len(kept) + 1, {piece: i for i, piece in enumerate(kept, UNKNOWN + 1)})
 
 
-@lru_cache(4)
 def pretrained(name: str, key: str = "tokenizer") -> Any:
     """Return a tokenizer of Hugging Face's out of a local folder. Raises DataError."""
     path = Path(name.removeprefix(PREFIX)).expanduser()
@@ -160,16 +160,27 @@ def pretrained(name: str, key: str = "tokenizer") -> Any:
         fail(key, f"is {name!r}, and {path} is no folder", "give the folder that a tokenizer was saved to")
     if find_spec("transformers") is None:
         fail(key, f"is {name!r}, and transformers is not installed", "pip install 'fedfleet[transformers]'")
-    from transformers import AutoTokenizer  # here, for it takes seconds to import
-
     try:
-        return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        return _loaded(str(path), tuple((at.name, at.stat().st_mtime_ns) for at in sorted(path.iterdir())))
     except Exception as e:  # of any of the kinds that the library has
         mend = "give the folder that a tokenizer was saved to, by save_pretrained"
         fail(key, f"is {name!r}, of which transformers reads none ({type(e).__name__}: {one_line(e)[:200]})", mend)
 
 
+@lru_cache(4)
+def _loaded(path: str, files: tuple[tuple[str, int], ...]) -> Any:
+    """Return what is in a folder as long as its files are the same."""
+    from transformers import AutoTokenizer  # here, for it takes seconds to import
+
+    return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+
+
 def pretrained_digest(name: str, key: str = "tokenizer") -> str:
-    """Return the digest of the tokens of a tokenizer of Hugging Face's. Raises DataError."""
-    told = json.dumps(sorted(pretrained(name, key).get_vocab().items()))
-    return hashlib.sha256(told.encode()).hexdigest()[:SHORT]
+    """Return the digest of a tokenizer of Hugging Face's: of all that makes tokens of a text. Raises DataError."""
+    found = pretrained(name, key)
+    told: Any = sorted(found.get_vocab().items())
+    if (
+        whole := getattr(found, "backend_tokenizer", None)
+    ) is not None:  # with its merges, and the marks it puts around
+        told = {k: v for k, v in json.loads(whole.to_str()).items() if k not in ("truncation", "padding")}  # of a call
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:SHORT]

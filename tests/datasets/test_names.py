@@ -29,7 +29,7 @@ def on_disk(folder: Path) -> Data:
 def homes(data: Data) -> set[str]:
     """Every name, of which none is a client's and a held-out client's."""
     assert not {*data.names.clients} & {*data.names.tested}
-    assert data.names.held_out() == [*data.names.tested]
+    assert [*data.names.held_out] == [*data.names.tested]
     return {*data.names.clients, *data.names.tested}
 
 
@@ -64,7 +64,7 @@ def test_clients_that_train_and_are_tested_on_are_not_held_out():
     df.loc[:3, "test"] = True
     names = from_dataframe(df, client="client", label="y", test="test").names
     assert len(names.tested) == 10
-    assert names.held_out() == ["home 0"]
+    assert names.held_out == ["home 0"]
     assert from_arrays(np.zeros((4, 2)), [0, 1, 0, 1], test=0.5).names == Names()
 
 

@@ -128,7 +128,7 @@ def test_a_column_of_hugging_faces():
         from_hf(both, text="txt")
 
 
-def saved(folder: Path) -> Path:
+def saved(folder: Path, start: str = "[CLS]") -> Path:
     """A tokenizer of Hugging Face's that puts marks around a text."""
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -136,7 +136,7 @@ def saved(folder: Path) -> Path:
     words = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "a": 4, "b": 5}
     made = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
-    made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, [("[CLS]", 1), ("[SEP]", 2)])  # pyright: ignore
+    made.post_processor = processors.TemplateProcessing(f"{start} $A [SEP]", None, [("[CLS]", 1), ("[SEP]", 2)])  # pyright: ignore
     transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]").save_pretrained(folder)
     return folder
 
@@ -147,6 +147,20 @@ def test_a_tokenizer_of_hugging_faces_in_a_folder(tmp_path: Path):
     assert isinstance(data, Dataset)
     assert data.train.x.tolist() == [[1, 4, 5, 2], [1, 3, 2, -1]]  # cut off, it still ends as it should
     assert data.train.words == 6
+    known = data.names.vocabulary
+    assert known is not None
+    assert known.encode(["a b b a", "c"]).tokens.tolist() == [[1, 4, 5, 2], [1, 3, 2, 0]]
+    assert known.digest == from_texts(["b"] * 3, [0, 1, 0], test=HELD, tokenizer=name).names.vocabulary.digest  # pyright: ignore
+    (tmp_path / "vocabulary.json").write_text(known.dumped())
+    kept = from_texts(["a", "c", "b"], [0, 1, 0], test=HELD, tokenizer=f"vocabulary:{tmp_path}")
+    assert kept.test.x.tolist() == [[1, 5, 2]]
+    saved(tmp_path / "made", start="[SEP]")
+    for again in (
+        lambda: known.encode(["a"]),
+        lambda: from_texts(["a"] * 3, [0, 1, 0], test=HELD, tokenizer=f"vocabulary:{tmp_path}"),
+    ):
+        with pytest.raises(DataError, match=r"made: it is another tokenizer by now \(\w{12}, not \w{12}\): bring back"):
+            again()
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="empty', of which transformers reads none"):
         from_texts(["a"] * 3, [0, 1, 0], test=HELD, tokenizer=f"transformers:{tmp_path / 'empty'}")

@@ -113,8 +113,8 @@ def _tested(x: Experiment) -> str:
     y, (classes, names) = x.evaluation["test"]["y"], (x.examples["classes"], x.names)
     told = f"{len(y):,} examples"
     if names.tested:
-        held = names.held_out()
-        some_of = f" that are held out: {some(held)}" if len(held) == len(names.tested) else ""
+        held = len(names.held_out) == len(names.tested)
+        some_of = f" that are held out: {some(names.tested)}" if held else ""
         told += f" of {len(names.tested):,} clients{some_of}"
     if classes and y.dim() == 1 and len(lacking := (y.bincount(minlength=classes) == 0).nonzero().flatten().tolist()):
         called = [names.classes[i] if names.classes else str(i) for i in lacking]

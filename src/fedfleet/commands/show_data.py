@@ -63,7 +63,7 @@ def look(config: Config) -> Holdings:
         names=data.names.of_clients(shown.tolist()),
         classes=data.names.classes,
         tested=tuple(data.names.tested),
-        held_out=tuple(data.names.held_out()),
+        held_out=tuple(data.names.held_out),
     )
 
 

@@ -117,7 +117,7 @@ def federated(population: Population, data: Data | None) -> FederatedDataset:
 
     called, names = getattr(given, "name", None), getattr(given, "names", NO_NAMES)
     if len(names.clients) != population.size:  # of other clients, that the examples to test on came with
-        names = replace(names, clients=(), tested=())
+        names = replace(names, clients=(), tested=(), held_out=())
     return FederatedDataset(
         called if isinstance(called, str) else name,
         population,
