@@ -65,8 +65,8 @@ def found(key: str, text: str, code_dir: str | None = None) -> Any:
 def called(said: str, arguments_key: str, f: Callable[..., Any], given: Mapping[str, Any], **offered: Any) -> Any:
     """Return ``f(**given)``, with those ``offered`` that its signature names and that are not given.
 
-    Those of a dataclass or a pydantic model are of its fields' types. Raises ConfigError for arguments that are not, that it does
-    not take, or has to have.
+    Those of a dataclass or a pydantic model are of its fields' types. ``arguments_key`` is empty where no configuration gives them.
+    Raises ConfigError for arguments that are not, that it does not take, or has to have.
     """
     called_as = getattr(f.func if isinstance(f, partial) else f, "__name__", type(f).__name__)
     try:
@@ -84,7 +84,10 @@ def called(said: str, arguments_key: str, f: Callable[..., Any], given: Mapping[
     given = _typed(f, arguments_key, given)
     whole = {**{n: v for n, v in offered.items() if n in by_name}, **given}
     if lacking := [n for n, p in takes.items() if n not in whole and p.default is p.empty and n in by_name]:
-        raise ConfigError(f"{said}: {called_as} needs {lacking[0]!r}: give {arguments_key}.{lacking[0]}")
+        mend = f"give {arguments_key}.{lacking[0]}"
+        if not arguments_key:  # made in Python
+            mend = f"give a function that makes it, lambda: {called_as}({lacking[0]}=…)"
+        raise ConfigError(f"{said}: {called_as} needs {lacking[0]!r}: {mend}")
     try:
         return f(**whole)
     except ValidationError as e:  # of rules over several fields

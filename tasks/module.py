@@ -120,7 +120,7 @@ def from_module(
         raise ConfigError(
             f"net {name}: it cannot be copied ({one_line(e)[:120]}): give a function that makes it"
         ) from e
-    plain = Maker(kept, f"net {name}", "net", norm=norm)
+    plain = Maker(kept, f"net {name}", "", norm=norm)
     if adapters is None:
         return ModuleTask(plain, loss, given, "")
     try:

@@ -285,7 +285,10 @@ def test_losses_and_metrics_of_ones_own():
         ({"metrics": ["f1", "f1"]}, "metrics: 'f1' is there twice"),
         ({"metrics": [3]}, "metrics=3: give a name or a function"),
         ({"net": lambda: 3}, "net <lambda>: <lambda> returned a int: return a torch.nn.Module"),
-        ({"net": lambda depth: 3}, "net <lambda>: <lambda> needs 'depth': give net.depth"),
+        (
+            {"net": lambda depth: 3},
+            "net <lambda>: <lambda> needs 'depth': give a function that makes it, lambda: <lambda>(depth=…)",
+        ),
         ({"net": nn.ReLU()}, "net ReLU: it has no parameters to learn"),
         ({"net": nn.LazyLinear(3)}, "net LazyLinear: 'weight' has no shape yet"),
     ],
