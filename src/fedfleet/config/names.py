@@ -156,6 +156,17 @@ def path_of(section: str, name: str) -> str:
     return name if found is None else found.value
 
 
+OTHERWISE = {
+    **{f"fed{rule}": f"fedopt with algorithm.server_optimizer={rule}" for rule in ("adam", "yogi", "adagrad")},
+    "fedavgm": "fedopt with algorithm.server_optimizer={name: sgd, momentum: 0.9}",
+    **{
+        rule: f"robust with algorithm.rule={rule}"
+        for rule in ("krum", "multi_krum", "trimmed_mean", "median", "fltrust")
+    },
+}
+"""Algorithms that go by another name here, and an option."""
+
+
 def kind_of(section: str, kinds: Mapping[str, type[BaseModel]], name: Any) -> type[BaseModel] | None:
     """Return the options of a name in a section, of whose built-in names ``kinds`` are; None where there is no such name."""
     if not isinstance(name, str):

@@ -84,7 +84,7 @@ def read(path: Path) -> Mapping[str, Any]:
 
 def _resume(folder: Path) -> str:
     is_run = folder.is_dir() and (folder / "config.yaml").exists()
-    return f"; the run in it goes on by `fedfleet resume {folder}`" if is_run else ""
+    return f"; the run in it goes on by `fedfleet resume {folder}`, or fedfleet.resume" if is_run else ""
 
 
 def check_free(folder: Path) -> None:

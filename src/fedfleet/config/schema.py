@@ -19,7 +19,7 @@ from fedfleet.algorithms.options import CohortOptions, Options
 from fedfleet.config.checking import unknown, validated
 from fedfleet.config.executor import Executor, FaultOptions
 from fedfleet.config.measuring import Checkpoint, Evaluation, Patience
-from fedfleet.config.names import NAMED, NESTED, Named, check_clear, kind_of, known, listed
+from fedfleet.config.names import NAMED, NESTED, OTHERWISE, Named, check_clear, kind_of, known, listed
 from fedfleet.config.privacy import ExamplePrivacy, Privacy
 from fedfleet.config.reading import override, plain, read, show
 from fedfleet.config.secure_aggregation import SecureAggregation
@@ -349,6 +349,8 @@ def _check_named(raw: dict[str, Any], section: str, names: Named) -> None:
     name = given.get(key, default)
     kind = kind_of(section, kinds, name)
     if kind is None:
+        if section == "algorithm" and (it := OTHERWISE.get(str(name).lower())) is not None:
+            raise ConfigError(f"algorithm.name={show(name)}: here it is {it}")
         raise ConfigError(unknown(f"{section}.{key}", name, known(section, kinds)))
     check_clear(section, name)
     others = {f"{section}.{key}={n}": other for n, other in kinds.items() if n != name}

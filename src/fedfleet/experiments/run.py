@@ -21,6 +21,7 @@ from fedfleet.tasks.weights_file import marks
 
 WIDTH, HEIGHT, EDGE = 420, 150, 34  # pixels of the curve, and around it
 COLOR = "#0072B2"
+LARGE = 1e6  # from which on a number is written with its power of ten
 NAMED = 6  # runs of a folder of several that are named
 
 
@@ -173,4 +174,6 @@ def svg(points: Sequence[tuple[float, float]], name: str) -> str:
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, int | float) and math.isfinite(value) else "–"
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return "–"
+    return f"{value:.4f}" if abs(value) < LARGE else f"{value:.4g}"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import fedfleet
 from fedfleet.config import resolve
+from fedfleet.config.names import OTHERWISE
 from fedfleet.config.schema import NAMED, Config, complete, load, named, options, with_overrides
 from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.errors import ConfigError
@@ -61,6 +62,15 @@ def test_an_optimiser_may_be_named_alone() -> None:
     config = load({"algorithm": {"client_optimizer": "adam", "server_optimizer": "yogi"}})
     assert complete(config)["algorithm"]["client_optimizer"]["name"] == "adam"
     assert complete(config)["algorithm"]["server_optimizer"]["name"] == "yogi"
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_what_goes_by_another_name_here_is_there(name: str) -> None:
+    with pytest.raises(ConfigError) as e:
+        load({"algorithm": name})
+    _, _, mend = str(e.value).partition("here it is ")
+    called, _, option = mend.partition(" with ")
+    load({"algorithm": called}, option.split(" and "))
 
 
 def test_dotted_keys_mean_the_same_in_a_file() -> None:
@@ -141,6 +151,7 @@ def test_auto_does_not_depend_on_the_workers() -> None:
         (["algorithm.bach_size=3"], "did you mean algorithm.batch_size?"),
         (["algorithm.server_optimizer.nme=adam"], "did you mean algorithm.server_optimizer.name?"),
         (["population.partition=dirichlett"], "did you mean 'dirichlet'?"),
+        (["algorithm=FedAdam"], "algorithm.name='FedAdam': here it is fedopt with algorithm.server_optimizer=adam"),
         (["algorithm=cdma_adda"], "algorithm.name='cdma_adda': unknown; did you mean 'cdma_ada'?"),
         (["task=acu"], "did you mean 'auc'?"),
         (["population.dataset=digit"], "did you mean 'digits'?"),
