@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from fedfleet.datasets.names import NO_NAMES, Names, some
+from fedfleet.datasets.vocabulary import PADDING
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.population import Population, in_rows
-
-PADDING = -1
-"""What stands after the end of a text in the place of a token, so that texts of several lengths are one tensor."""
 
 
 def fixed_draw(total: int, size: int) -> Tensor:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fedfleet.datasets.vocabulary import Vocabulary  # which names what tests of data sets need
+from fedfleet.datasets.vocabulary import Vocabulary
 
 SOME = 6  # names that a line has, at most
 

@@ -18,11 +18,10 @@ from fedfleet.datasets import columns
 from fedfleet.datasets.columns import Bad
 from fedfleet.datasets.disk import token_type
 from fedfleet.datasets.example_table import ExampleTable, Rows
-from fedfleet.datasets.examples import PADDING
 from fedfleet.datasets.given import fail
 from fedfleet.datasets.texts import Reading, pieces, token_numbers
 from fedfleet.datasets.tokens import tokenizer
-from fedfleet.datasets.vocabulary import Vocabulary
+from fedfleet.datasets.vocabulary import PADDING, Vocabulary
 
 PADDED_BYTES = 1 << 26  # of tokens, padded, at a time
 TOKEN = np.dtype(np.int32)

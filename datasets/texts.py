@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedfleet.datasets import given
-from fedfleet.datasets.examples import PADDING, Dataset, FederatedDataset
+from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.given import Rows, fail
 from fedfleet.datasets.parts import Parts, put_together, split
 from fedfleet.datasets.tokens import tokenizer
+from fedfleet.datasets.vocabulary import PADDING
 
 
 class Reading(NamedTuple):

@@ -23,7 +23,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedfleet.datasets.examples import PADDING
 from fedfleet.datasets.given import fail
 from fedfleet.simulator.errors import one_line
 
@@ -32,6 +31,8 @@ PREFIX = "transformers:"
 WORD = re.compile(r"[\w']+|[.,!?;]")
 MARKS = re.compile(r"[^\w\s]|_")
 UNKNOWN = 0
+PADDING = -1
+"""What stands after the end of a text in the place of a token, so that texts of several lengths are one tensor."""
 SHORT = 12  # digits of a digest
 Cut = Callable[[str], Sequence[str]]
 CUTS: Mapping[str, Cut] = {

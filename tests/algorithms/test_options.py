@@ -37,7 +37,10 @@ def described() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for entry in (*ALGORITHMS.values(), *TASKS.values(), *TRANSFORMS.values(), *ATTACKS.values()):
         for kind in classes(entry.options):
-            known = kind.model_json_schema()["properties"] if kind.model_fields else {}
+            schema = kind.model_json_schema() if kind.model_fields else {}
+            known = schema.get("anyOf", [schema])[-1].get(
+                "properties", {}
+            )  # the last, where a name alone may stand for it
             for name in kind.__annotations__.keys() & known.keys():
                 where = f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}.{name}"
                 found[where] = {k: v for k, v in known[name].items() if k not in PROSE}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,9 @@ def test_an_interruption_is_one_line_and_leaves_nothing(tmp_path: Path, part: st
 
 def test_what_is_left_of_a_run_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr("tests.chaos.interrupted.LEFT_S", 0.0)
-    run = Run("list", "tasks")
+    run, until = Run("list", "tasks"), time.monotonic() + 10
+    while run.process.pid not in run.processes() and time.monotonic() < until:  # it has only been forked
+        time.sleep(0.01)
     assert list(run.processes().values()) == [run.processes()[run.process.pid]]
     assert len(run.left()) == 1
     assert run.ended() == -signal.SIGKILL

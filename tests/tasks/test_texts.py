@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fedfleet
 from fedfleet.data import from_texts
-from fedfleet.datasets.examples import PADDING
+from fedfleet.datasets.vocabulary import PADDING
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.block.gradient import EngineOps

@@ -18,7 +18,8 @@ from fedfleet.config.names import BY_PATH
 from fedfleet.config.population import Data
 from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
-from fedfleet.datasets.examples import PADDING, Dataset
+from fedfleet.datasets.examples import Dataset
+from fedfleet.datasets.vocabulary import PADDING
 from fedfleet.experiments import own
 from fedfleet.experiments.identity import identity
 from fedfleet.simulator import named
