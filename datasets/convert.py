@@ -273,7 +273,7 @@ def _write_examples(
     """Write every row in its place, those of `tests` at the end, and return the least and the largest label."""
     total = train.rows + (tests.rows if tests else 0)
     x = y = None
-    labels, done = list[int](), 0
+    extremes, done = list[int](), 0
     for rows in itertools.chain(train.batches(classes), tests.batches(classes) if tests else ()):
         if x is None or y is None:
             x, y = allocate(path, total, rows.x, rows.y)
@@ -284,9 +284,10 @@ def _write_examples(
         end = done + len(rows.y)
         to = layout.row[done:end] if done < train.rows else slice(done, end)
         x[to], y[to] = rows.x, rows.y
-        labels, done = [min([*labels, int(rows.y.min())]), max([*labels, int(rows.y.max())])], end
+        extremes += [int(rows.y.min()), int(rows.y.max())]
+        done = end
         tell(done, total)
-    return labels[0], labels[-1]
+    return min(extremes), max(extremes)
 
 
 def allocate(path: Path, rows: int, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

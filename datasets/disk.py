@@ -13,7 +13,8 @@ Every table is one record batch. `fedfleet convert` makes the folder; nothing in
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -195,11 +196,11 @@ def load(options: DiskOptions, clients: int | None, seed: int) -> FederatedDatas
 
 def _names(folder: Path, totals: Totals) -> Names:
     there = totals.file_bytes
-    tested = list(map(str, _clients(folder / TEST_CLIENTS).to_pylist())) if TEST_CLIENTS in there else []
+    tested = tuple(map(str, _clients(folder / TEST_CLIENTS).to_pylist())) if TEST_CLIENTS in there else ()
     return Names(
         clients=ClientNames(folder / CLIENTS, totals.clients),
-        tested=tuple(tested),
-        held_out=tuple(tested),
+        tested=tested,
+        held_out=tested,
         classes=tuple(totals.class_names),
         features=tuple(totals.features),
         vocabulary=read_vocabulary(folder / VOCABULARY, f"{folder}") if VOCABULARY in there else None,
@@ -229,10 +230,8 @@ class ClientNames(Sequence[str]):
 
 def _clients(path: Path) -> pa.Array:
     """Map the column `client` of a file. Raises DataError."""
-    try:
+    with _reading(path):
         return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)["client"]
-    except (OSError, pa.ArrowException, KeyError) as e:
-        raise DataError(f"{path}: not readable as Arrow IPC ({one_line(e)}): convert it again") from None
 
 
 def token_type(words: int) -> np.dtype[Any]:
@@ -259,9 +258,16 @@ def read_totals(folder: Path) -> Totals:
 
 def mapped(path: Path) -> dict[str, NDArray[Any]]:
     """Map the columns of an IPC file of one record batch, but for `client`. Raises DataError."""
-    try:
+    with _reading(path):
         return columns(np.memmap(path, mode="r"))
-    except (OSError, pa.ArrowException, ValueError) as e:
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Say in one line what is wrong with a file. Raises DataError."""
+    try:
+        yield
+    except (OSError, pa.ArrowException, ValueError, KeyError) as e:
         raise DataError(f"{path}: not readable as Arrow IPC ({one_line(e)}): convert it again") from None
 
 

@@ -145,7 +145,7 @@ def _characters(where: str, x: list[str], y: list[str]) -> tuple[Tensor, Any]:
     for i, (text, after) in enumerate(zip(x, y, strict=True)):
         if not isinstance(text, str) or len(text) != length or not isinstance(after, str) or len(after) != 1:
             fail(f"{where}, example {i}", f"is not text of {length} characters and one that follows", "make it again")
-    windows = SHAKESPEARE.rows([text + after for text, after in zip(x, y, strict=True)], None)
+    windows = SHAKESPEARE.rows([text + after for text, after in zip(x, y, strict=True)])
     return torch.tensor(windows), np.zeros(len(x), dtype=np.int64)
 
 

@@ -31,6 +31,13 @@ class Names:
     features: tuple[str, ...] = ()
     vocabulary: Vocabulary | None = None
 
+    def whose(self) -> str:
+        """Say in a few words whose the test examples are; nothing where they are nobody's."""
+        if not self.tested:
+            return ""
+        held = f" that are held out: {some(self.tested)}" if len(self.held_out) == len(self.tested) else ""
+        return f"of {len(self.tested):,} clients{held}"
+
     def of_clients(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Return the names of some clients; none where they are not known."""
         return tuple(self.clients[i] for i in ids) if self.clients else ()

@@ -75,7 +75,8 @@ def put_together(name: str, parts: Parts) -> Dataset | FederatedDataset:
     population = InMemoryPopulation({"x": train.x, "y": train.y}, order, offsets, at_home)
     tested = () if parts.test.client is None else tuple(map(str, parts.test.client.names))
     clients = tuple(map(str, of.names))
-    held_out = [name for name in tested if name not in {*clients}]
+    trained = {*clients}
+    held_out = [name for name in tested if name not in trained]
     names = replace(parts.names, clients=clients, tested=tested, held_out=held_out)
     return FederatedDataset(name, population, test, train.sample, domains, names)
 

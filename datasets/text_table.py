@@ -110,11 +110,11 @@ def tokenised(
     """
     foretell, vocabulary = not train.called.aims, None
     if train.of_text:
-        made = tokenizer(how.tokenizer or "words", _training(train, training), how.words)
-        made = made.cut_at(None if foretell else how.length)
+        cut = None if foretell else how.length
+        made = tokenizer(how.tokenizer or "words", _training(train, training), how.words).cut_at(cut)
 
         def encode(called: list[str], texts: Sequence[Any]) -> list[list[int]]:
-            return made.rows(texts, made.length)
+            return made.rows(texts)
 
         words, vocabulary = made.words, made
     else:

@@ -130,7 +130,7 @@ def tokenised(parts: Parts, texts: Sequence[Any], how: Reading, *, foretell: boo
     ]
     if all(isinstance(text, str) for text in texts):
         made = tokenizer(how.tokenizer or "words", sides[0][1], how.words).cut_at(None if foretell else how.length)
-        found, words = [made.rows(side, made.length) for _, side in sides], made.words
+        found, words = [made.rows(side) for _, side in sides], made.words
         parts = parts.called(vocabulary=made)
     else:
         if how.tokenizer is not None:

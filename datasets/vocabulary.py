@@ -81,8 +81,9 @@ class Vocabulary:
         told = [self.tokenizer.partition(":")[0], self.words, sorted(self.tokens.items()), self.source, self.unknown]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:SHORT]
 
-    def rows(self, texts: Sequence[str], length: int | None) -> list[list[int]]:
-        """Return the tokens of each text, the first ``length`` if that is given. Raises DataError."""
+    def rows(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of each text, cut off at ``length``. Raises DataError."""
+        length = self.length
         if self.tokenizer == "bytes":
             return [list(text.encode()[:length]) for text in texts]
         if self.tokenizer.startswith(PREFIX):
@@ -99,7 +100,7 @@ class Vocabulary:
         if isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts):
             fail("texts", f"is {one_line(repr(texts))[:60]}, no list of texts", "give a list of them")
         self.check()
-        rows = [torch.tensor(row, dtype=torch.int64) for row in self.rows(texts, self.length)]
+        rows = [torch.tensor(row, dtype=torch.int64) for row in self.rows(texts)]
         padded = pad_sequence(rows, batch_first=True, padding_value=PADDING)
         return Encoded(padded.clamp(min=0), padded != PADDING)
 
@@ -180,8 +181,7 @@ def pretrained_digest(name: str, key: str = "tokenizer") -> str:
     """Return the digest of a tokenizer of Hugging Face's: of all that makes tokens of a text. Raises DataError."""
     found = pretrained(name, key)
     told: Any = sorted(found.get_vocab().items())
-    if (
-        whole := getattr(found, "backend_tokenizer", None)
-    ) is not None:  # with its merges, and the marks it puts around
+    whole = getattr(found, "backend_tokenizer", None)  # with its merges, and the marks it puts around
+    if whole is not None:
         told = {k: v for k, v in json.loads(whole.to_str()).items() if k not in ("truncation", "padding")}  # of a call
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:SHORT]

@@ -12,7 +12,7 @@ from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.errors import ClientError, one_line
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.cluster import R, loads, ray, share_tensors
-from fedfleet.simulator.executors.likeness import MEND, Place, of_modules, of_process
+from fedfleet.simulator.executors.likeness import Place, of_modules, of_process, unread
 from fedfleet.simulator.executors.near import Line, Offer
 from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.work import Message
@@ -53,7 +53,7 @@ class ClientActor:
         try:
             has |= found.read_here()
         except Exception as e:
-            return Place(node, has, f"it cannot read the clients' data ({one_line(e)}): {MEND}", mine)
+            return Place(node, has, unread(e), mine)
         if found.device == "cuda":
             has["GPU"] = torch.cuda.get_device_name()
         self._setup = found.placed()

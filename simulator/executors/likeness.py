@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedfleet.simulator.errors import one_line
+
 PACKAGES = (
     *("fedfleet", "ray", "torch", "torchvision", "numpy", "pandas", "pyarrow", "safetensors", "scikit-learn", "scipy"),
     "pydantic",
@@ -42,6 +44,11 @@ class Place(NamedTuple):
     has: Mapping[str, str]
     fault: str | None = None
     id: str = ""
+
+
+def unread(error: Exception) -> str:
+    """Say that a process cannot read the clients' data."""
+    return f"it cannot read the clients' data ({one_line(error)}): {MEND}"
 
 
 def packages(*more: str) -> dict[str, str | None]:

@@ -147,7 +147,7 @@ def run_all(
     """
     from fedfleet.config.schema import load
     from fedfleet.experiments import campaign
-    from fedfleet.tracking.callback import Callbacks, checked
+    from fedfleet.tracking.callback import checked
 
     own = {"task": task, "algorithm": algorithm, "population": population, "data": data}
-    return campaign.run_all(load(config, overrides), Path(out), Callbacks(checked(callbacks)), own)
+    return campaign.run_all(load(config, overrides), Path(out), checked(callbacks), own)

@@ -111,11 +111,7 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
 def _tested(x: Experiment) -> str:
     """Say which examples models are tested on, and which classes they have none of."""
     y, (classes, names) = x.evaluation["test"]["y"], (x.examples["classes"], x.names)
-    told = f"{len(y):,} examples"
-    if names.tested:
-        held = len(names.held_out) == len(names.tested)
-        some_of = f" that are held out: {some(names.tested)}" if held else ""
-        told += f" of {len(names.tested):,} clients{some_of}"
+    told = " ".join(filter(None, [f"{len(y):,} examples", names.whose()]))
     if classes and y.dim() == 1 and len(lacking := (y.bincount(minlength=classes) == 0).nonzero().flatten().tolist()):
         called = [names.classes[i] if names.classes else str(i) for i in lacking]
         told += f"; none of {'class' if len(called) == 1 else 'classes'} {some(called)}"

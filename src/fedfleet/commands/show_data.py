@@ -15,7 +15,6 @@ from fedfleet.config.population import Data, dealt, load_data, make_population, 
 from fedfleet.config.schema import Config, complete, named
 from fedfleet.datasets import partition_file
 from fedfleet.datasets.examples import Dataset, fixed_draw
-from fedfleet.datasets.names import some
 from fedfleet.report.data_figures import Holdings
 from fedfleet.report.tables import gini
 from fedfleet.report.words import share
@@ -27,7 +26,6 @@ LOOKED_AT = 2_000  # clients whose labels are counted, a fixed draw where there 
 SIZES = 1_000_000  # clients whose sizes are asked for
 BLOCK = 500  # clients whose examples are read at a time
 LABELS = 40  # rows of the table of labels
-CLASS = ("label", "class")
 
 
 def _dealt(config: Config) -> Data:
@@ -62,8 +60,7 @@ def look(config: Config) -> Holdings:
         test_domains=None if tested is None else tested.bincount(minlength=domains).numpy(),
         names=data.names.of_clients(shown.tolist()),
         classes=data.names.classes,
-        tested=tuple(data.names.tested),
-        held_out=tuple(data.names.held_out),
+        tested=data.names.whose(),
     )
 
 
@@ -125,21 +122,13 @@ def _summary(seen: Holdings) -> Table:
     rows = {
         "clients": f"{seen.clients:,}",
         "examples": f"{int(sizes.sum()):,}" if len(sizes) == seen.clients else f"about {_all(seen):,}",
-        "test examples": f"{int(seen.test_labels.sum()):,}{_whose(seen)}",
+        "test examples": f"{int(seen.test_labels.sum()):,}{seen.tested and f', {seen.tested}'}",
         "examples a client": f"{_spread(sizes)}, Gini {gini(sizes, len(sizes)):.2f}",
         "labels a client": f"{_spread(held)}, of {seen.labels.shape[1]}{of}",
     }
     for key, value in rows.items():
         table.add_row(key, value)
     return table
-
-
-def _whose(seen: Holdings) -> str:
-    if not seen.tested:
-        return ""
-    if len(seen.held_out) == len(seen.tested):
-        return f", of {len(seen.tested):,} clients that are held out: {some(seen.tested)}"
-    return f", of {len(seen.tested):,} clients"
 
 
 def _domains(seen: Holdings) -> Table:
@@ -158,20 +147,14 @@ def _domains(seen: Holdings) -> Table:
 def _labels_table(seen: Holdings) -> Table:
     few = len(seen.shown) < seen.clients
     table = Table(title="Labels" + (f", of {len(seen.shown):,} clients" if few else ""))
-    for name in (
-        *CLASS[: 1 + bool(seen.classes)],
-        "examples",
-        "share",
-        "clients that have it",
-        "most of a client",
-        "test examples",
-    ):
-        table.add_column(name, justify="left" if name in CLASS[1:] else "right")
+    named = ["class"] if seen.classes else []
+    counted = ("examples", "share", "clients that have it", "most of a client", "test examples")
+    for name in ("label", *named, *counted):
+        table.add_column(name, justify="left" if name in named else "right")
     total = max(int(seen.labels.sum()), 1)
     for label, column in enumerate(seen.labels.T[:LABELS]):
         row = (f"{column.sum():,}", share(column.sum() / total), f"{(column > 0).sum():,}", f"{column.max():,}")
-        called = seen.classes[label : label + 1] if seen.classes else ()
-        table.add_row(str(label), *called, *row, f"{seen.test_labels[label]:,}")
+        table.add_row(str(label), *seen.classes[label : label + 1], *row, f"{seen.test_labels[label]:,}")
     return _and_more(table, seen.labels.shape[1])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ from fedfleet.experiments.workers import Workers
 from fedfleet.report import finals, told, write_report
 from fedfleet.report.values import names
 from fedfleet.simulator.errors import ConfigError, FedfleetError
-from fedfleet.tracking.callback import Callbacks
+from fedfleet.tracking.callback import Callback, Callbacks
 
 CAMPAIGN = "campaign.yaml"
 NO_PARTS: Mapping[str, Any] = {}
@@ -163,14 +163,12 @@ def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report:
         for trial in distinct(plan):
             prepare(trial, loaded)
         _note(config, claim(out))
-        done = (
-            _in_processes(plan, out, progress, jobs) if jobs > 1 else _in_turn(plan, out, Callbacks([progress]), loaded)
-        )
+        done = _in_processes(plan, out, progress, jobs) if jobs > 1 else _in_turn(plan, out, [progress], loaded)
         runs, failures = _parted(done)
-        _tell(plan, out, progress)
+        _tell(plan, out, progress.say)
     if [run.folder for run in runs] == [out]:
         _say(out, progress)
-    return _reported(runs, failures, out, progress, report=report)
+    return _reported(runs, failures, out, progress.say, report=report)
 
 
 def resume(out: Path, overrides: list[str] | None, progress: Progress, *, report: bool = True) -> list[Run]:
@@ -182,18 +180,18 @@ def resume(out: Path, overrides: list[str] | None, progress: Progress, *, report
         run = go_on(out, overrides, progress)
         if report:  # which tells of a run that had come to its end, too
             _say(out, progress)
-        return _reported([run], [], out, progress, report=report)
+        return _reported([run], [], out, progress.say, report=report)
     config = changed(out / CAMPAIGN, overrides)
     plan = trials(config)
     _note(config, out)
     left = [trial for trial in plan if at_its_end(out / trial.place, trial.config) is None]
     progress.say(f"{len(plan) - len(left)} of {len(plan)} runs are at their end")
-    runs, failures = _parted(_in_turn(left, out, Callbacks([progress]), {}))
-    _tell(plan, out, progress)
-    return _reported(runs, failures, out, progress, report=report)
+    runs, failures = _parted(_in_turn(left, out, [progress], {}))
+    _tell(plan, out, progress.say)
+    return _reported(runs, failures, out, progress.say, report=report)
 
 
-def run_all(config: Config, out: Path, callbacks: Callbacks, own: Mapping[str, Any]) -> Runs:
+def run_all(config: Config, out: Path, callbacks: Sequence[Callback], own: Mapping[str, Any]) -> Runs:
     """Run every trial, one after another, and write the report; ``own`` are parts made in Python, of all of them.
 
     Those that have come to their end in ``out`` are left as they are, others go on. Raises as ``run`` does, and ConfigError where
@@ -206,7 +204,7 @@ def run_all(config: Config, out: Path, callbacks: Callbacks, own: Mapping[str, A
     if goes_on and (was := (out / CAMPAIGN).read_text(encoding="utf-8")) != as_given(config):
         mend = "choose another folder, or remove it"
         raise ConfigError(f"{out}: runs of another configuration are there ({_change(was, as_given(config))}): {mend}")
-    loaded: dict[str, Data] = {}
+    say, loaded = Callbacks(callbacks).say, dict[str, Data]()
     ended = dict[str, Run]()
     if not goes_on:
         check_free(out)
@@ -220,13 +218,13 @@ def run_all(config: Config, out: Path, callbacks: Callbacks, own: Mapping[str, A
             check_same(out / trial.place, summary.get("own") or {}, now)
             ended[trial.place] = Run(out / trial.place, summary, own.get("task"))
     if ended:
-        callbacks.say(f"{len(ended)} of {len(plan)} runs are at their end")
+        say(f"{len(ended)} of {len(plan)} runs are at their end")
     left = [trial for trial in plan if trial.place not in ended]
     done, failures = _parted(_in_turn(left, out, callbacks, loaded, own))
     ended |= {str(run.folder.relative_to(out)): run for run in done}
-    _tell(plan, out, callbacks)
+    _tell(plan, out, say)
     there = [trial for trial in plan if trial.place in ended]
-    _reported(list(ended.values()), failures, out, callbacks, report=True)
+    _reported(list(ended.values()), failures, out, say, report=True)
     return Runs(out, [ended[trial.place] for trial in there], [_keys(trial, config) for trial in there])
 
 
@@ -256,10 +254,10 @@ def _parted(done: list[Run | FedfleetError]) -> tuple[list[Run], list[FedfleetEr
     return [r for r in done if isinstance(r, Run)], [e for e in done if isinstance(e, FedfleetError)]
 
 
-def _tell(plan: list[Trial], out: Path, progress: Callbacks | Progress) -> None:
+def _tell(plan: list[Trial], out: Path, say: Callable[[str], None]) -> None:
     """Say what came of each label, over the seeds that ended."""
     for line in finals([folder for t in plan if summary_of(folder := out / t.place).get("final")]):
-        progress.say(line)
+        say(line)
 
 
 def _say(out: Path, progress: Progress) -> None:
@@ -269,28 +267,32 @@ def _say(out: Path, progress: Progress) -> None:
 
 
 def _reported(
-    runs: list[Run], failures: list[FedfleetError], out: Path, progress: Callbacks | Progress, *, report: bool
+    runs: list[Run], failures: list[FedfleetError], out: Path, say: Callable[[str], None], *, report: bool
 ) -> list[Run]:
     if report:
-        progress.say(f"report: {write_report([out], out)}")
+        say(f"report: {write_report([out], out)}")
     if failures:
         raise FedfleetError(f"{len(failures)} of {len(runs) + len(failures)} runs: {failures[0]}")
     return runs
 
 
 def _in_turn(
-    plan: list[Trial], out: Path, told: Callbacks, loaded: dict[str, Data], own: Mapping[str, Any] = NO_PARTS
+    plan: list[Trial],
+    out: Path,
+    callbacks: Sequence[Callback],
+    loaded: dict[str, Data],
+    own: Mapping[str, Any] = NO_PARTS,
 ) -> list[Run | FedfleetError]:
-    callbacks = [each for _, each in told.going_on]
+    say = Callbacks(callbacks).say
     done: list[Run | FedfleetError] = []
     with closing(Workers()) as workers:
         for i, trial in enumerate(plan):
-            told.say(f"run {i + 1}/{len(plan)}: {trial.place}")
+            say(f"run {i + 1}/{len(plan)}: {trial.place}")
             try:
                 done.append(run_or_go_on(prepare(trial, loaded, own), out / trial.place, callbacks, workers))
             except FedfleetError as e:
                 done.append(FedfleetError(f"{trial.place}: {e}"))
-                told.say(f"failed: {done[-1]}")
+                say(f"failed: {done[-1]}")
     return done
 
 

@@ -41,7 +41,7 @@ WHERE = (
 """Keys, or sections, that decide nothing of what comes out, but where it is computed and for how long."""
 STOPS = ("until", "max_seconds", "stop_if_diverged", "patience", "callbacks")
 """Keys that end a run before its last round."""
-MAY_CHANGE = (*WHERE, "rounds", *STOPS, "label", "population.data_dir", "code_dir")
+MAY_CHANGE = tuple(dict.fromkeys((*WHERE, "rounds", *STOPS, "label", "population.data_dir", "code_dir")))
 """Those that may be another when a run goes on: none of them decides what a round computes."""
 
 
@@ -216,6 +216,6 @@ def changed(
         if not any(key == may or key.startswith(f"{may}.") for may in MAY_CHANGE):
             raise ConfigError(
                 f"{key}={show(value)}: a run goes on as it began: start a new one (with --warm-start, if from this model); what "
-                f"may change: {', '.join(dict.fromkeys(MAY_CHANGE))}"
+                f"may change: {', '.join(MAY_CHANGE)}"
             )
     return load(without_own(read(path), [name for name, part in (own or {}).items() if part is not None]), given)

@@ -18,7 +18,7 @@ from fedfleet.experiments.own import read_by_workers
 from fedfleet.experiments.resume import run_or_go_on
 from fedfleet.experiments.workers import Workers
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
-from fedfleet.simulator.executors.likeness import MEND, Likeness, Place, of_process
+from fedfleet.simulator.executors.likeness import Likeness, Place, of_process, unread
 
 RETRIES = 2  # of a run whose process died
 GRACE_S = 10.0  # for runs to write down that they were interrupted, before their processes are ended
@@ -153,19 +153,20 @@ def _task(job: Job, data: list[Any], wanted: dict[str, str] | None) -> str | Non
     """Run a job in a worker process, if that has what is wanted; the data are mapped, not copied."""
     from fedfleet.simulator.executors.cluster import ray, share_tensors
 
+    share_tensors()
+    found: Any = ray.get(data[0])
     if wanted is not None:
         node = ray.util.get_node_ip_address()  # pyright: ignore[reportAttributeAccessIssue]
-        if (fault := Likeness(wanted, [], allow=False).fault(_place(node, ray.get(data[0])))) is not None:
+        if (fault := Likeness(wanted, [], allow=False).fault(_place(node, found))) is not None:
             return fault.partition(", or set ")[0]  # a run of one process has no key for it
-    share_tensors()
-    return _run(job, ray.get(data[0]))
+    return _run(job, found)
 
 
 def _place(node: str, data: Data) -> Place:
     try:
         return Place(node, of_process() | _read(data))
     except Exception as e:
-        return Place(node, of_process(), f"it cannot read the clients' data ({one_line(e)}): {MEND}")
+        return Place(node, of_process(), unread(e))
 
 
 def _read(data: Data) -> dict[str, str]:

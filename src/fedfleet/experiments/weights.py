@@ -40,14 +40,8 @@ PLAYERS = ("x", BUFFERS)  # parts whose leaves have the names of a net's state_d
 
 def nets(config: Config) -> dict[str, str]:
     """Return what a run keeps of its net beside the code that it names: the configuration of a transformer, by its file's name."""
-    model = _of_file(C.options(config, "task"))
-    return {} if model is None else {NET: transformer.told(model)}
-
-
-def _of_file(task: Any) -> str | None:
-    """Return the transformer that the options of a task name by a file."""
-    model = getattr(task, "model", None)
-    return model if isinstance(model, str) and transformer.is_transformer(model) else None
+    model: Any = getattr(C.options(config, "task"), "model", None)
+    return {NET: transformer.told(model)} if transformer.is_transformer(model) else {}
 
 
 def told(data: Data) -> dict[str, Any]:
@@ -56,7 +50,7 @@ def told(data: Data) -> dict[str, Any]:
     known = {
         "words": test.words,
         "pixels": test.x.dtype == torch.uint8,
-        "vocabulary": marks(names.vocabulary).get("vocabulary"),
+        **marks(names.vocabulary),
         "class_names": list(names.classes),
         "features": list(names.features),
     }
@@ -152,9 +146,8 @@ def task_of(folder: Path, summary: Mapping[str, Any]) -> Task:
             f"{folder}: its summary does not say of what shape examples were: give the run one more round"
         )
     config = C.load(C.without_own(raw, ("task", "algorithm", "data", "population")))
-    if (folder / NET).exists() and getattr(
-        C.options(config, "task"), "adapters", None
-    ) is None:  # or their base is where it was
+    adapters = getattr(C.options(config, "task"), "adapters", None)  # of which the base is where it was
+    if adapters is None and (folder / NET).exists():
         config = C.with_overrides(config, {"task.model": f"{transformer.PREFIX}{folder / NET}"})
     config = learnt.with_sources(config, ("task",))
     shape = DataShape(tuple(examples["shape"]), examples["classes"], examples.get("words", 0))

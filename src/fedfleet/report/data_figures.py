@@ -34,8 +34,7 @@ class Holdings:
         test_domains: test examples of each domain; None where these say none.
         names: (m,) what the clients shown are called, if anything.
         classes: what the labels are called, if anything.
-        tested: names of the clients whose examples the test examples are.
-        held_out: those of them that are no clients here.
+        tested: whose the test examples are, in words, if anyone's.
 
     """
 
@@ -52,8 +51,7 @@ class Holdings:
     test_domains: np.ndarray | None
     names: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
-    tested: tuple[str, ...] = ()
-    held_out: tuple[str, ...] = ()
+    tested: str = ""
 
 
 def figure(seen: Holdings) -> Figure:
