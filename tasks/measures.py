@@ -102,7 +102,7 @@ OF_NUMBERS: dict[str, Metric] = {"mse": _mse, "rmse": _rmse, "mae": _mae, "r2": 
 def mean_loss(loss: Loss, outputs: Tensor, y: Tensor) -> float:
     """Return the mean loss of the examples."""
     with torch.no_grad():
-        return float(loss.each(outputs.double(), y).double().mean())
+        return float(loss.each(outputs, y).double().mean())  # as it is in training: a loss may hold weights of float32
 
 
 def alone(name: str, loss: Loss, outputs: Tensor, y: Tensor) -> Tensor | None:

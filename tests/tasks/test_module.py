@@ -261,6 +261,11 @@ def test_losses_and_metrics_of_ones_own():
     assert task.metrics(outputs, {"y": y}) == {"worst_error": 2.0, "mae": 2.0, "loss": 1.25}
     named = from_module(own_nets.plain, loss=own_nets.halved, metrics=["mae", own_nets.worst])
     assert named.metrics(outputs, {"y": y}) == {"mae": 1.5, "worst": 2.0, "loss": 1.25}
+    of_classes = torch.tensor([0.2, 3.0])  # of float32, as whoever weights classes has them
+    weighted = from_module(lambda: nn.Linear(2, 2), loss=nn.CrossEntropyLoss(weight=of_classes, reduction="none"))
+    found, y = torch.tensor([[2.0, 0.0], [0.5, 1.0], [0.0, 3.0]]), torch.tensor([0, 1, 0])
+    told = weighted.metrics(found, {"y": y})
+    assert told["loss"] == pytest.approx(float(F.cross_entropy(found, y, weight=of_classes, reduction="none").mean()))
     labels = from_module(
         lambda: nn.Linear(3, 2), loss=lambda o, y: F.cross_entropy(o, y, reduction="none"), metrics=["accuracy"]
     )

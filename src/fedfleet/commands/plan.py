@@ -75,10 +75,11 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     a_block = block * model_bytes * (1 if e.inner == "serial" else 4)
     yield "memory of a block", f"about {a_block / 1e6:.1f} MB of parameters and gradients"
     models = invite * model_bytes * len(x.algorithm.phases)
-    up, down = f"{models / 1e6:.1f}", "at least as much"
+    sent = {**{p.name: model_bytes for p in x.algorithm.phases}, **x.notes.bytes_up}  # some phases not every round has
+    up, down = f"{invite * sum(sent.values()) / 1e6:.3g}", "at least as much"
     if x.config.transforms.up:
         yield "transforms up", ", ".join(t["name"] for t in x.config.transforms.up)
-        up, down = f"{invite * sum(x.notes.bytes_up.values()) / 1e6:.3g}", f"at least {up} MB"
+        down = f"at least {models / 1e6:.3g} MB"
     if x.config.transforms.down:
         yield "transforms down", ", ".join(t["name"] for t in x.config.transforms.down)
         mostly = x.config.transforms.down[0]["name"] == "delta"  # less for those who were asked not long ago

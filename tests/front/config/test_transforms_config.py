@@ -150,16 +150,22 @@ def test_the_clock_and_the_plan_are_told_what_is_really_sent():
     assert small.costs.bytes_up == {"train": 7 * 4 + 9}  # 7 of 650, each with a place of 10 bits
     said = dict(describe(small))
     assert said["transforms up"] == "top_k"
-    assert said["traffic a round"] == "about 0.00037 MB up, at least 0.0 MB down, if all answer"
+    assert said["traffic a round"] == "about 0.00037 MB up, at least 0.026 MB down, if all answer"
     assert "until transforms.up multiplies out what is sent" in said["factored weights"]
     assert "transforms up" not in dict(describe(plain))
+
+
+def test_the_plan_counts_what_a_client_really_sends_and_not_models():
+    scaffold = {"algorithm": "scaffold", "cohort.invite": 10}
+    said = dict(describe(Experiment(load(BASE, scaffold))))
+    assert said["traffic a round"] == "about 0.052 MB up, at least as much down, if all answer"  # and a control variate
 
 
 def test_the_plan_says_what_the_way_down_takes():
     half, most = ({"transforms.down": down, "cohort.invite": 10} for down in (["bf16"], ["delta", "sign"]))
     said = dict(describe(Experiment(load(BASE, half))))
     assert said["transforms down"] == "bf16"
-    assert said["traffic a round"] == "about 0.0 MB up, 0.0131 MB down, if all answer"  # 10 of 1,300 bytes and a rate
+    assert said["traffic a round"] == "about 0.026 MB up, 0.0131 MB down, if all answer"  # 10 of 1,300 bytes and a rate
     assert dict(describe(Experiment(load(BASE, most))))["traffic a round"].endswith(
         "at most 0.026 MB down, if all answer"
     )
