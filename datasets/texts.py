@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -128,6 +129,11 @@ def tokenised(parts: Parts, texts: Sequence[Any], how: Reading, *, foretell: boo
         [f"{part.where}, row {number - (part is parts.test) * first}" for number in part.x[:, 0].tolist()]
         for part, _ in sides
     ]
+    for where, text in (
+        (w, t) for rows, (_, side) in zip(called, sides, strict=True) for w, t in zip(rows, side, strict=True)
+    ):
+        if np.ndim(text) == 0 and pd.isna(text):
+            fail(where, "is missing", "give a text, or leave the row out")
     if all(isinstance(text, str) for text in texts):
         made = tokenizer(how.tokenizer or "words", sides[0][1], how.words).cut_at(None if foretell else how.length)
         found, words = [made.rows(side) for _, side in sides], made.words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,8 @@ def test_a_tokenizer_that_is_not_to_be_had(tmp_path: Path, monkeypatch: pytest.M
         (["a", "b", "c"], {"length": 0}, "length: is 0: give a whole number from 1"),
         (["a", "b", "c"], {"words": True}, "words: is True: give a whole number from 2"),
         (["a", [1], "c"], {}, "texts, row 0: is neither text nor a list of token numbers"),
+        (["a", None, "c"], {}, "texts, row 1: is missing: give a text, or leave the row out"),
+        (["a", "b", math.nan], {}, "texts, row 2: is missing: give a text, or leave the row out"),
         ([[1], [1], [2]], {"tokenizer": "bytes"}, "tokenizer: is 'bytes', and not all rows are text"),
         ([[1], [0, -1], [2]], {}, "texts, row 1: has a token -1: number tokens from 0"),
         ([[1], [0], [0, 7]], {"words": 5}, "texts, row 2: has a token 7: number tokens from 0 to 4"),

@@ -51,8 +51,8 @@ def check_early(config: Config) -> None:
     for key in ("seeds", "compare", "vary"):
         if (value := getattr(config, key)) is not None:
             raise ConfigError(
-                f"{key}={show(value)}: it asks for several runs, and an Experiment is one: use `fedfleet run`, or leave it out "
-                f"and call fedfleet.run once for each, with the overrides and an `out` of its own, then fedfleet.write_report"
+                f"{key}={show(value)}: it asks for several runs, and an Experiment is one: call fedfleet.run_all, use "
+                f"`fedfleet run`, or leave it out"
             )
     _check_cohort(config.cohort)
     _check_executor(config)

@@ -330,5 +330,5 @@ def test_actors_share_gpus_as_ray_does(monkeypatch):
 
 def test_an_experiment_is_one_run():
     for many in ({"seeds": [1, 2]}, {"compare": {"a": {}}}, {"vary": {"rounds": [1]}}):
-        with pytest.raises(ConfigError, match=f"^{next(iter(many))}=.*`fedfleet run`.*call fedfleet.run once for each"):
+        with pytest.raises(ConfigError, match=f"^{next(iter(many))}=.*call fedfleet.run_all, use `fedfleet run`"):
             Experiment(load(QUICK, many))
