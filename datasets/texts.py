@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -123,6 +122,8 @@ def tokenised(parts: Parts, texts: Sequence[Any], how: Reading, *, foretell: boo
 
     A text with no token to learn from is left out if `drop_short`, else refused. Raises DataError.
     """
+    import pandas as pd  # here, for workers need none of it
+
     sides = [(part, [texts[i] for i in part.x[:, 0].tolist()]) for part in (parts.train, parts.test)]
     first = 0 if parts.train.where == parts.test.where else len(parts.train.x)  # number of the first of their own
     called = [
