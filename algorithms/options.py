@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from fedfleet.simulator.author import BatchPlan, Optimizer, Scalar, adagrad, adam, adaptive, sgd
 
@@ -75,43 +75,71 @@ class CohortOptions(Options):
         return self
 
 
-class Schedule(Options):
-    """How the learning rate changes over rounds t = 0 .. T - 1."""
-
-    kind: Literal["constant", "power", "step", "cosine"] = "constant"
-    """constant; power: 1 / (t + 1)^exponent; step: factor^(t // every); cosine: from 1 to 0 over ``rounds``."""
-    exponent: float = Field(default=0.5, ge=0)
-    every: int = Field(default=100, ge=1)
-    factor: float = Field(default=0.1, gt=0, le=1)
-    rounds: int = Field(default=100, ge=1)
-
-    def at(self, t: int) -> float:
-        """Return the multiplier of round t."""
-        match self.kind:
-            case "constant":
-                return 1.0
-            case "power":
-                return (t + 1) ** -self.exponent
-            case "step":
-                return self.factor ** (t // self.every)
-            case "cosine":
-                return 0.5 * (1 + math.cos(math.pi * min(t / self.rounds, 1.0)))
-
-
 class ByName(Options):
     """Options that a name alone may stand for."""
+
+    naming: ClassVar[str] = "name"
+    """The option that it is."""
 
     @model_validator(mode="before")
     @classmethod
     def _named(cls, said: Any) -> Any:
-        return {"name": said} if isinstance(said, str) else said
+        return {cls.naming: said} if isinstance(said, str) else said
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> Any:
         """Tell editors so."""
         whole = handler(core)
-        names = handler.resolve_ref_schema(whole)["properties"]["name"]
+        names = handler.resolve_ref_schema(whole)["properties"][cls.naming]
         return {"anyOf": [{"enum": names["enum"], "type": "string"}, whole]}
+
+
+class Schedule(ByName):
+    """How the learning rate changes over rounds t = 0 .. T - 1."""
+
+    naming = "kind"
+    kind: Literal["constant", "power", "step", "cosine"] = "constant"
+    """constant; power: 1 / (t + 1)^exponent; step: factor^(t // every); cosine: from 1 to 0 over ``rounds``."""
+    exponent: float | None = Field(default=None, ge=0)
+    """power only; 0.5 if not given."""
+    every: int | None = Field(default=None, ge=1)
+    """step only, which needs it: rounds after which the rate falls."""
+    factor: float | None = Field(default=None, gt=0, le=1)
+    """step only: by what it falls; 0.1 if not given."""
+    rounds: int | None = Field(default=None, ge=1)
+    """cosine only: rounds until the rate would be 0; those of the run if not given."""
+
+    @model_validator(mode="after")
+    def _applies(self, info: ValidationInfo) -> Schedule:
+        used = {"constant": set(), "power": {"exponent"}, "step": {"every", "factor"}, "cosine": {"rounds"}}
+        refuse_others(self, self.kind, used[self.kind], set().union(*used.values()))
+        if self.kind == "step" and self.every is None:
+            raise ValueError("step needs every, the rounds after which the rate falls: give it")
+        rounds = (info.context or {}).get("rounds")
+        if self.rounds is not None and rounds is not None and self.rounds < rounds:
+            raise ValueError(
+                f"rounds={self.rounds}: from then on the rate would be 0, and the run has rounds={rounds}: leave it out, or give "
+                f"as many"
+            )
+        filled = {"power": {"exponent": 0.5}, "step": {"factor": 0.1}, "cosine": {"rounds": rounds and max(1, rounds)}}
+        for key, value in filled.get(self.kind, {}).items():
+            if getattr(self, key) is None:
+                object.__setattr__(self, key, value)  # so that it stands in config.yaml
+        return self
+
+    def at(self, t: int) -> float:
+        """Return the multiplier of round t. Raises ValueError for a cosine over no known number of rounds."""
+        match self:
+            case Schedule(kind="power", exponent=float() as exponent):
+                return (t + 1) ** -exponent
+            case Schedule(kind="step", every=int() as every, factor=float() as factor):
+                return factor ** (t // every)
+            case Schedule(kind="cosine", rounds=int() as rounds):
+                return 0.5 * (1 + math.cos(math.pi * min(t / rounds, 1.0)))
+            case Schedule(kind="cosine"):
+                raise ValueError("lr_schedule: a cosine needs rounds, over which it falls, outside of a run")
+            case _:
+                return 1.0
 
 
 class ClientOptimizer(ByName):
@@ -192,6 +220,7 @@ class LocalOptions(Options):
     dual_lr: float | None = Field(default=None, gt=0)
     """Learning rate of the dual part, gamma; the same as ``lr`` if not given. Minimax tasks only."""
     lr_schedule: Schedule = Schedule()
+    """How both rates change over rounds: constant, power, step or cosine, or a mapping of that kind and its options."""
 
     @model_validator(mode="after")
     def _one_length(self) -> LocalOptions:

@@ -52,7 +52,10 @@ class WrapperOptions(Options):
             raise ValueError(
                 f"{name!r} is no algorithm to put it on: choose fedavg, fedrod or another that averages models"
             )
-        return {"name": name, **cls.algorithms[name].options(**given).model_dump(mode="json")}
+        return {
+            "name": name,
+            **cls.algorithms[name].options.model_validate(given, context=info.context).model_dump(mode="json"),
+        }
 
     @property
     def inner(self) -> Any:

@@ -22,14 +22,19 @@ def unknown(key: str, value: Any, known: Iterable[str]) -> str:
 
 
 def validated(
-    model: type[BaseModel], mapping: dict[str, Any], prefix: str, others: Mapping[str, type[BaseModel]] | None = None
+    model: type[BaseModel],
+    mapping: dict[str, Any],
+    prefix: str,
+    others: Mapping[str, type[BaseModel]] | None = None,
+    rounds: int | None = None,
 ) -> Any:
     """Check plain data against a model: no text for a number, no 0 for false (JSON is where pydantic is that strict).
 
-    ``others`` are what might stand in its place, by what one would set: who has a key that is unknown here is told.
+    ``others`` are what might stand in its place, by what one would set: who has a key that is unknown here is told. ``rounds`` are
+    those of the run, where they are known: some options are by default as long.
     """
     try:
-        return model.model_validate_json(json.dumps(mapping), strict=True)
+        return model.model_validate_json(json.dumps(mapping), strict=True, context={"rounds": rounds})
     except ValidationError as e:
         raise ConfigError(_explain(e.errors(), model, mapping, prefix, others or {})) from None
 

@@ -189,7 +189,7 @@ def options(config: Config, section: str) -> Any:
         return Options()
     kind = kind_of(section, kinds, given[key])
     assert kind is not None
-    return validated(kind, {k: v for k, v in given.items() if k != key}, f"{section}.")
+    return validated(kind, {k: v for k, v in given.items() if k != key}, f"{section}.", rounds=config.rounds)
 
 
 def complete(config: Config) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -81,7 +82,10 @@ def _steps(run: Run) -> Iterator[str]:
     given = given if isinstance(given, dict) else {}
     given = {**given["of"], **given} if isinstance(given.get("of"), dict) else given
     names = [name for name in CHOSEN if not (given.get("theory") and name in OF_THEOREMS)]
-    chosen = joined([f"{name} {given[name]}" for name in names if given.get(name) is not None])
+    falling = _schedule(given)
+    chosen = joined(
+        [f"{name} {given[name]}{falling * (name == 'lr')}" for name in names if given.get(name) is not None]
+    )
     known = {name: told for name, told in run.section("local_steps").items() if _is_span(told)}
     spans = [span(**told) + (f" in {name}" if len(known) > 1 else "") for name, told in known.items()]
     each = f"local steps of a client a round: {joined(spans)}" if spans else ""
@@ -89,6 +93,15 @@ def _steps(run: Run) -> Iterator[str]:
         yield f"Clients learnt with {chosen}{f' ({each})' if each else ''}."
     elif each:
         yield f"{each[0].upper()}{each[1:]}."
+
+
+def _schedule(given: Mapping[str, Any]) -> str:
+    """How the rate changes over rounds, if it does."""
+    told = given.get("lr_schedule")
+    if not isinstance(told, dict) or told.get("kind") in (None, "constant"):
+        return ""
+    more = [f"{key} {value}" for key, value in told.items() if key != "kind" and value is not None]
+    return f" (schedule: {', '.join([told['kind'], *more])})"
 
 
 def _is_span(told: object) -> bool:

@@ -21,7 +21,6 @@ WHOLE += ("example_privacy", "secure_aggregation", "domains.target", "until", "p
 """Sections that are shown whole, after those."""
 UNTOLD = (
     "algorithm.gradient_chunk",
-    "algorithm.lr_schedule",
     "task.init",
     "task.norm",
     "population.partition.min_size",
@@ -40,7 +39,7 @@ def settings(groups: Mapping[str, Sequence[Run]], varied: Collection[str] = ()) 
     columns = [_chosen(group[0]) for group in shown.values() if group]
     keys = [key for key in dict.fromkeys(key for column in columns for key in column) if key not in varied]
     differ = [key for key in keys if _differs(key, columns)]
-    common = [key for key in keys if key not in differ and _told(key) and any(_is_on(c.get(key)) for c in columns)]
+    common = [key for key in keys if key not in differ and _told(key) and any(_is_on(c.get(key), key) for c in columns)]
     order = [*sorted(differ, key=_place), *sorted(common, key=_place)]
     if not order:
         return None
@@ -83,8 +82,9 @@ def _below(key: str, sections: Collection[str]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
-def _is_on(value: Any) -> bool:
-    return value not in OFF and value != []
+def _is_on(value: Any, key: str = "") -> bool:
+    constant = key.endswith("lr_schedule.kind") and value == "constant"
+    return value not in OFF and value != [] and not constant
 
 
 def _value(value: Any) -> str:

@@ -64,6 +64,19 @@ def test_an_optimiser_may_be_named_alone() -> None:
     assert complete(config)["algorithm"]["server_optimizer"]["name"] == "yogi"
 
 
+def test_a_cosine_lasts_as_long_as_the_run() -> None:
+    config = load({"rounds": 40, "algorithm": {"lr_schedule": "cosine"}})
+    rate = options(config, "algorithm").lr_schedule
+    assert [rate.at(t) for t in (0, 20, 39)] == pytest.approx([1, 0.5, 0.0015413], abs=1e-7)
+    assert complete(config)["algorithm"]["lr_schedule"]["rounds"] == 40
+    longer = with_overrides(config, {"rounds": 130, "algorithm": {"name": "omg"}, "algorithm.of.lr_schedule": "cosine"})
+    assert complete(longer)["algorithm"]["of"]["lr_schedule"]["rounds"] == 130
+    assert options(longer, "algorithm").inner.lr_schedule.at(65) == pytest.approx(0.5)
+    cut_off = load({"rounds": 40, "algorithm": {"lr_schedule": {"kind": "cosine", "rounds": 39}}})
+    with pytest.raises(ConfigError, match=r"algorithm\.lr_schedule.*rounds=39: from then on .* the run has rounds=40"):
+        options(cut_off, "algorithm")
+
+
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_what_goes_by_another_name_here_is_there(name: str) -> None:
     with pytest.raises(ConfigError) as e:
@@ -160,6 +173,9 @@ def test_auto_does_not_depend_on_the_workers() -> None:
         (["vary={}", "hidden=[3]"], "hidden=[3]: unknown key; did you mean task.hidden?"),
         (["invite=3"], "invite=3: unknown key; did you mean cohort.invite?"),
         (["algorithm.client_optimizer=adm"], "algorithm.client_optimizer='adm'"),
+        (["algorithm.lr_schedule=step"], "step needs every"),
+        (["algorithm.lr_schedule={kind: cosine, every: 5}"], "every=5 is not for cosine, which takes rounds"),
+        (["algorithm.lr_schedule={kind: constant, factor: 0.5}"], "factor=0.5 is not for constant: leave it out"),
         (["algorithm=cdma_one", "algorithm.theory={pl: 1}"], "algorithm.theory.smoothness: missing"),
         (["executor.actors=many"], "a valid integer or input should be 'auto'"),
         (["cohort.respond=0"], "greater than or equal to 1"),

@@ -72,6 +72,12 @@ def test_a_run_in_words(tmp_path: Path) -> None:
             {"gradient": (1, 1, 1), "update": (3, 4, 1000)},
             "with lr 0.5 (local steps of a client a round: 1 in gradient and 3 to 1,000, 4 in the middle in update). Of 40",
         ),
+        (
+            {"lr": 0.5, "epochs": 1, "lr_schedule": {"kind": "cosine", "every": None, "rounds": 9}},
+            {},
+            "with lr 0.5 (schedule: cosine, rounds 9) and epochs 1. Of 40",
+        ),
+        ({"lr": 0.5, "lr_schedule": {"kind": "constant", "every": None}}, {}, "with lr 0.5. Of 40"),
         ({"own": {}}, {"A": (2, 2, 2), "B": (1, 1, 1)}, "Local steps of a client a round: 2 in A and 1 in B. Of 40"),
         ({"own": {}}, {"mine": (2, 2, "<b>")}, "650 numbers. Of 40"),
     ],
@@ -165,6 +171,14 @@ def test_settings_of_a_run_are_those_that_matter_and_are_on(tmp_path: Path) -> N
         ["secure_aggregation.protocol", "secagg"],
     ]
     assert settings({"bare": [read(make_run(tmp_path / "bare", config=None))]}) is None
+
+
+def test_a_schedule_is_a_setting_unless_it_changes_nothing(tmp_path: Path) -> None:
+    for kind, rows in (("constant", []), ("cosine", ["algorithm.lr_schedule", "algorithm.lr_schedule.rounds"])):
+        algorithm = {"name": "fedavg", "lr_schedule": {"kind": kind, "every": None, "rounds": 9 if rows else None}}
+        table = settings({"one": [run(tmp_path / kind, {"algorithm": algorithm})]})
+        assert table is not None
+        assert [row[0] for row in table.rows if "schedule" in row[0]] == rows
 
 
 def test_clients_that_the_data_say_were_not_dealt(tmp_path: Path) -> None:
