@@ -146,7 +146,19 @@ class Library(NamedTuple):
         offered: dict[str, Any] = {} if x.kind == "numbers" else {"task": x.kind}
         offered |= {"multiclass": {"num_classes": x.classes}, "multilabel": {"num_labels": x.classes}}.get(x.kind, {})
         made = called(self.said, self.key, self.make, self.arguments, **offered)
+        self._check_used(type(made))
         return made.set_dtype(torch.float64)
+
+    def _check_used(self, made: type) -> None:
+        """Refuse what torchmetrics would drop: its classes take arguments of every kind. Raises ConfigError."""
+        if made is self.make:  # named by itself, and not by a ``task``
+            return
+        known, taken = inspect.signature(self.make.__new__).parameters, inspect.signature(made).parameters
+        if dropped := [key for key in self.arguments if key in known and key not in {"task", *taken}]:
+            raise ConfigError(
+                f"{self.key}.{dropped[0]}={self.arguments[dropped[0]]!r}: {made.__name__}, which it is here, takes none, and "
+                f"torchmetrics would drop it unsaid: leave it out, or name a metric of sklearn"
+            )
 
     def _torchmetrics(self, x: Told) -> Any:
         made = self._made(x)

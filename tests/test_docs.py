@@ -29,7 +29,7 @@ from fedfleet.commands import cli, paper, schema, tune
 from fedfleet.config import tuning
 from fedfleet.config.schema import load
 from fedfleet.config.tuning import Tuning
-from fedfleet.experiments import campaign
+from fedfleet.experiments import campaign, trials
 from fedfleet.experiments.progress import Progress
 from fedfleet.tasks.targets import LOSSES
 
@@ -236,7 +236,7 @@ def test_commands_of_fedfleet_are_accepted(monkeypatch: pytest.MonkeyPatch, word
     elif words[0] == "show" and given["what"] != "data":
         command.invoke(command.make_context(words[0], words[1:]))
     elif "config" in given:
-        assert campaign.trials(load(given["config"], given["overrides"]))
+        assert trials.planned(load(given["config"], given["overrides"]))
     elif "what" in given:
         command.invoke(command.make_context(words[0], words[1:]))
 

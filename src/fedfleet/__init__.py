@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedfleet import tasks as tasks
     from fedfleet.config.schema import Config, load
     from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
+    from fedfleet.experiments.campaign import open_runs
     from fedfleet.experiments.experiment import Experiment
     from fedfleet.experiments.progress import Progress
     from fedfleet.experiments.resume import resume
@@ -46,6 +47,7 @@ __all__ = [
     "Runs",
     "load",
     "open_run",
+    "open_runs",
     "resume",
     "run",
     "run_all",
@@ -63,6 +65,7 @@ HOMES = {
     "Runs": "experiments.runs",
     "load": "config.schema",
     "open_run": "experiments.run",
+    "open_runs": "experiments.campaign",
     "resume": "experiments.resume",
     "write_report": "report",
 }
@@ -139,7 +142,7 @@ def run_all(
     """Run every label of ``compare``, every point of ``vary`` and every of ``seeds``, one after another, and write a report.
 
     Args: as of ``run``; parts that are given are of all runs. Where ``out`` has runs of the same configuration and parts, those at
-    their end are left as they are, and the others go on.
+    their end are left as they are, and the others go on; there may be more labels, values and seeds than before.
 
     All are checked before the first begins. One that fails does not stop the others: FedfleetError is raised at the end. Raises
     ConfigError or DataError for input that cannot run.

@@ -112,6 +112,20 @@ def test_a_run_measures_them_of_the_whole_split_and_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("given", "of", "made"),
+    [
+        ({"average": "macro"}, (YES_NO, FIRST, YES), "average='macro': BinaryF1Score"),
+        ({"top_k": 2}, (YES_NO, LOGITS, SEVERAL), "top_k=2: MultilabelF1Score"),
+        ({"threshold": 0.3}, (), "threshold=0.3: MulticlassF1Score"),
+        ({"task": "binary", "average": "macro"}, TWO, "average='macro': BinaryF1Score"),
+    ],
+)
+def test_what_torchmetrics_would_drop_is_refused(given, of, made):
+    with pytest.raises(fedfleet.ConfigError, match=f"{made}, which it is here, takes none"):
+        measured({"name": "torchmetrics:F1Score", "arguments": given}, *of)
+
+
+@pytest.mark.parametrize(
     ("metric", "says"),
     [
         (

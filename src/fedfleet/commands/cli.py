@@ -120,13 +120,15 @@ def plan(config: ConfigArg, overrides: OverridesArg = None) -> None:
     """Check a configuration and show what a run would do, without running it."""
     chosen = loaded(config, overrides)
     from fedfleet.commands.plan import describe
-    from fedfleet.experiments import campaign
+    from fedfleet.experiments import campaign, trials
 
     console = Console()
     data_by_key: dict[Any, Any] = {}
-    for trial in campaign.distinct(campaign.trials(chosen)):
+    for trial in trials.distinct(trials.planned(chosen)):
         lines = list(describe(campaign.prepare(trial, data_by_key)))
         table = Table(title=trial.name or None, show_header=False)
+        if trial.lost:
+            lines.insert(1, ("left out", "\n".join(trial.lost)))
         for key, value in lines:
             table.add_row(key, value)
         console.print(table)

@@ -17,11 +17,11 @@ from fedfleet.algorithms.options import Options
 from fedfleet.commands import study as studying
 from fedfleet.config import schema as C
 from fedfleet.config.reading import parse
-from fedfleet.experiments.campaign import Trial
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.files import write_text
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.runfolder import ENVIRONMENT, summary_of
+from fedfleet.experiments.trials import Trial
 from fedfleet.report import paper_figure
 from fedfleet.report.groups import versions
 from fedfleet.simulator.driver.evaluation import less_is_better

@@ -21,13 +21,13 @@ from fedfleet.config import schema as C
 from fedfleet.config.population import Data
 from fedfleet.config.reading import override, show
 from fedfleet.config.schema import Config
-from fedfleet.experiments import campaign
-from fedfleet.experiments.campaign import Trial
+from fedfleet.experiments import campaign, trials
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.resume import WHERE, asked_for, differences, leaves, without
 from fedfleet.experiments.runfolder import check_free, claim, summary_of
 from fedfleet.experiments.side_by_side import Job, at_a_time, run_jobs
+from fedfleet.experiments.trials import Trial
 from fedfleet.report.study_page import write_study_report
 from fedfleet.report.study_tables import DONE, MARK, Entry, Tables, Target, collect
 from fedfleet.simulator.errors import ConfigError, FedfleetError
@@ -86,9 +86,9 @@ def plan(
             raise ConfigError(f"vary.{key}={show(values)}: give each value once")
     numbers = [*range(config.seed, config.seed + seeds)] if seeds is not None else config.seeds or [config.seed]
     config = C.with_overrides(config, {"vary": axes or None, "seeds": numbers})
-    axes = campaign.axes(config)
+    axes = trials.axes(config)
     found = []
-    for trial in campaign.trials(config):
+    for trial in trials.planned(config):
         own = C.with_overrides(trial.config, {"executor.kind": "local"}) if in_process else trial.config
         found.append(replace(trial, config=own, label=trial.label or C.named(trial.config, "algorithm")))
     wanted, key = (target, "--target") if target is not None else (config.until, "until")
@@ -114,10 +114,11 @@ def varied(text: str) -> tuple[str, list[Any]]:
 
 def prepare(study: Study, progress: Progress, check: Callable[[Experiment], None] | None = None) -> Prepared:
     """Check every trial as a run would be, and by ``check``, and resolve it. Raises ConfigError or DataError naming the trial."""
-    progress.say(f"checking {len(study.trials)} trials")
+    for line in [f"checking {len(study.trials)} trials", *trials.left_out(study.trials)]:
+        progress.say(line)
     data: dict[str, Data] = {}
     resolved: dict[str, dict[str, Any]] = {}
-    for trial in campaign.distinct(list(study.trials)):
+    for trial in trials.distinct(study.trials):
         experiment = campaign.prepare(trial, data)
         names = experiment.metric_names()
         if study.target is not None and study.target.metric not in names:
@@ -134,7 +135,7 @@ def describe(prepared: Prepared, out: Path | None) -> Iterator[str]:
     done = finished(prepared, out) if out is not None else [False] * len(study.trials)
     there = f", {sum(done)} of them finished" if any(done) else ""
     yield f"{len(study.trials)} trials{there}; target: {study.target or 'none'}"
-    for first in campaign.distinct(list(study.trials)):
+    for first in trials.distinct(study.trials):
         same = [i for i, t in enumerate(study.trials) if t.name == first.name]
         c = prepared.resolved[same[0]]
         seeds = ", ".join(f"{study.trials[i].config.seed}{' (finished)' if done[i] else ''}" for i in same)

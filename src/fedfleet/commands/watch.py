@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedfleet.config.schema import load
-from fedfleet.experiments import campaign
+from fedfleet.experiments import campaign, trials
 from fedfleet.experiments.runfolder import EVENTS
 from fedfleet.experiments.status import status_of
 from fedfleet.report.study_tables import MARK
@@ -214,7 +214,7 @@ def _wanted(folder: Path) -> int | None:
         if (folder / MARK).exists():
             return int(json.loads((folder / MARK).read_text(encoding="utf-8"))["trials"])
         if (folder / campaign.CAMPAIGN).exists():
-            return len(campaign.trials(load(folder / campaign.CAMPAIGN)))
+            return len(trials.planned(load(folder / campaign.CAMPAIGN)))
     except (OSError, ValueError, KeyError, FedfleetError):
         return None
     return None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,7 @@ import yaml
 
 from fedfleet.config.population import Data, data_key, load_data
 from fedfleet.config.reading import show
-from fedfleet.config.schema import Config, named, with_overrides
-from fedfleet.datasets.files import DataError
+from fedfleet.config.schema import Config, load, named
 from fedfleet.experiments.child import child
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.files import write_text
@@ -26,90 +23,17 @@ from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.resume import at_its_end, changed, run_or_go_on
 from fedfleet.experiments.resume import resume as go_on
 from fedfleet.experiments.run import Run
-from fedfleet.experiments.runfolder import check_free, claim, summary_of
+from fedfleet.experiments.runfolder import SUMMARY, check_free, claim, summary_of
 from fedfleet.experiments.runs import Runs
+from fedfleet.experiments.trials import Trial, distinct, left_out, naming, planned
 from fedfleet.experiments.workers import Workers
 from fedfleet.report import finals, told, write_report
-from fedfleet.report.values import names
+from fedfleet.simulator.algorithm import Task
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 from fedfleet.tracking.callback import Callback, Callbacks
 
 CAMPAIGN = "campaign.yaml"
 NO_PARTS: Mapping[str, Any] = {}
-TARGET = "domains.target"
-OWN_KEYS = {
-    "label": "the name of the entry is the label",
-    "seed": "set seed or seeds at the top",
-    "seeds": "set seeds at the top",
-    "compare": "compare only at the top",
-    "vary": "vary at the top",
-}
-"""What an entry of ``compare`` or ``vary`` may not set, and the mend."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One run of a campaign: its name and place below the campaign's folder, its label in ``compare`` and what varies."""
-
-    config: Config
-    name: str
-    place: str
-    label: str = ""
-    point: Mapping[str, Any] = field(default_factory=dict)
-
-
-def trials(config: Config, data: Data | None = None) -> list[Trial]:
-    """Return the runs a configuration asks for; a single run has the place ".". Raises ConfigError.
-
-    ``data`` are those that were given in Python, if any.
-    """
-    if config.tune is not None:
-        raise ConfigError("tune: a search, of which these are no runs: use fedfleet tune, or add tune=null")
-    if config.compare is None and config.vary is None and config.seeds is None:
-        return [Trial(config, "", ".")]
-    seeds, varied = config.seeds or [config.seed], axes(config, data)
-    if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"seeds={seeds}: give each seed once")
-    _refuse_own_keys("vary", varied)
-    found: dict[str, Trial] = {}
-    for label, overrides in (config.compare or {config.label or "": {}}).items():
-        _refuse_own_keys(f"compare.{label}", overrides)
-        for pairs in itertools.product(*(zip(v, _named(v), strict=True) for v in varied.values())):
-            point = dict(zip(varied, (value for value, _ in pairs), strict=True))
-            told = (f"{k.split('.')[-1]}={text}" for k, (_, text) in zip(varied, pairs, strict=True))
-            name = " ".join(filter(None, [label, *told]))
-            own = {"label": name or None, "seeds": None, "compare": None, "vary": None}
-            with _naming(name):
-                one = with_overrides(config, {**overrides, **point, **own})
-            for seed in seeds:
-                below = f"seed-{seed}" if config.seeds else "."
-                place = str(Path(_safe(name) if name else ".", below))
-                trial = Trial(with_overrides(one, {"seed": seed}), name, place, label, point)
-                if (other := found.setdefault(trial.place, trial)) is not trial:
-                    raise ConfigError(
-                        f"compare or vary: {other.name!r} and {name!r} would both be written to the folder {trial.place!r}: "
-                        f"use labels and values that differ in letters or digits"
-                    )
-    return list(found.values())
-
-
-def _named(values: list[Any]) -> list[str]:
-    """Return what values are called: as they are written, or mappings by what tells one from the others."""
-    short = names(values)
-    return [text if isinstance(value, Mapping) else str(value) for value, text in zip(values, short, strict=True)]
-
-
-def axes(config: Config, data: Data | None = None) -> dict[str, list[Any]]:
-    """Return what varies; ``domains.target: [each]`` leaves every domain out in turn. Raises ConfigError, DataError."""
-    varied = dict(config.vary or {})
-    if varied.get(TARGET) == ["each"]:
-        data = data or load_data(config)
-        if not data.domains:
-            raise ConfigError(
-                f"vary.{TARGET}=[each]: the data set {data.name!r} has no domains by name: give their numbers"
-            )
-        varied[TARGET] = list(data.domains)
-    return varied
 
 
 def prepare(trial: Trial, loaded: dict[str, Data], own: Mapping[str, Any] = NO_PARTS) -> Experiment:
@@ -117,7 +41,7 @@ def prepare(trial: Trial, loaded: dict[str, Data], own: Mapping[str, Any] = NO_P
 
     Raises ConfigError or DataError naming the trial.
     """
-    with _naming(trial.name):
+    with naming(trial.name):
         if own.get("data") is not None or own.get("population") is not None:
             return Experiment(trial.config, **own)
         which = data_key(trial.config)
@@ -126,17 +50,9 @@ def prepare(trial: Trial, loaded: dict[str, Data], own: Mapping[str, Any] = NO_P
         return Experiment(trial.config, loaded=loaded[which], **own)
 
 
-def distinct(plan: list[Trial]) -> list[Trial]:
-    """Return the first trial of every name: the others differ in their seed alone."""
-    found: dict[str, Trial] = {}
-    for trial in plan:
-        found.setdefault(trial.name, trial)
-    return list(found.values())
-
-
 def only(config: Config, command: str) -> Experiment:
     """Make the one run that a configuration asks for ready, of several seeds the first. Raises ConfigError, DataError."""
-    first, *others = distinct(trials(config))
+    first, *others = distinct(planned(config))
     if others:
         key = "compare" if config.compare is not None else "vary"
         raise ConfigError(
@@ -152,14 +68,15 @@ def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report:
     All trials are checked before the first one starts. One that fails does not stop the others; FedfleetError is raised at
     the end.
     """
-    plan = trials(config)
+    plan = planned(config)
     check_free(out)
     loaded: dict[str, Data] = {}
     if len(plan) == 1 and plan[0].place == ".":
         progress.say(f"loading {named(config, 'population.dataset')}")
         runs, failures = [prepare(plan[0], loaded).run(out, progress)], []
     else:
-        progress.say(f"checking {len(plan)} runs")
+        for line in [f"checking {len(plan)} runs", *left_out(plan)]:
+            progress.say(line)
         for trial in distinct(plan):
             prepare(trial, loaded)
         _note(config, claim(out))
@@ -182,7 +99,7 @@ def resume(out: Path, overrides: list[str] | None, progress: Progress, *, report
             _say(out, progress)
         return _reported([run], [], out, progress.say, report=report)
     config = changed(out / CAMPAIGN, overrides)
-    plan = trials(config)
+    plan = planned(config)
     _note(config, out)
     left = [trial for trial in plan if at_its_end(out / trial.place, trial.config) is None]
     progress.say(f"{len(plan) - len(left)} of {len(plan)} runs are at their end")
@@ -194,24 +111,23 @@ def resume(out: Path, overrides: list[str] | None, progress: Progress, *, report
 def run_all(config: Config, out: Path, callbacks: Sequence[Callback], own: Mapping[str, Any]) -> Runs:
     """Run every trial, one after another, and write the report; ``own`` are parts made in Python, of all of them.
 
-    Those that have come to their end in ``out`` are left as they are, others go on. Raises as ``run`` does, and ConfigError where
-    ``out`` is of another configuration, or where there is one run alone.
+    Those that have come to their end in ``out`` are left as they are, others go on, and there may be more than before. Raises as
+    ``run`` does, and ConfigError where ``out`` has runs of other configurations, or where there is one run alone.
     """
-    plan = trials(config, own.get("data"))
+    plan = planned(config, own.get("data"))
     if plan[0].place == ".":
         raise ConfigError("seeds, compare, vary: none is given, and there is one run: give one, or take fedfleet.run")
-    goes_on = (out / CAMPAIGN).exists()
-    if goes_on and (was := (out / CAMPAIGN).read_text(encoding="utf-8")) != as_given(config):
-        mend = "choose another folder, or remove it"
-        raise ConfigError(f"{out}: runs of another configuration are there ({_change(was, as_given(config))}): {mend}")
+    if goes_on := (out / CAMPAIGN).exists():
+        _check_all_there(out, config, plan, own.get("data"))
     say, loaded = Callbacks(callbacks).say, dict[str, Data]()
     ended = dict[str, Run]()
     if not goes_on:
         check_free(out)
+    for line in left_out(plan):
+        say(line)
     for trial in distinct(plan):
         prepare(trial, loaded, own)
-    if not goes_on:
-        _note(config, claim(out))
+    _note(config, out if goes_on else claim(out))
     now = parts(**own).describe()
     for trial in plan:
         if (summary := at_its_end(out / trial.place, trial.config)) is not None:
@@ -234,10 +150,38 @@ def _keys(trial: Trial, config: Config) -> dict[str, Any]:
     return {**label, **trial.point, **({"seed": trial.config.seed} if config.seeds is not None else {})}
 
 
-def _change(was: str, now: str) -> str:
-    """Return the first key in which two configurations differ."""
-    before, here = yaml.safe_load(was) or {}, yaml.safe_load(now) or {}
-    return next(key for key in {**before, **here} if before.get(key) != here.get(key))
+def _check_all_there(out: Path, config: Config, plan: Sequence[Trial], data: Data | None) -> None:
+    """Refuse a plan without one of the runs that a folder was made for. Raises ConfigError."""
+    before, now = load(out / CAMPAIGN), {trial.place: as_given(trial.config) for trial in plan}
+    if all(now.get(trial.place) == as_given(trial.config) for trial in planned(before, data)):
+        return
+    was, given = (c.model_dump(mode="json", exclude_unset=True) for c in (before, config))
+    key = next((key for key in {**was, **given} if was.get(key) != given.get(key)), "data")
+    raise ConfigError(
+        f"{out}: runs of another configuration are there ({key}): ask for all of them and more, choose another folder, or remove it"
+    )
+
+
+def open_runs(folder: Path | str, task: Task | None = None, data: Data | None = None) -> Runs:
+    """Return the runs in a folder that have ended, as ``fedfleet.run_all`` returned them; nothing is computed.
+
+    Args:
+        folder: what was given as ``out`` to it, or to ``fedfleet run`` of several labels, values or seeds.
+        task, data: those made in Python that the runs had, if any: the task for ``model()``, data for ``domains.target: [each]``.
+
+    Raises ConfigError where no such runs are.
+
+    """
+    out = Path(folder)
+    if not (out / CAMPAIGN).exists():
+        mend = (
+            "it is one run: take fedfleet.open_run" if (out / SUMMARY).exists() else "give the folder of several runs"
+        )
+        raise ConfigError(f"{out}: no {CAMPAIGN} there: {mend}")
+    config = load(out / CAMPAIGN)
+    ended = [t for t in planned(config, data) if summary_of(out / t.place)]
+    runs = [Run(out / trial.place, summary_of(out / trial.place), task) for trial in ended]
+    return Runs(out, runs, [_keys(trial, config) for trial in ended])
 
 
 def _note(config: Config, out: Path) -> None:
@@ -323,22 +267,3 @@ def _in_processes(plan: list[Trial], out: Path, progress: Progress, jobs: int) -
             for process in list(under_way):
                 process.terminate()
             raise
-
-
-def _refuse_own_keys(where: str, overrides: Mapping[str, Any]) -> None:
-    for key, value in overrides.items():
-        if mend := OWN_KEYS.get(key.split(".")[0]):
-            raise ConfigError(f"{where}.{key}={show(value)}: not here: {mend}")
-
-
-@contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Say which run a mistake is in."""
-    try:
-        yield
-    except (ConfigError, DataError) as e:
-        raise (ConfigError(f"run {name!r}: {e}") if name else e) from None
-
-
-def _safe(label: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_.+" else "-" for c in label).strip(".") or "run"

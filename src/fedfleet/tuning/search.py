@@ -21,7 +21,7 @@ from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
 from fedfleet.config.search import Distribution
 from fedfleet.config.tuning import Tuning
-from fedfleet.experiments import campaign
+from fedfleet.experiments import campaign, trials
 from fedfleet.experiments.files import write_text
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.resume import WHERE, differences, without
@@ -104,7 +104,7 @@ def prepare(config: Config, progress: Progress, *, in_process: bool = True) -> S
     search = Search(config, base, given, space, rungs, searchers.wanted(given, space), seeds, data)
     progress.say("checking the first trial")
     first = search.trial(0, searchers.drawn(given, space, [], rungs), seeds[0])
-    x = campaign.prepare(campaign.Trial(first, first.label or "", "."), data)
+    x = campaign.prepare(trials.Trial(first, first.label or "", "."), data)
     tuning.check_measured(given.metric, x.metric_names())
     return search
 

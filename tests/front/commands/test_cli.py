@@ -195,6 +195,11 @@ def test_plan_of_several_runs_shows_each_label_once(command: Command, tiny: Path
     status, out, _ = command("plan", tiny, "seeds=[1, 2]", "compare={one: {}, two: {algorithm: fedprox}}")
     assert status == 0
     assert [out.count(text) for text in ("one: fedavg", "two: fedprox")] == [1, 1]
+    assert "left out" not in out
+    near = "compare={one: {algorithm.mu: 1}, two: {algorithm.name: fedavg}}"
+    status, out, _ = command("plan", tiny, "algorithm={name: fedprox, mu: 0.5}", near)
+    assert (status, out.count("left out")) == (0, 1)
+    assert out.index("two: fedavg") < out.index("algorithm.mu: fedavg has no such option")
 
 
 def test_run_and_report(command: Command, tiny: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedfleet.config import schema as config
-from fedfleet.experiments import campaign
+from fedfleet.experiments import trials
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "cdma"
 METHODS = ("ADA", "ONE", "NC", "Local SGDA+", "Catalyst-Scaffold-S", "Extra Step", "CODA+", "CODASCA", "Parallel SGDA")
@@ -54,7 +54,7 @@ DEFAULTS = {"decay": 0, "theta": 0, "global_lr": 1}
 @pytest.mark.parametrize("name", AUTHORS)
 def test_the_authors_steps(name):
     loaded = config.load(CONFIGS / f"{name}.yaml")
-    algorithms = {t.label: config.options(t.config, "algorithm") for t in campaign.distinct(campaign.trials(loaded))}
+    algorithms = {t.label: config.options(t.config, "algorithm") for t in trials.distinct(trials.planned(loaded))}
     assert set(algorithms) == set(METHODS)
     for method, (lr, dual, *more) in zip(METHODS, AUTHORS[name], strict=True):
         options = algorithms[method]

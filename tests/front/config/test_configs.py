@@ -8,7 +8,7 @@ import torch
 from fedfleet.commands import paper
 from fedfleet.config import schema as config
 from fedfleet.config import tuning
-from fedfleet.experiments import campaign
+from fedfleet.experiments import trials
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 TABLES = sorted(CONFIGS.rglob("*_table.yaml"))
@@ -21,7 +21,7 @@ def test_configurations(path):
     assert config.load(found, {"seed": 7}) == config.load(path, {"seed": 7})
     if found.tune is not None:
         assert tuning.checked(found.tune, found.rounds)
-    for trial in campaign.distinct(campaign.trials(config.with_overrides(found, {"tune": None}))):
+    for trial in trials.distinct(trials.planned(config.with_overrides(found, {"tune": None}))):
         for section in ("algorithm", "task"):
             config.options(trial.config, section)
 

@@ -10,7 +10,7 @@ from PIL import Image
 from fedfleet.commands.plan import describe
 from fedfleet.config import schema
 from fedfleet.datasets.folders import SETS
-from fedfleet.experiments import campaign
+from fedfleet.experiments import trials
 from fedfleet.experiments.experiment import Experiment
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "fedomg"
@@ -29,9 +29,9 @@ def made(root: Path, name: str, each: int) -> Path:
     return root
 
 
-def trials(name: str, data: Path, **given: object) -> dict[str, campaign.Trial]:
+def rows(name: str, data: Path, **given: object) -> dict[str, trials.Trial]:
     small = {"population.data_dir": str(data), "population.dataset.side": 32, "task.weights": "random", **given}
-    return {trial.label: trial for trial in campaign.trials(schema.load(CONFIGS / f"{name}.yaml", small))}
+    return {trial.label: trial for trial in trials.planned(schema.load(CONFIGS / f"{name}.yaml", small))}
 
 
 @pytest.fixture(autouse=True)
@@ -51,9 +51,9 @@ def test_a_plan_says_which_data_are_missing(command, tmp_path: Path, name: str):
 @pytest.mark.parametrize(("name", "each"), [("pacs", 3), ("vlcs", 4), ("office_home", 1)])
 def test_what_is_planned(tmp_path: Path, name: str, each: int):
     classes = SETS[name].classes
-    rows = trials(name, made(tmp_path, name, each))
-    assert {"FedAvg", "FedSAM", "FedIIR", "FedOMG", "FedIIR + OMG", "FedSAM + OMG"} == set(rows)
-    lines = dict(describe(Experiment(rows["FedOMG"].config)))
+    plan = rows(name, made(tmp_path, name, each))
+    assert {"FedAvg", "FedSAM", "FedIIR", "FedOMG", "FedIIR + OMG", "FedSAM + OMG"} == set(plan)
+    lines = dict(describe(Experiment(plan["FedOMG"].config)))
     assert lines["run"] == f"FedOMG: omg on classification, {name}"
     of_one = classes * each - round(0.1 * classes * each)
     assert lines["clients"] == f"3 with {of_one} to {of_one} examples each"
@@ -62,7 +62,7 @@ def test_what_is_planned(tmp_path: Path, name: str, each: int):
 
 
 def test_the_row_of_an_algorithm_has_its_options(tmp_path: Path):
-    of = {label: trial.config.algorithm for label, trial in trials("pacs", tmp_path).items()}
+    of = {label: trial.config.algorithm for label, trial in rows("pacs", tmp_path).items()}
     assert (of["FedIIR"]["penalty"], of["FedIIR"]["client_optimizer"]["momentum"]) == (0.0001, 0.9)
     assert of["FedSAM + OMG"]["of"]["name"] == "fedsam"
     for label in ("FedOMG", "FedSAM + OMG", "FedIIR + OMG"):
@@ -71,7 +71,7 @@ def test_the_row_of_an_algorithm_has_its_options(tmp_path: Path):
 
 
 def test_a_round_on_a_small_copy(tmp_path: Path):
-    of = trials("pacs", made(tmp_path, "pacs", 3), rounds=1, **{"domains.target": "sketch"})
+    of = rows("pacs", made(tmp_path, "pacs", 3), rounds=1, **{"domains.target": "sketch"})
     run = Experiment(of["FedOMG"].config).run(tmp_path / "run")
     final = run.summary["final"]
     assert {"eval/target_accuracy", "eval/source_accuracy", "eval/validation_source_accuracy"} <= final.keys()

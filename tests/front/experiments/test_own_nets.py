@@ -15,7 +15,7 @@ from torch import nn
 import fedfleet
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.commands.plan import describe
-from fedfleet.experiments import campaign
+from fedfleet.experiments import campaign, trials
 from fedfleet.experiments.progress import Progress
 from fedfleet.report.groups import grouped
 from fedfleet.report.tables import read
@@ -156,7 +156,7 @@ def test_runs_of_two_nets_are_compared_in_this_process_and_in_others(folder, tmp
     varied = fedfleet.load(
         folder / "run.yaml", {"vary": {"task.arguments.width": [2, 4]}, "task.model": f"{module}:make"}
     )
-    assert [fedfleet.Experiment(t.config).task.init(0)["x"]["1.bias"].numel() for t in campaign.trials(varied)] == [
+    assert [fedfleet.Experiment(t.config).task.init(0)["x"]["1.bias"].numel() for t in trials.planned(varied)] == [
         2,
         4,
     ]

@@ -14,7 +14,7 @@ import fedfleet
 from fedfleet.commands import cli
 from fedfleet.commands.plan import describe
 from fedfleet.datasets.digits import load
-from fedfleet.experiments import campaign
+from fedfleet.experiments import trials
 from fedfleet.experiments.runfolder import summary_of
 from fedfleet.experiments.weights import load_model
 from fedfleet.simulator.author import Algorithm, Batch, BatchPlan, LocalWork, Mean, Message, Phase, Stage, Store, View
@@ -239,14 +239,14 @@ def test_clients_evaluated_on_their_own_data_are_sources_alone(tmp_path):
 
 def test_every_domain_is_left_out_in_turn():
     config = fedfleet.load(BASE, {"vary": {"domains.target": ["each"]}, "seeds": [0, 1]})
-    plan = campaign.trials(config)
+    plan = trials.planned(config)
     assert [t.point["domains.target"] for t in plan] == ["1", "1", "4", "4", "8", "8"]
     assert [t.config.domains["target"] for t in plan] == ["1", "1", "4", "4", "8", "8"]
     bare = {"population.dataset.label_domains": False, "population.partition": "iid"}
     with pytest.raises(
         ConfigError, match=r"vary\.domains\.target=\[each\]: the data set 'digits' has no domains by name"
     ):
-        campaign.trials(fedfleet.load(BASE, {"vary": {"domains.target": ["each"]}, **bare}))
+        trials.planned(fedfleet.load(BASE, {"vary": {"domains.target": ["each"]}, **bare}))
 
 
 TABLE = """

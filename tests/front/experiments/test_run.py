@@ -10,7 +10,7 @@ import yaml
 
 import fedfleet
 from fedfleet.config.schema import options
-from fedfleet.experiments import campaign
+from fedfleet.experiments import campaign, trials
 from fedfleet.experiments.progress import Progress
 
 SMALL = {
@@ -291,13 +291,13 @@ def test_seeds_differ_and_share_their_clients(tmp_path):
 
 def test_compared_algorithms_keep_their_own_defaults():
     config = fedfleet.load({"executor.kind": "local", "compare": {"avg": {}, "opt": {"algorithm.name": "fedopt"}}})
-    avg, opt = (options(t.config, "algorithm") for t in campaign.trials(config))
+    avg, opt = (options(t.config, "algorithm") for t in trials.planned(config))
     assert (avg.server_optimizer.name, opt.server_optimizer.name) == ("sgd", "adam")
 
 
 def test_labels_are_safe_folder_names(tmp_path):
     config = fedfleet.load({"compare": {"..": {}, "a/b c": {}, "é": {}}, "seeds": [1]})
-    assert [t.place for t in campaign.trials(config)] == ["run/seed-1", "a-b-c/seed-1", "é/seed-1"]
+    assert [t.place for t in trials.planned(config)] == ["run/seed-1", "a-b-c/seed-1", "é/seed-1"]
 
 
 def test_the_account_of_one_phase(tmp_path):

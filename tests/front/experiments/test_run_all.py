@@ -118,6 +118,48 @@ def test_run_again_it_goes_on_with_what_has_not_ended(tmp_path: Path):
             fedfleet.run_all(**{"config": config, "task": task(), "data": data(), "out": tmp_path / "all", **change})
 
 
+def test_more_are_run_beside_those_that_are_there_and_all_are_opened(tmp_path: Path):
+    few, told = {**CONFIG, "vary": {"algorithm.lr": [0.1]}, "seeds": [3]}, Told()
+    fedfleet.run_all(few, task=task(), data=data(), out=tmp_path / "all")
+    more = {**CONFIG, "compare": {**CONFIG["compare"], "opt": {"algorithm": "fedopt"}}}
+    runs = fedfleet.run_all(more, task=task(), data=data(), out=tmp_path / "all", callbacks=told)
+    assert (len(runs), told.rounds) == (12, 20)
+    assert "2 of 12 runs are at their end" in told.lines
+    opened = fedfleet.open_runs(tmp_path / "all", task=task())
+    pd.testing.assert_frame_equal(opened.table, runs.table)
+    assert isinstance(opened[11].model(), Net)
+    (runs[2].folder / "summary.json").unlink()
+    assert len(fedfleet.open_runs(tmp_path / "all")) == 11
+    for less, key in (
+        ({"vary": None}, "vary"),
+        ({"seeds": [3]}, "seeds"),
+        ({"algorithm": {"batch_size": 4}}, "algorithm"),
+    ):
+        with pytest.raises(fedfleet.ConfigError, match=rf"\({key}\): ask for all of them and more"):
+            fedfleet.run_all({**more, **less}, task=task(), data=data(), out=tmp_path / "all")
+    for folder, says in (
+        (runs[0].folder, "it is one run: take fedfleet.open_run"),
+        (tmp_path, "give the folder of several"),
+    ):
+        with pytest.raises(fedfleet.ConfigError, match=says):
+            fedfleet.open_runs(folder)
+
+
+def test_what_is_given_to_all_and_means_nothing_to_some_is_told(tmp_path: Path):
+    algorithm = {"name": "fedavg", "batch_size": 5, "client_optimizer": "adam", "epochs": 1}
+    compare = {
+        "avg": {},
+        "scaffold": {"algorithm.name": "scaffold"},
+        "omg": {"algorithm": {"name": "omg", "of": algorithm}},
+    }
+    config, told = {**CONFIG, "algorithm": algorithm, "compare": compare, "vary": None, "rounds": 1}, Told()
+    runs = fedfleet.run_all(config, task=task(), data=data(), out=tmp_path / "all", callbacks=told)
+    assert [line for line in told.lines if line.startswith("left out")] == [
+        "left out algorithm.client_optimizer: scaffold has no such option"
+    ]
+    assert len(runs) == 6
+
+
 def test_one_that_fails_does_not_stop_the_others(tmp_path: Path):
     config = {**CONFIG, "compare": None, "vary": {"algorithm.lr": [1e38, 0.1]}, "seeds": None}
     with pytest.raises(fedfleet.FedfleetError, match=r"1 of 2 runs: lr-1e.38: .*lower the learning rates"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedfleet.config.schema import load
-from fedfleet.experiments.campaign import trials
+from fedfleet.experiments.trials import planned
 from fedfleet.report.values import names
 
 
@@ -28,7 +28,7 @@ def test_a_mapping_is_called_by_what_tells_it_from_the_others(values, expected):
 
 def test_runs_are_called_by_it():
     attacks = [{"kind": "none"}, {"kind": "noise", "share": 0.2}, {"kind": "sign_flip", "share": 0.2}]
-    plan = trials(load({"vary": {"attack": attacks, "rounds": [1, 2]}, "compare": {"mean": {}}}))
+    plan = planned(load({"vary": {"attack": attacks, "rounds": [1, 2]}, "compare": {"mean": {}}}))
     assert [t.name for t in plan][:3] == [
         "mean attack=none rounds=1",
         "mean attack=none rounds=2",

@@ -1,0 +1,138 @@
+"""The runs that a configuration asks for: every label of ``compare``, every point of ``vary``, every seed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedfleet.config.population import Data, load_data
+from fedfleet.config.reading import show
+from fedfleet.config.schema import NAMED, Config, as_said, with_overrides
+from fedfleet.datasets.files import DataError
+from fedfleet.report.values import names
+from fedfleet.report.words import joined
+from fedfleet.simulator.errors import ConfigError
+
+TARGET = "domains.target"
+OWN_KEYS = {
+    "label": "the name of the entry is the label",
+    "seed": "set seed or seeds at the top",
+    "seeds": "set seeds at the top",
+    "compare": "compare only at the top",
+    "vary": "vary at the top",
+}
+"""What an entry of ``compare`` or ``vary`` may not set, and the mend."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a campaign: its name and place below the campaign's folder, its label in ``compare`` and what varies.
+
+    ``lost`` tells which options given for all are none of its own, since something of it has another name.
+    """
+
+    config: Config
+    name: str
+    place: str
+    label: str = ""
+    point: Mapping[str, Any] = field(default_factory=dict)
+    lost: Sequence[str] = ()
+
+
+def planned(config: Config, data: Data | None = None) -> list[Trial]:
+    """Return the runs a configuration asks for; a single run has the place ".". Raises ConfigError.
+
+    ``data`` are those that were given in Python, if any.
+    """
+    if config.tune is not None:
+        raise ConfigError("tune: a search, of which these are no runs: use fedfleet tune, or add tune=null")
+    if config.compare is None and config.vary is None and config.seeds is None:
+        return [Trial(config, "", ".")]
+    seeds, varied = config.seeds or [config.seed], axes(config, data)
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seeds={seeds}: give each seed once")
+    _refuse_own_keys("vary", varied)
+    found: dict[str, Trial] = {}
+    for label, overrides in (config.compare or {config.label or "": {}}).items():
+        _refuse_own_keys(f"compare.{label}", overrides)
+        for pairs in itertools.product(*(zip(v, _named(v), strict=True) for v in varied.values())):
+            point = dict(zip(varied, (value for value, _ in pairs), strict=True))
+            told = (f"{k.split('.')[-1]}={text}" for k, (_, text) in zip(varied, pairs, strict=True))
+            name = " ".join(filter(None, [label, *told]))
+            own = {"label": name or None, "seeds": None, "compare": None, "vary": None}
+            with naming(name):
+                one = with_overrides(config, {**overrides, **point, **own})
+            for seed in seeds:
+                below = f"seed-{seed}" if config.seeds else "."
+                place = str(Path(_safe(name) if name else ".", below))
+                trial = Trial(with_overrides(one, {"seed": seed}), name, place, label, point, tuple(_lost(config, one)))
+                if (other := found.setdefault(trial.place, trial)) is not trial:
+                    raise ConfigError(
+                        f"compare or vary: {other.name!r} and {name!r} would both be written to the folder {trial.place!r}: "
+                        f"use labels and values that differ in letters or digits"
+                    )
+    return list(found.values())
+
+
+def _lost(config: Config, one: Config) -> Iterator[str]:
+    """Yield what is set in named sections of a configuration, and no longer in one that followed from it, and why."""
+    for section, how in NAMED.items():
+        before, now = as_said(config, section), as_said(one, section)
+        of = now.get("of", ())  # what a wrapper is put on may have them
+        if keys := [key for key in before if key not in now and key not in of]:
+            yield f"{joined([f'{section}.{key}' for key in keys])}: {now[how.key]} has no such option"
+
+
+def left_out(plan: Sequence[Trial]) -> list[str]:
+    """Return a line on what was given to all runs and has no meaning in some."""
+    return [f"left out {what}" for what in dict.fromkeys(what for trial in plan for what in trial.lost)]
+
+
+def _named(values: list[Any]) -> list[str]:
+    """Return what values are called: as they are written, or mappings by what tells one from the others."""
+    short = names(values)
+    return [text if isinstance(value, Mapping) else str(value) for value, text in zip(values, short, strict=True)]
+
+
+def axes(config: Config, data: Data | None = None) -> dict[str, list[Any]]:
+    """Return what varies; ``domains.target: [each]`` leaves every domain out in turn. Raises ConfigError, DataError."""
+    varied = dict(config.vary or {})
+    if varied.get(TARGET) == ["each"]:
+        data = data or load_data(config)
+        if not data.domains:
+            raise ConfigError(
+                f"vary.{TARGET}=[each]: the data set {data.name!r} has no domains by name: give their numbers"
+            )
+        varied[TARGET] = list(data.domains)
+    return varied
+
+
+def distinct(plan: Sequence[Trial]) -> list[Trial]:
+    """Return the first trial of every name: the others differ in their seed alone."""
+    found: dict[str, Trial] = {}
+    for trial in plan:
+        found.setdefault(trial.name, trial)
+    return list(found.values())
+
+
+def _refuse_own_keys(where: str, overrides: Mapping[str, Any]) -> None:
+    for key, value in overrides.items():
+        if mend := OWN_KEYS.get(key.split(".")[0]):
+            raise ConfigError(f"{where}.{key}={show(value)}: not here: {mend}")
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Say which run a mistake is in."""
+    try:
+        yield
+    except (ConfigError, DataError) as e:
+        raise (ConfigError(f"run {name!r}: {e}") if name else e) from None
+
+
+def _safe(label: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_.+" else "-" for c in label).strip(".") or "run"
