@@ -147,6 +147,8 @@ class ModuleTask:
         )
         hollow(self._net)
         self.chosen = chosen(self.loss.metrics if metrics is None else metrics, self.loss, key)
+        of_numbers = self.loss.name in LOSSES and self.loss.axis is None and not self.loss.binary
+        self.predicted = None if of_numbers else self._predicted
         self.objectives = {"train": Objective(loss=self._train, sign={"x": 1})}
         self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
             "predict": lambda z, batch: self.outputs(z, batch.x),
@@ -176,6 +178,12 @@ class ModuleTask:
         kind = guessed(self.loss, outputs, batch.y)
         found = {name: alone(name, kind, outputs, batch.y) for name in self.chosen}
         return {**{k: v for k, v in found.items() if v is not None}, "loss": self.loss.each(outputs, batch.y)}
+
+    def _predicted(self, outputs: Tensor) -> Tensor:
+        """Return the class (B,) that outputs of an example each come to, none where they are of several labels."""
+        if self.loss.binary:
+            return (outputs.flatten() > 0).long()
+        return outputs.argmax(1) if outputs.dim() == 2 else outputs.new_empty(0)
 
     def metrics(self, outputs: Tree, data: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the metrics that were asked for, and the mean loss."""

@@ -115,17 +115,18 @@ def confusions(task: Task, outputs: Tree, data: Mapping[str, Tensor]) -> dict[st
         return None
     says: Any = getattr(task, "predicted", None)
     said = says(outputs) if says is not None else _likeliest(task.probabilities(outputs))  # type: ignore[attr-defined]
-    if said.shape != data["y"].shape:  # a task of one's own may say something else
-        return None
-    columns = {"label": data["y"], "predicted": said}
-    columns = ({"domain": data["domain"]} if "domain" in data else {}) | columns
+    y = data["y"]
+    if said.shape != y.shape or y.dim() != 1 or (y.is_floating_point() and bool((y != y.round()).any())):
+        return None  # numbers, several labels, or a task of one's own that says something else
+    columns = ({"domain": data["domain"]} if "domain" in data else {}) | {"label": y, "predicted": said}
+    columns = {name: column[y >= 0] for name, column in columns.items()}  # not those that are left out
     rows, counts = torch.stack(list(columns.values()), 1).long().unique(dim=0, return_counts=True)
     return dict(zip(columns, rows.T, strict=True)) | {"examples": counts}
 
 
 def says_classes(task: Task) -> bool:
     """Say whether a task can be asked for the class of an example."""
-    return hasattr(task, "predicted") or getattr(task, "probabilities", None) is not None
+    return any(getattr(task, name, None) is not None for name in ("predicted", "probabilities"))
 
 
 def _likeliest(likely: Tensor) -> Tensor:

@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 import fedfleet
-from fedfleet.simulator.driver.evaluation import confusions
+from fedfleet.simulator.driver.evaluation import confusions, says_classes
 
 BASE: dict[str, Any] = {
     "rounds": 3,
@@ -71,6 +72,41 @@ def test_a_robust_task_is_counted_under_its_perturbation_and_one_without_classes
     auc = {**BASE, "task": {"name": "auc", "model": "logistic"}, "rounds": 1}
     done = fedfleet.run(auc, {"algorithm": {"name": "local_sgda"}}, out=tmp_path / "auc")
     assert not (done.folder / "classes.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "y"),
+    [
+        ("cross_entropy", 3, [0, 1, 2]),
+        ("bce_with_logits", 1, [0, 1, 1]),
+        (lambda outputs, y: nn.functional.cross_entropy(outputs, y, reduction="none"), 3, [0, 1, 2]),
+    ],
+)
+def test_a_net_of_ones_own_is_counted_where_an_example_has_a_class(tmp_path, loss, outputs, y):
+    x = np.random.default_rng(0).normal(size=(90, 2)).astype("float32")
+    data = fedfleet.data.from_arrays(x, y * 30, client=np.arange(90) // 10, test=0.4)
+    task = fedfleet.tasks.from_module(lambda: nn.Linear(2, outputs), loss=loss, metrics=["accuracy"])
+    config = {"rounds": 2, "cohort": {"invite": 3}, "executor": {"kind": "local"}}
+    done = fedfleet.run(config, task=task, data=data, out=tmp_path / "run")
+    found = done.table("classes")
+    assert right(found) == pytest.approx(done.summary["final"]["eval/accuracy"], abs=1e-12)
+    assert 0 < right(found) < 1, "a test that cannot fail"
+    assert found["examples"].sum() == len(data.test.y)
+    report = fedfleet.write_report([done.folder], tmp_path / "report")
+    assert "Recall and precision" in report.read_text(encoding="utf-8")
+
+
+def test_what_is_left_out_has_no_class_and_numbers_and_several_labels_have_none():
+    logits = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0]])
+    task = fedfleet.tasks.from_module(lambda: nn.Linear(2, 2))
+    found = confusions(task, logits, {"y": torch.tensor([0, -100, 1])})
+    assert found is not None
+    assert [found[name].tolist() for name in ("label", "predicted", "examples")] == [[0, 1], [0, 0], [1, 1]]
+    yes_no = fedfleet.tasks.from_module(lambda: nn.Linear(2, 2), loss="bce_with_logits")
+    assert confusions(yes_no, logits[:, 0], {"y": torch.tensor([1.0, 0.7, 0.0])}) is None
+    assert confusions(yes_no, logits, {"y": torch.ones(3, 2)}) is None
+    assert confusions(task, torch.zeros(3, 2, 4), {"y": torch.zeros(3, 4, dtype=torch.int64)}) is None
+    assert not says_classes(fedfleet.tasks.from_module(lambda: nn.Linear(2, 2), loss="mse"))
 
 
 def test_by_hand_and_what_is_no_class_an_example():
