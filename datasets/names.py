@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from fedfleet.datasets.vocabulary import Vocabulary
 
 SOME = 6  # names that a line has, at most
@@ -37,6 +39,15 @@ class Names:
             return ""
         held = f" that are held out: {some(self.tested)}" if len(self.held_out) == len(self.tested) else ""
         return f"of {len(self.tested):,} clients{held}"
+
+    def tested_on(self, y: Tensor, classes: int) -> str:
+        """Say which examples models are tested on, by their labels (n, ...), and which of so many classes they have none of."""
+        told = " ".join(filter(None, [f"{len(y):,} examples", self.whose()]))
+        counted = y[y >= 0] if classes and y.dim() == 1 and not y.is_floating_point() else None
+        if counted is not None and len(lacking := (counted.bincount(minlength=classes) == 0).nonzero().flatten()):
+            called = [self.classes[i] if self.classes else str(i) for i in lacking.tolist()]
+            told += f"; none of {'class' if len(called) == 1 else 'classes'} {some(called)}"
+        return told
 
     def of_clients(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Return the names of some clients; none where they are not known."""

@@ -12,7 +12,6 @@ from fedfleet.config import rules, secured, timing
 from fedfleet.config.executor import Executor
 from fedfleet.config.made import Place, places
 from fedfleet.config.schema import named, options
-from fedfleet.datasets.names import some
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.runner import where
 from fedfleet.report.words import span
@@ -38,7 +37,7 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     )
     yield "rounds, seed", f"{x.config.rounds}, {x.config.seed}"
     yield "clients", f"{x.problem.clients:,} with {summary.min_examples} to {summary.max_examples} examples each"
-    yield "tested on", _tested(x)
+    yield "tested on", x.examples["tested_on"]
     if told := x.advice():
         yield "mend", "\n".join(told)
     if x.root is not None:
@@ -107,16 +106,6 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
             if more := secured.waits_s(x.config, x.algorithm, x.federation.devices, x.problem.clients):
                 seconds, parts = seconds + more, f"{parts}, exchanges of secure aggregation and masks {more:.3g} s"
             yield "round, median device", f"{seconds:.3g} s: {parts}"
-
-
-def _tested(x: Experiment) -> str:
-    """Say which examples models are tested on, and which classes they have none of."""
-    y, (classes, names) = x.evaluation["test"]["y"], (x.examples["classes"], x.names)
-    told = " ".join(filter(None, [f"{len(y):,} examples", names.whose()]))
-    if classes and y.dim() == 1 and len(lacking := (y.bincount(minlength=classes) == 0).nonzero().flatten().tolist()):
-        called = [names.classes[i] if names.classes else str(i) for i in lacking]
-        told += f"; none of {'class' if len(called) == 1 else 'classes'} {some(called)}"
-    return told
 
 
 def _told(here: Place) -> str:

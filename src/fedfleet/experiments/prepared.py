@@ -156,7 +156,7 @@ class Prepared:
         if self.attack is not None:
             self.evaluation |= self.attack.splits(self.evaluation)
             self.final |= self.attack.splits(self.final)
-        self.examples, self.names = weights.told(data), data.names
+        self.examples, self.names = weights.told(data, self.evaluation["test"]["y"]), data.names
         self.config, name = config, C.named(config, "algorithm")
         root.check_work(self.algorithm, self._tried)
         self.algorithm, self.promises = promised(config, self.algorithm, self.task, self.problem, self._tried)

@@ -35,6 +35,7 @@ from fedfleet.tasks.weights_file import file_of, marks, read_weights, vocabulary
 NET = "net.json"
 STATE_DICTS = (".safetensors", ".pt")
 COUNTED = "num_batches_tracked"  # which torch's BatchNorm has, and ours does without
+NAMED = 1000  # clients whose names a run keeps, at most
 PLAYERS = ("x", BUFFERS)  # parts whose leaves have the names of a net's state_dict
 
 
@@ -44,17 +45,19 @@ def nets(config: Config) -> dict[str, str]:
     return {NET: transformer.told(model)} if transformer.is_transformer(model) else {}
 
 
-def told(data: Data) -> dict[str, Any]:
-    """Return what is to be known of examples by whoever reads a model."""
+def told(data: Data, y: Tensor) -> dict[str, Any]:
+    """Return what is to be known of examples by whoever reads a model, tested on examples with labels y (n, ...)."""
     test, names = data.test, data.names
     known = {
         "words": test.words,
         "pixels": test.x.dtype == torch.uint8,
         **marks(names.vocabulary),
+        "client_names": list(names.clients[:NAMED]) if len(names.clients) <= NAMED else [],
         "class_names": list(names.classes),
         "features": list(names.features),
     }
-    found = {"shape": list(test.x.shape[1:]), "classes": test.classes}
+    tested_on = names.tested_on(y, test.classes)
+    found = {"shape": list(test.x.shape[1:]), "classes": test.classes, "tested_on": tested_on}
     return found | {what: of for what, of in known.items() if of}
 
 

@@ -141,6 +141,8 @@ def _heard(run: Run) -> Iterator[str]:
 
 
 def _metrics(run: Run) -> Iterator[str]:
+    if tested_on := run.section("examples").get("tested_on"):
+        yield f"Models were tested on {tested_on}."
     for metric in headline([run])[:1]:
         rounds, values = run.curve(f"eval/{metric}", "completed")
         final = run.final(metric)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from fedfleet.report import classes, reaching
+from fedfleet.report import classes, least_heard, reaching
 from fedfleet.report.groups import versions
 from fedfleet.report.overview import headline, of_comparison, of_run
 from fedfleet.report.picture import Picture
@@ -40,6 +40,7 @@ def render(groups: Mapping[str, Sequence[Run]], pictures: Sequence[Picture], tar
         ("Learning", None),
         *(("Classes", grid) for grid in classes.tables(groups)),
         ("Domains", _domains(groups)),
+        ("Clients and messages", None if several else least_heard.table(runs[0])),
         ("Phases", None if several else _phases(runs[0])),
     ]
     statuses = Counter(str(run.summary.get("status") or "unknown") for run in runs)

@@ -117,7 +117,13 @@ def gini(counts: np.ndarray, size: int) -> float:
 
 
 def heard_counts(run: Run) -> tuple[np.ndarray, int] | None:
-    """In how many rounds each heard client was heard (n,), and the population's size. None without fates or clients.
+    """In how many rounds each heard client was heard (n,), and the population's size. None without fates or clients."""
+    found = heard_clients(run)
+    return None if found is None else found[1:]
+
+
+def heard_clients(run: Run) -> tuple[np.ndarray, np.ndarray, int] | None:
+    """The clients that were heard (n,), in how many rounds (n,), and the population's size. None without fates or clients.
 
     A stale reply counts, for the algorithm used it; what a client sent in a void attempt does not; a client heard in two
     phases of a round counts once.
@@ -130,7 +136,7 @@ def heard_counts(run: Run) -> tuple[np.ndarray, int] | None:
     once = np.unique(who * len(rounds) + when)
     known = run.get("population", "clients")
     size = max(known if isinstance(known, int) else 0, len(np.unique(run.fates["client"])))
-    return np.bincount(once // max(1, len(rounds)), minlength=len(clients)), size
+    return clients, np.bincount(once // max(1, len(rounds)), minlength=len(clients)), size
 
 
 def answered(run: Run) -> np.ndarray:

@@ -89,6 +89,15 @@ def test_how_clients_learnt(tmp_path: Path, algorithm: dict[str, Any], phases: d
     assert said in overview.of_run(run(tmp_path / "run", {"algorithm": algorithm}, {"local_steps": steps}))[0]
 
 
+def test_whose_the_test_examples_are_is_said(tmp_path: Path) -> None:
+    tested = {"examples": {"tested_on": "36 examples of 2 clients that are held out: ann, bob; none of class 3"}}
+    said = overview.of_run(run(tmp_path / "run", summary=tested))[0]
+    assert (
+        "Models were tested on 36 examples of 2 clients that are held out: ann, bob; none of class 3. accuracy went"
+        in said
+    )
+
+
 @pytest.mark.parametrize(
     ("summary", "said"),
     [

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedfleet.report import least_heard
 from fedfleet.report.curves import at, band, smooth, window, worst_tenth
 from fedfleet.report.tables import fate_shares, gini, heard_counts, read
 from fedfleet.report.words import duration, number, quantity, share
@@ -56,6 +57,31 @@ def test_heard_counts(tmp_path: Path) -> None:
     nobody = heard_counts(read(make_run(tmp_path / "nobody", fates=fates.assign(fate="offline"))))
     assert nobody is not None
     assert (nobody[0].tolist(), nobody[1]) == ([], 5)
+
+
+def test_who_was_heard_least_is_named(tmp_path: Path) -> None:
+    names = {"examples": {"client_names": ["ann", "bob", "<b>"]}}
+    found = least_heard.table(read(make_run(tmp_path / "run", summary=names)))
+    assert found is not None
+    assert (
+        found.caption
+        == "3 of 5 were never heard. All, those heard least first; of those alike first who was invited most."
+    )
+    assert [list(row) for row in found.rows] == [
+        ["client 2: <b>", "0", "1"],
+        ["client 3", "0", "0"],
+        ["client 4", "0", "0"],
+        ["client 1: bob", "1", "2"],
+        ["client 0: ann", "3", "3"],
+    ]
+    assert least_heard.table(read(make_run(tmp_path / "none", fates=None))) is None
+    alike = pd.DataFrame([(0, i, "heard") for i in range(5)], columns=["round", "client", "fate"])
+    assert least_heard.table(read(make_run(tmp_path / "alike", fates=alike))) is None
+    many = {"population": {"clients": 10**6}}
+    some = least_heard.table(read(make_run(tmp_path / "many", fates=alike, config=many)))
+    assert some is not None
+    assert [row[0] for row in some.rows] == [f"client {i}" for i in range(5, 15)]
+    assert some.caption.startswith("999,995 of 1,000,000 were never heard. The 10 heard least;")
 
 
 def test_fate_shares_from_fates_else_from_counts(tmp_path: Path) -> None:
