@@ -42,7 +42,7 @@ def from_arrays(
     Args:
         x: (n, ...) examples. Unsigned bytes are pixels, which nets read as -1 … 1; other integers stay integers, such as words;
             all else becomes float32. Images have their channels first.
-        y: (n,) integer labels from 0.
+        y: (n,) labels: integers from 0, or text, numbered in the order of the alphabet.
         target: instead, for ``task.name=module``: (n, ...) numbers to be foreseen, or 0 and 1, or integers, one a token or pixel.
         client: (n,) which client holds each example, an integer or text; None: ``population.partition`` deals them.
         domain: (n,) the domain of each, an integer or text; a client is of one.
@@ -92,15 +92,16 @@ def from_dataframe(
     Args:
         df: columns of numbers, or one column whose entries are arrays of one shape.
         client: the column that says which client holds a row, integers or text; None: ``population.partition`` deals them.
-        label: the column of integer labels from 0; of texts None, for ``task=language_model``.
+        label: the column of labels, integers from 0, or text, numbered in the order of the alphabet; of texts None, for
+            ``task=language_model``.
         target: instead, for ``task.name=module``: the column, or columns, of numbers to be foreseen.
         features: the columns that make an example; all others, if not given. Integers alone stay integers; with a number that is
             none all become float32.
         text: instead of features, the column of texts, or of lists of token numbers, of several lengths.
         tokenizer, length, words: of texts, as in `from_texts`.
         domain: the column that says the domain, integers or text; a client is of one.
-        test: the test examples: a share, as in `from_arrays`; a column of True and False; or a data frame of their own, in which
-            `client` may be missing.
+        test: the test examples: a share, as in `from_arrays`; a column of True and False, or (n,) of these; or a data frame of
+            their own, in which `client` may be missing.
         classes: labels are below it; one more than the largest, if not given.
         name: in reports.
 
@@ -134,7 +135,7 @@ def from_dataframe(
     elif isinstance(test, str):
         held = given.flags(df[test], f"column {test!r}", len(df))
     else:
-        held = test
+        held = test if isinstance(test, int | float) else given.flags(test, "test", len(df))
     return put_together(name, split(rows, held, classes).called(features=given.feature_names(chosen, rows.x)))
 
 
@@ -185,12 +186,14 @@ def _of_texts(
 def _rows(prefix: str, x: Any, y: Any, client: Any, domain: Any, classes: int | None) -> Rows:
     examples = given.inputs(x, f"{prefix}x")
     count = len(examples)
+    aim, names = given.aims(y, prefix, classes, count)
     return Rows(
         f"{prefix}x",
         examples,
-        given.aims(y, prefix, classes, count),
+        aim,
         None if client is None else given.codes(client, f"{prefix}client", "client", count),
         None if domain is None else given.codes(domain, f"{prefix}domain", "domain", count, rising=True),
+        names,
     )
 
 
@@ -258,13 +261,16 @@ def _of_frame(
 
     x = example_columns(df, features, at)
     count = len(df)
-    y = targets(df, label, at) if classes == 0 else given.labels(df[label], at(label), classes, count)
+    y, names = (
+        (targets(df, label, at), ()) if classes == 0 else given.named_labels(df[label], at(label), classes, count)
+    )
     return Rows(
         where,
         x,
         y,
         None if client is None else _codes(df, client, "client", at),
         None if domain is None else _codes(df, domain, "domain", at),
+        names,
     )
 
 
@@ -302,11 +308,12 @@ def example_columns(df: pd.DataFrame, features: Sequence[Any], at: Any) -> Tenso
         if isinstance(column.dtype, pd.CategoricalDtype) or not pd.api.types.is_numeric_dtype(column):
             kind = pd.api.types.infer_dtype(column, skipna=True)
             how = f"pd.get_dummies(df, columns=[{name!r}])"
+            what = f", or say what it is, as by client={name!r}" if kind == "string" else ""
             if kind == "string" and pd.Series(pd.to_numeric(column, errors="coerce")).notna().mean() > MOSTLY:
                 how = f"df[{name!r}] = pd.to_numeric(df[{name!r}], errors='coerce')"
             if pd.api.types.is_datetime64_any_dtype(column):
                 how = f"(df[{name!r}] - df[{name!r}].min()).dt.days"
-            mend = f"make it numbers, by {how} for instance, or leave it out"
+            mend = f"make it numbers, by {how} for instance, or leave it out{what}"
             others = [repr(c) for c in features if c != name and not pd.api.types.is_numeric_dtype(df[c])]
             too = f" (nor are {', '.join(others)})" if others else ""
             fail(at(name), f"is {'text' if kind == 'string' else kind}, no numbers{too}", mend)

@@ -147,7 +147,9 @@ class FederatedDataset:
 
     def __repr__(self) -> str:
         """Return a line that says what it has."""
-        return f"FederatedDataset({self.name!r}, {self.population.size:,} clients, test={self.test}{_of(self.domains, self.names)})"
+        clients, known = self.population.size, self.population.summary()
+        held = f"{clients:,} clients with {round(clients * known.mean_examples):,} training examples"
+        return f"FederatedDataset({self.name!r}, {held}, test={self.test}{_of(self.domains, self.names)})"
 
 
 def _of(domains: tuple[str, ...], names: Names) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -22,6 +23,7 @@ from fedfleet.simulator.errors import one_line
 KINDS = {"i": np.int64, "u": np.int64, "b": np.float32, "f": np.float32}
 """What numbers of each of NumPy's kinds are kept as, but for bytes, which are pixels."""
 CHANNELS = (1, 3, 4)
+WORDS = 10_000  # rows that are looked through for how a column says what is a test example
 
 
 class Unsaid(str):
@@ -45,7 +47,7 @@ class Rows:
     """Checked examples: x (n, ...) uint8, int64 or float32, y (n,) int64 or targets (n, ...); clients and
     domains where they are known.
 
-    `where` is what messages call them, `row` what they call a row.
+    `where` is what messages call them; `classes` are the names of the labels, where these were text.
     """
 
     where: str
@@ -53,6 +55,7 @@ class Rows:
     y: Tensor
     client: Codes | None = None
     domain: Codes | None = None
+    classes: tuple[str, ...] = ()
 
     def of(self, rows: Tensor) -> Rows:
         """Return some of the rows (mask, or numbers)."""
@@ -171,11 +174,39 @@ def labels(values: Any, where: str, classes: int | None, rows: int) -> Tensor:
     return torch.from_numpy(y)
 
 
-def aims(values: Any, prefix: str, classes: int | None, rows: int) -> Tensor:
-    """Return targets, where ``classes`` is 0, else labels; messages call them so, after ``prefix``. Raises DataError."""
+def named_labels(values: Any, where: str, classes: int | None, rows: int) -> tuple[Tensor, tuple[str, ...]]:
+    """Return labels (n,) as `labels` does, and their names where they are text: numbered in the order of the alphabet.
+
+    Raises DataError.
+    """
+    import pandas as pd
+
+    try:
+        found = values if isinstance(values, pd.Series) else pd.Series(_plain(values))
+    except ValueError:  # of more than one dimension
+        return labels(values, where, classes, rows), ()
+    if pd.api.types.infer_dtype(found.astype(object)) != "string":
+        return labels(values, where, classes, rows), ()
+    number, names = codes(found, where, "label", rows, rising=True)
+    if all(name.strip().lstrip("-").isdecimal() for name in names):
+        fail(where, f"labels are text, such as {names[0]!r}", "make them integers, by .astype(int)")
+    if classes is not None and len(names) > classes:
+        fail(where, f"there are {len(names)} labels, and classes={classes}", "give the number of classes")
+    return number, names
+
+
+def _plain(values: Any) -> Any:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+
+
+def aims(values: Any, prefix: str, classes: int | None, rows: int) -> tuple[Tensor, tuple[str, ...]]:
+    """Return targets, where ``classes`` is 0, else labels and their names; messages call them so, after ``prefix``.
+
+    Raises DataError.
+    """
     if classes == 0:
-        return targets(values, f"{prefix}target", rows)
-    return labels(values, f"{prefix}y", classes, rows)
+        return targets(values, f"{prefix}target", rows), ()
+    return named_labels(values, f"{prefix}y", classes, rows)
 
 
 def targets(values: Any, where: str, rows: int) -> Tensor:
@@ -202,9 +233,8 @@ def codes(values: Any, where: str, what: str, rows: int, *, rising: bool = False
     """
     import pandas as pd
 
-    values = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
     try:
-        found = values if isinstance(values, pd.Series) else pd.Series(values)
+        found = values if isinstance(values, pd.Series) else pd.Series(_plain(values))
     except ValueError as e:
         fail(where, one_line(e), f"give a {what} a row")
     if len(found) != rows:
@@ -221,9 +251,14 @@ def codes(values: Any, where: str, what: str, rows: int, *, rising: bool = False
 
 def flags(values: Any, where: str, rows: int) -> Tensor:
     """Return which rows (n,) are test examples: booleans, or 0 and 1. Raises DataError."""
+    strange = "does not say of each row whether it is a test example"
+    words = {value for value in islice(values, WORDS) if isinstance(value, str)} if np.ndim(values) == 1 else set()
+    if words:
+        such = next((word for word in sorted(words) if "test" in word.lower()), min(words))
+        fail(where, strange, f"give True or False a row, as by == {such!r}")
     array = _array(values, where)
     if array.shape != (rows,) or array.dtype.kind not in "bui" or not np.isin(array, (0, 1)).all():
-        fail(where, "does not say of each row whether it is a test example", "give True or False a row")
+        fail(where, strange, "give True or False a row")
     found = torch.from_numpy(array.astype(bool))
     if found.all() or not found.any():
         fail(where, f"{'all' if found.all() else 'no'} rows are test examples", "leave some of both")

@@ -216,7 +216,8 @@ def _parts(train: Any, test: Any, options: HuggingFaceOptions) -> Parts:
         if all(names) and names[0] != names[1]:
             mend = "give both the same names in the same order, as by cast_column"
             fail(f"test: column {options.label!r}", "its labels are called otherwise than those of train", mend)
-    parts = split(rows, held, classes).called(classes=_classes(train, options.label))
+    parts = split(rows, held, classes)
+    parts = parts.called(classes=_classes(train, options.label) or parts.names.classes)
     if options.text is None:
         return parts.called(features=given.feature_names(_features(train, options), rows.x))
     sides = (train,) if isinstance(test, int | float) else (train, test)
@@ -261,24 +262,26 @@ def _rows(where: str, data: Any, options: HuggingFaceOptions, first: int, *, cli
     def at(column: Any) -> str:
         return f"{where}: column {column!r}"
 
+    aims, names = _aims(about, options, at)
     return Rows(
         where,
         _examples(plain, features, options, at)
         if options.text is None
         else torch.arange(first, first + count)[:, None],
-        _aims(about, options, at),
+        aims,
         None if client is None else given.codes(about[client], at(client), "client", count),
         None if domain is None else given.codes(about[domain], at(domain), "domain", count, rising=True),
+        names,
     )
 
 
-def _aims(about: Any, options: HuggingFaceOptions, at: Any) -> torch.Tensor:
-    """Return labels (n,), targets (n, ...), or zeros where there are neither."""
+def _aims(about: Any, options: HuggingFaceOptions, at: Any) -> tuple[torch.Tensor, tuple[str, ...]]:
+    """Return labels (n,) and their names where they are text, targets (n, ...), or zeros where there are neither."""
     if options.target is not None:
-        return arrays.targets(about, options.target, at)
+        return arrays.targets(about, options.target, at), ()
     if options.label is None:
-        return torch.zeros(len(about), dtype=torch.int64)
-    return given.labels(about[options.label], at(options.label), options.classes, len(about))
+        return torch.zeros(len(about), dtype=torch.int64), ()
+    return given.named_labels(about[options.label], at(options.label), options.classes, len(about))
 
 
 def _check_kinds(plain: Any, features: list[str], where: str) -> None:

@@ -155,6 +155,8 @@ def _folders(at: Path, wanted: str) -> list[Path]:
     if not found:
         mend = "give each='class'" if _images(at) and wanted == "a folder a class" else f"put {wanted} there"
         fail(f"{at}", "holds no folders", mend)
+    if stray := _images(at):
+        fail(f"{stray[0]}", f"lies beside {wanted}", "put it into one of them, or move it away")
     return found
 
 

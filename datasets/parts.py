@@ -50,6 +50,8 @@ def split(rows: Rows, test: float | Tensor | Rows, classes: int | None = None) -
         fail(held.where, f"test examples say a domain, and those of {train.where} none", "give both theirs, or neither")
     if train.domain is not None and held.domain is not None:
         held = _numbered_alike(train, held)
+    if train.classes != held.classes:
+        train, held = _labelled_alike(train, held)
     if classes == 0:
         if train.y.shape[1:] != held.y.shape[1:] or train.y.dtype != held.y.dtype:
             mend = "make them alike"
@@ -59,7 +61,7 @@ def split(rows: Rows, test: float | Tensor | Rows, classes: int | None = None) -
     check_least(rows.where, min(int(train.y.min()), int(held.y.min())), most, classes)
     if classes is not None and most > classes:
         fail(rows.where, f"there are labels up to {most - 1}, and classes={classes}", "give the number of classes")
-    return Parts(train, held, classes or most)
+    return Parts(train, held, classes or most).called(classes=train.classes)
 
 
 def put_together(name: str, parts: Parts) -> Dataset | FederatedDataset:
@@ -136,6 +138,20 @@ def _numbered_alike(train: Rows, test: Rows) -> Rows:
         fail(test.where, f"no test example is of the domain {missing[0]!r}", "give some, or leave the domain out")
     number = torch.tensor([place[name] for name in test.domain.names])[test.domain.number]
     return replace(test, domain=Codes(number, train.domain.names))
+
+
+def _labelled_alike(train: Rows, test: Rows) -> tuple[Rows, Rows]:
+    """Return both with labels of all names that either has. Raises DataError where those of one alone are text."""
+    for one, other in ((train, test), (test, train)):
+        if not one.classes:
+            fail(one.where, f"labels are numbers, and those of {other.where} text", "make both alike")
+    names = tuple(sorted({*train.classes, *test.classes}))
+    place = {name: i for i, name in enumerate(names)}
+    train, test = (
+        replace(part, y=torch.tensor([place[name] for name in part.classes])[part.y], classes=names)
+        for part in (train, test)
+    )
+    return train, test
 
 
 def _examples(rows: Rows, classes: int, words: int) -> Examples:

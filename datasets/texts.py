@@ -49,7 +49,8 @@ def from_texts(
 
     Args:
         texts: n texts, or n lists or arrays of token numbers from 0.
-        y: (n,) integer labels from 0, one a text; without them and targets the next token is learnt, by ``task=language_model``.
+        y: (n,) labels, integers from 0 or text, one a text; without them and targets the next token is learnt, by
+            ``task=language_model``.
         target: instead, for ``task.name=module``: (n, ...) numbers to be foreseen, some a text.
         client, domain: as in `from_arrays`.
         test: a share or (n,) booleans, as in `from_arrays`; or test examples of their own, ``(texts, y)`` or
@@ -108,12 +109,15 @@ def check_reading(how: Reading, text: str | None, label: str | None, features: A
 def _rows(prefix: str, first: int, count: int, aim: Any, client: Any, domain: Any, classes: int | None) -> Rows:
     if not count:
         fail(f"{prefix}texts", "there are none", "give some")
+    zeros = torch.zeros(count, dtype=torch.int64)
+    y, names = (zeros, ()) if aim is None else given.aims(aim, prefix, classes, count)
     return Rows(
         f"{prefix}texts",
         torch.arange(first, first + count)[:, None],
-        torch.zeros(count, dtype=torch.int64) if aim is None else given.aims(aim, prefix, classes, count),
+        y,
         None if client is None else given.codes(client, "client", "client", count),
         None if domain is None else given.codes(domain, f"{prefix}domain", "domain", count, rising=True),
+        names,
     )
 
 

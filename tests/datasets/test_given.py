@@ -192,7 +192,20 @@ def at(column, row, value):
         (lambda: from_dataframe(FRAME, client="client", classes=2), "the label 2 is none from 0 to 1: mend the label"),
         (lambda: from_dataframe(at("y", 5, -1), client="client"), "row 5: the label -1 is none from 0: number the"),
         (lambda: from_dataframe(at("y", 5, None), client="client"), "column 'y', row 5: has no label: fill it in"),
-        (lambda: from_dataframe(FRAME.assign(y="cat"), client="client"), "labels are no numbers: number them from 0"),
+        (lambda: from_dataframe(FRAME.assign(y="7"), client="client"), "'y': labels are text, such as '7': make them"),
+        (lambda: from_dataframe(at("y", 5, "cat"), client="client"), "column 'y', row 5: is str, no number: make it a"),
+        (
+            lambda: from_dataframe(FRAME.assign(y=[*"abcd"] * 10), client="client", classes=3),
+            "'y': there are 4 labels, and classes=3",
+        ),
+        (
+            lambda: from_dataframe(FRAME.assign(y=[*"ab", None, "c"] * 10), client="client"),
+            "column 'y', row 2: has no label",
+        ),
+        (
+            lambda: from_dataframe(FRAME, client="client", test=FRAME.assign(y="a")),
+            "df: labels are numbers, and those of test text: make both alike",
+        ),
         (lambda: from_dataframe(FRAME.assign(y=0.5), client="client"), "labels are float64: make them integers"),
         (lambda: from_dataframe(at("a", 4, np.nan), client="client"), "column 'a', row 4: is missing: fill it in"),
         (lambda: from_dataframe(at("a", 4, np.inf), client="client"), "'a', row 4: has a number that is no finite"),
@@ -201,7 +214,10 @@ def at(column, row, value):
             lambda: from_dataframe(FRAME.assign(c=pd.Timestamp("2026-01-01")), client="client"),
             "'c': is datetime64, no numbers: make it numbers, by (df['c'] - df['c'].min()).dt.days for instance",
         ),
-        (lambda: from_dataframe(FRAME.assign(c="x"), client="client"), "'c': is text, no numbers: make it numbers"),
+        (
+            lambda: from_dataframe(FRAME.assign(c="x"), client="client"),
+            "or leave it out, or say what it is, as by client='c'",
+        ),
         (
             lambda: from_dataframe(FRAME.assign(c="x", d="y", e=1), client="client"),
             "'c': is text, no numbers (nor are 'd'): make it numbers, by pd.get_dummies(df, columns=['c'])",
@@ -226,7 +242,14 @@ def at(column, row, value):
         (lambda: from_dataframe(FRAME, client="client", test="b"), "column 'b': does not say of each row"),
         (lambda: from_dataframe(FRAME.assign(t=False), client="client", test="t"), "no rows are test examples"),
         (lambda: from_dataframe(FRAME, client="client", test=FRAME.drop(columns="b")), "test: no column 'b': give"),
-        (lambda: from_dataframe(FRAME, client="client", test=[1]), "test: is [1]: give a share between 0 and 1"),
+        (
+            lambda: from_dataframe(FRAME, client="client", test=[1]),
+            "test: does not say of each row whether it is a test",
+        ),
+        (
+            lambda: from_dataframe(FRAME.assign(t=["train", "test"] * 20), client="client", test="t"),
+            "column 't': does not say of each row whether it is a test example: give True or False a row, as by == 'test'",
+        ),
         (lambda: from_dataframe(FRAME, client="client", test=1), "test: is 1: give a share between 0 and 1"),
         (
             lambda: from_dataframe(FRAME[FRAME.client == "c1"], client="client"),
@@ -262,7 +285,7 @@ def at(column, row, value):
         (lambda: from_arrays(X, Y[:, None]), "y: is of shape (10, 1), and a label is one number: give y[:, 0]"),
         (lambda: from_arrays(X, np.eye(10)), "y: is of shape (10, 10), and a label is one number: give y.argmax(1)"),
         (lambda: from_arrays(X, Y[:9]), "y: is of shape (9,), and there are 10 examples: give a label an example"),
-        (lambda: from_arrays(X, [*"ab"] * 5), "y: labels are no numbers"),
+        (lambda: from_arrays(X, Y, test=(X, [*"ab"] * 5)), "x: labels are numbers, and those of test x text"),
         (lambda: from_arrays(X, Y, client=[1, 2]), "client: there are 2 entries, and 10 examples: give a client a row"),
         (lambda: from_arrays(X, Y, client=[1, "a"] * 5), "client: is mixed-integer: make it integers or text"),
         (lambda: from_arrays(X, Y, client=X), "client: "),

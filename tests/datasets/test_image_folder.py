@@ -83,6 +83,8 @@ def test_a_run_learns_from_folders(cameras: Path, tmp_path: Path):
         (None, {"path": "gate"}, "badger: holds no folders: give each='class'"),
         (None, {"path": ".cache"}, ".cache: holds no folders: put a folder a client there"),
         (lambda at: (at / "gate" / "yak").mkdir(), {}, "yak: holds no .jpg or .jpeg or .png: leave the folder out"),
+        (lambda at: image(at / "hill/9.png", (0, 0, 0)), {}, "9.png: lies beside a folder a class: put it into one"),
+        (lambda at: image(at / "9.png", (0, 0, 0)), {}, "9.png: lies beside a folder a client: put it into one"),
         (lambda at: image(at / "hill/owl/9.png", (0, 0, 0), (7, 6)), {}, "9.png: is of 7 x 6 pixels, and"),
         (lambda at: image(at / "hill/owl/9.png", (0, 0, 0), (7, 6)), {}, "give side=4, to resize all"),
         (lambda at: (at / "hill/owl/9.jpg").write_bytes(b"text"), {}, "9.jpg: is no image (cannot identify"),

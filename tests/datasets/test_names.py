@@ -11,7 +11,7 @@ from PIL import Image
 
 from fedfleet.config.population import Data, load_data
 from fedfleet.config.schema import load
-from fedfleet.data import from_arrays, from_dataframe, from_hf, from_image_folder
+from fedfleet.data import from_arrays, from_dataframe, from_hf, from_image_folder, from_texts
 from fedfleet.datasets.convert import convert
 from fedfleet.datasets.keep import keep
 from fedfleet.datasets.names import Names, some
@@ -91,3 +91,29 @@ def test_data_say_their_names_in_a_line():
     assert told.endswith(f", tested on clients {', '.join(data.names.tested)}, features age, weight)")
     assert some([str(i) for i in range(9)], 3) == "0, 1, 2 and 6 more"
     assert some(["a"], 3) == "a"
+
+
+def test_labels_in_words_are_numbered_by_the_alphabet_and_name_the_classes(tmp_path: Path):
+    frame = pd.DataFrame({"a": np.arange(40.0), "who": np.arange(40) // 4, "kind": [*"cab", "b"] * 10})
+    held = np.arange(40) % 4 == 3
+    own = frame[~held], frame[held].assign(kind=["d", *"b" * 9])
+    for data, classes, train, test in (
+        (from_dataframe(frame, label="kind", client="who", test=pd.Series(held)), "abc", "cab", "b"),
+        (from_dataframe(own[0], label="kind", client="who", test=own[1]), "abcd", "cab", "dbbbbbbbbb"),
+        (
+            from_arrays(frame[["a"]], frame["kind"].to_numpy(), client=frame["who"], test=held),
+            "abc",
+            "cab",
+            "b",
+        ),
+        (from_arrays(frame[["a"]], [*"cab", "b"] * 10, test=held), "abc", "cab", "b"),
+        (from_dataframe(frame.astype({"kind": "category"}), label="kind", test=held), "abc", "cab", "b"),
+        (from_texts(["x y"] * 40, frame["kind"], test=held), "abc", "cab", "b"),
+    ):
+        learnt = data.sample(1000).y.tolist()
+        assert data.names.classes == tuple(classes)
+        assert sorted(learnt) == sorted(classes.index(name) for name in train * 10)
+        assert data.test.y.tolist() == [classes.index(name) for name in test * (10 // len(test))]
+        assert data.test.classes == len(classes)
+    hf = pytest.importorskip("datasets").Dataset.from_pandas(frame)
+    assert from_hf(hf, label="kind", client="who", test=0.3).names.classes == ("a", "b", "c")

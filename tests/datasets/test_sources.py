@@ -320,7 +320,10 @@ def test_bytes_in_lists_are_pixels_and_named_labels_keep_their_numbers():
             "train: column 'x' is of lists or images, which are an example alone, and there is 'mask': give features=['x']",
         ),
         (lambda t, d: from_hf(t, client="user", features="a"), "features: is 'a': give a list of columns"),
-        (lambda t, d: from_hf(t, label="user", features=["a"]), "labels are no numbers"),
+        (
+            lambda t, d: from_hf(t.add_column("b", [*"12"] * (len(t) // 2)), label="b", features=["a"]),
+            "labels are text, such as '1'",
+        ),
         (lambda t, d: from_hf(t, client="user", channels=2), "channels: is 2: give 3, or 1 for grey"),
         (lambda t, d: read("hf", path=str(d)), "cannot be read ("),
         (lambda t, d: read("hf", path="nobody/nothing"), "nobody/nothing: cannot be read ("),

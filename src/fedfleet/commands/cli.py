@@ -129,6 +129,8 @@ def plan(config: ConfigArg, overrides: OverridesArg = None) -> None:
         table = Table(title=trial.name or None, show_header=False)
         if trial.lost:
             lines.insert(1, ("left out", "\n".join(trial.lost)))
+        if chosen.seeds is not None:
+            lines.insert(1, ("seeds", f"{', '.join(map(str, chosen.seeds))}: the first is shown"))
         for key, value in lines:
             table.add_row(key, value)
         console.print(table)

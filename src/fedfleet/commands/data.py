@@ -77,7 +77,9 @@ def _show_named(kind: str, name: Path | None, more: list[str] | None) -> None:
 
     known = [*show_named.nameable(), *(sections := show_named.sections())]
     if (found := show_named.called(kind, known)) is None:
-        raise ConfigError(f"show {kind!r}: choose data, or one of {', '.join(known)}")
+        of = [k for k, kinds in show_named.nameable().items() if kind in kinds.options]
+        hint = f"did you mean show {of[0]} {kind}? " if of else ""
+        raise ConfigError(f"show {kind!r}: {hint}choose data, or one of {', '.join(known)}")
     kind, section = found, found in sections
     if more or (name is not None and section):
         raise ConfigError(f"show {kind} {name}{' ' + more[0] if more else ''}: give {'no' if section else 'one'} name")

@@ -12,6 +12,14 @@ from pydantic import BaseModel, ValidationError
 from fedfleet.config.reading import show
 from fedfleet.simulator.errors import ConfigError
 
+USUALLY = {
+    "learning_rate": "lr",
+    "eta": "lr",
+    "momentum": "client_optimizer.momentum",
+    "weight_decay": "client_optimizer.weight_decay",
+}
+"""What is called otherwise elsewhere, and what it is here."""
+
 
 def unknown(key: str, value: Any, known: Iterable[str]) -> str:
     """Say that a value is none of those known, which one it resembles, and which there are."""
@@ -52,7 +60,9 @@ def _explain(
     path = f"{prefix}{'.'.join(keys)}".rstrip(".")
     if error["type"] == "extra_forbidden":
         names = _fields(model, keys[:-1])
-        near = difflib.get_close_matches(keys[-1], names, n=1, cutoff=0.5)
+        usual = USUALLY.get(keys[-1], "")
+        near = [usual] if usual.partition(".")[0] in names else []
+        near = near or difflib.get_close_matches(keys[-1], names, n=1, cutoff=0.5)
         have = [name for name, other in others.items() if keys[0] in other.model_fields] if len(keys) == 1 else []
         mend = f"known here: {', '.join(names)}" if names else "there are none here"
         if near:

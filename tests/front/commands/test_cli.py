@@ -196,6 +196,7 @@ def test_plan_of_several_runs_shows_each_label_once(command: Command, tiny: Path
     assert status == 0
     assert [out.count(text) for text in ("one: fedavg", "two: fedprox")] == [1, 1]
     assert "left out" not in out
+    assert out.count("1, 2: the first is shown") == 2
     near = "compare={one: {algorithm.mu: 1}, two: {algorithm.name: fedavg}}"
     status, out, _ = command("plan", tiny, "algorithm={name: fedprox, mu: 0.5}", near)
     assert (status, out.count("left out")) == (0, 1)

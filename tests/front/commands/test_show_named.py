@@ -73,6 +73,7 @@ def test_every_section_has_a_page_of_its_keys(command: Command, section: str) ->
     [
         (["algorithm", "fedproxx"], "show algorithm='fedproxx': unknown; did you mean 'fedprox'?"),
         (["algoritm", "x"], "show 'algoritm': choose data, or one of task, algorithm,"),
+        (["scaffold"], "show 'scaffold': did you mean show algorithm scaffold? choose data, or one of"),
         (["attack", "alie", "noise"], "show attack alie noise: give one name"),
         (["data"], "show data: give a configuration"),
         (["cohort", "invite"], "show cohort invite: give no name"),

@@ -101,7 +101,8 @@ def test_data_say_in_a_line_what_they_have() -> None:
         x, target=y.float(), client=torch.arange(20) // 5, domain=torch.arange(20) // 10, test=0.5
     )
     assert repr(held) == (
-        "FederatedDataset('arrays', 2 clients, test=Examples(10 of uint8 (3, 4, 4), targets ()), 2 domains, tested on clients 1, 3)"
+        "FederatedDataset('arrays', 2 clients with 10 training examples, test=Examples(10 of uint8 (3, 4, 4), targets ()), "
+        "2 domains, tested on clients 1, 3)"
     )
 
 
