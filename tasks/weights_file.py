@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from fedfleet.simulator.errors import ConfigError, one_line
 
-MARK = "vocabulary"
+MARK, OURS = "vocabulary", "fedfleet"
 WEIGHTS, ADAPTERS = "model.safetensors", "adapter_config.json"
 PICKLED = (".pt", ".pth", ".bin")
 
@@ -56,10 +57,29 @@ def marks(vocabulary: Any) -> dict[str, str]:
     return {} if vocabulary is None else {MARK: vocabulary.digest}
 
 
+def marked(
+    tensors: Mapping[str, Tensor], versions: Mapping[str, Any], about: Mapping[str, str]
+) -> Mapping[str, Tensor]:
+    """Return a ``state_dict`` that says of itself, where torch has the ``versions`` of its modules, what it is ``about``.
+
+    ``load_state_dict`` looks there for what its own modules are called, and passes over the rest.
+    """
+    found = OrderedDict(tensors)
+    found._metadata = OrderedDict({**versions, **({OURS: dict(about)} if about else {})})  # type: ignore[attr-defined]
+    return found
+
+
 def vocabulary_of(path: str | Path) -> str | None:
     """Return the digest of the vocabulary by which the weights in a file read texts, where the file says one."""
+    path = file_of(path)
     try:
-        with safe_open(file_of(path), "pt") as file:
-            return (file.metadata() or {}).get(MARK)
-    except (OSError, SafetensorError):  # read_weights says what is wrong with it
-        return None
+        if path.suffix in PICKLED:
+            said = getattr(torch.load(path, map_location="cpu", weights_only=True, mmap=True), "_metadata", {})
+        else:
+            with safe_open(path, "pt") as file:
+                said = {OURS: file.metadata() or {}}
+    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, ValueError, EOFError):
+        return None  # read_weights says what is wrong with it
+    ours = said.get(OURS) if isinstance(said, Mapping) else None
+    mark = ours.get(MARK) if isinstance(ours, Mapping) else None
+    return mark if isinstance(mark, str) else None

@@ -133,6 +133,8 @@ def run_or_go_on(
         if not replace:
             raise ConfigError(f"{out}: a run of another configuration is there: choose another folder, or remove it")
     if out.exists():
+        if found is None and _has_rounds(out):
+            Callbacks(checked(callbacks)).say(f"{out}: there is no checkpoint to go on from, and the run begins again")
         with closing(locked(out)):
             shutil.rmtree(out)
     return x.run(out, callbacks, workers, pause)

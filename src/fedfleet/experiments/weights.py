@@ -30,7 +30,7 @@ from fedfleet.tasks import peft_files, transformer
 from fedfleet.tasks.adapters import Adapted, plain
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.transformer import Logits
-from fedfleet.tasks.weights_file import file_of, marks, read_weights, vocabulary_of
+from fedfleet.tasks.weights_file import file_of, marked, marks, read_weights, vocabulary_of
 
 NET = "net.json"
 STATE_DICTS = (".safetensors", ".pt")
@@ -95,11 +95,12 @@ def save_state_dict(net: nn.Module, path: Path, about: Mapping[str, str]) -> Pat
     if path.suffix not in STATE_DICTS:
         raise ConfigError(f"{path}: its name does not say the format: end it in {' or '.join(STATE_DICTS)}")
     apart = torch.contiguous_format  # and shared ones apart: safetensors asks for both
-    tensors = {name: leaf.detach().clone(memory_format=apart) for name, leaf in net.state_dict().items()}
+    state = net.state_dict()
+    tensors = {name: leaf.detach().clone(memory_format=apart) for name, leaf in state.items()}
     try:
         with whole(path) as scratch:
             if path.suffix == ".pt":
-                torch.save(tensors, scratch)
+                torch.save(marked(tensors, getattr(state, "_metadata", {}), about), scratch)
             else:
                 save_file(tensors, scratch, dict(about))
     except (OSError, RuntimeError, SafetensorError) as e:

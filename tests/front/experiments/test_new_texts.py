@@ -66,7 +66,9 @@ def test_the_card_says_how_to_read_texts(run: Run):
 
 
 def test_weights_that_read_other_numbers_are_refused(run: Run, tmp_path: Path):
-    for path in (run.folder / "model.safetensors", run.save_state_dict(tmp_path / "net.safetensors")):
+    plain = run.save_state_dict(tmp_path / "plain.pt")
+    run.model().load_state_dict(torch.load(plain, weights_only=True))
+    for path in (run.folder / "model.safetensors", run.save_state_dict(tmp_path / "net.safetensors"), plain):
         config = {**CONFIG, "warm_start": str(path)}
         with pytest.raises(
             fedfleet.ConfigError, match=r"^warm_start=.*: it has learnt with another vocabulary \(\w{12}\) than"
@@ -78,6 +80,8 @@ def test_weights_that_read_other_numbers_are_refused(run: Run, tmp_path: Path):
         assert again.vocabulary is not None
         assert run.vocabulary is not None
         assert again.vocabulary.digest == run.vocabulary.digest
+    torch.save(dict(torch.load(plain, weights_only=True)), tmp_path / "theirs.pt")  # as other programs write it
+    assert fedfleet.run({**CONFIG, "warm_start": str(tmp_path / "theirs.pt")}, data=other(), out=tmp_path / "theirs")
     base = {"task": {**CONFIG["task"], "adapters": {"rank": 1, "base": str(run.folder)}}}
     with pytest.raises(fedfleet.ConfigError, match=r"^task.adapters.base=.*: it has learnt with another vocabulary"):
         fedfleet.run({**CONFIG, **base}, data=other(), out=tmp_path / "refused")

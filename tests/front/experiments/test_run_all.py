@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,11 @@ def test_run_again_it_goes_on_with_what_has_not_ended(tmp_path: Path):
     again = Told()
     assert fedfleet.run_all(config, task=task(), data=data(), out=tmp_path / "all", callbacks=again)[0].task is not None
     assert again.rounds == 0
+    shutil.rmtree(runs[1].folder / "checkpoints")
+    (runs[1].folder / "summary.json").unlink()  # as if it had been killed
+    fedfleet.run_all(config, task=task(), data=data(), out=tmp_path / "all", callbacks=again)
+    assert again.rounds == 2
+    assert f"{runs[1].folder}: there is no checkpoint to go on from, and the run begins again" in again.lines
     for change, says in (
         ({"config": {**config, "rounds": 3}}, r"runs of another configuration are there \(rounds\)"),
         ({"task": task(4)}, "seed-3: the run began with task"),
