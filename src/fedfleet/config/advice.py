@@ -1,4 +1,4 @@
-"""What of data that are allowed will rarely do: said before the run, which goes on."""
+"""What of data and nets that are allowed will rarely do: said before the run, which goes on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 LOOKED_AT = 1000  # examples
+SURE = 1e-3  # how near to 1 probabilities add up
 FAR = 30.0  # size of a feature from which on the usual steps are too long
 
 
@@ -27,3 +28,18 @@ def advice(x: Tensor, features: Sequence[str], words: int) -> list[str]:
         f"feature {name} is about {largest:,.3g} in size{others}: nets and steps are made for features of about 1: scale them, by "
         f"(x - mean) / standard deviation for instance"
     ]
+
+
+def of_outputs(outputs: Tensor, axis: int, classes: int) -> list[str]:
+    """Return a line for what of a net's outputs should be mended, whose ``axis`` is that of so many classes; 0: unknown."""
+    of_classes = outputs.movedim(axis, -1).double()
+    found, many = [], of_classes.shape[-1]
+    if many > 1 and bool((of_classes >= 0).all()) and bool(((of_classes.sum(-1) - 1).abs() < SURE).all()):
+        found.append(
+            "the net's outputs are probabilities, of which cross-entropy takes the softmax once more: leave the last softmax out"
+        )
+    if 0 < classes < many:
+        found.append(
+            f"the net has {many} outputs, and the data have {classes} classes: end it in as many, unless others are to come"
+        )
+    return found

@@ -65,6 +65,7 @@ class Runs(Sequence[Run]):
         by: Any = table.groupby(known or [""] * len(table), sort=False, dropna=False)
         return by[metrics].agg(["mean", "std"])
 
+    @property
     def rounds(self) -> pd.DataFrame:
         """Return ``rounds.parquet`` of all of them, with what tells each from the others in front."""
         frames = []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 import fedfleet
 from fedfleet.commands.plan import describe
@@ -52,6 +54,33 @@ def test_a_feature_that_is_far_from_one_is_named(tmp_path: Path) -> None:
     far, near = (dict(describe(fedfleet.Experiment(fedfleet.load(CONFIG), data=data(x)))) for x in (50_000, 20))
     assert far["mend"].startswith(line)
     assert "mend" not in near
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (
+            lambda: nn.Sequential(nn.Linear(2, 2), nn.Softmax(1)),
+            ["the net's outputs are probabilities, of which cross-entropy"],
+        ),
+        (lambda: nn.Linear(2, 7), ["the net has 7 outputs, and the data have 2 classes: end it in as many"]),
+        (lambda: nn.Linear(2, 2), []),
+        (lambda: nn.Sequential(nn.Linear(2, 2), nn.Sigmoid()), []),
+        (lambda: nn.Sequential(nn.Linear(2, 2), nn.LogSoftmax(1)), []),
+    ],
+)
+def test_outputs_that_cross_entropy_does_not_mean_are_told(made: Any, says: list[str]) -> None:
+    found = fedfleet.Experiment(
+        fedfleet.load(CONFIG, {"task": None}), data=data(0), task=fedfleet.tasks.from_module(made)
+    ).advice()
+    assert [line[: len(said)] for line, said in zip(found, says, strict=True)] == says
+
+
+def test_probabilities_that_are_wanted_are_none_of_it() -> None:
+    task = fedfleet.tasks.from_module(lambda: nn.Sequential(nn.Linear(2, 2), nn.Softmax(1)), loss="mse")
+    x, y = np.zeros((40, 2)), np.eye(2)[np.arange(40) % 2]
+    targets = fedfleet.data.from_arrays(x, target=y, client=np.arange(40) // 10)
+    assert not fedfleet.Experiment(fedfleet.load(CONFIG, {"task": None}), data=targets, task=task).advice()
 
 
 def test_of_what_nothing_is_said() -> None:

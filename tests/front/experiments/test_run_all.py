@@ -76,7 +76,7 @@ def test_every_label_point_and_seed_is_run_and_comes_back_in_order(tmp_path: Pat
     mean = runs.mean()
     assert mean.loc[("plain", 0.5), ("loss", "mean")] == pytest.approx(table["loss"][2:4].mean())
     assert mean.loc[("plain", 0.5), ("loss", "std")] == pytest.approx(table["loss"][2:4].std())
-    rounds = runs.rounds()
+    rounds = runs.rounds
     assert len(rounds) == 16
     pd.testing.assert_series_equal(rounds["train_loss"][14:].reset_index(drop=True), runs[7].rounds["train_loss"])
     assert rounds["seed"][14:].tolist() == [4, 4]
