@@ -37,8 +37,10 @@ class Names:
         """Say in a few words whose the test examples are; nothing where they are nobody's."""
         if not self.tested:
             return ""
-        held = f" that are held out: {some(self.tested)}" if len(self.held_out) == len(self.tested) else ""
-        return f"of {len(self.tested):,} clients{held}"
+        several = len(self.tested) > 1
+        held = f" that {'are' if several else 'is'} held out: {some(self.tested)}"
+        whole = len(self.held_out) == len(self.tested)
+        return f"of {len(self.tested):,} client{'s' * several}{held if whole else ''}"
 
     def tested_on(self, y: Tensor, classes: int) -> str:
         """Say which examples models are tested on, by their labels (n, ...), and which of so many classes they have none of."""

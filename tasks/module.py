@@ -139,7 +139,10 @@ class ModuleTask:
     def __init__(self, make: Make, loss: str | Each, metrics: Iterable[Any] | None, key: str):
         self.make, self.name = make, make.name
         self.loss = _loss(loss, key)
-        self._net = prepared(make(0))
+        made = make(0)
+        if self.name == "<lambda>":
+            self.name = type(made).__name__
+        self._net = prepared(made)
         self.parts = ("x", BUFFERS) if buffers(self._net) else ("x",)
         shape = make.offered.get("shape")  # without one, nobody knows which layer comes last
         self.leaves: dict[str, frozenset[str]] = (

@@ -75,6 +75,10 @@ def population(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_a_net_made_by_a_lambda_is_called_by_its_class():
+    assert from_module(lambda: nn.Sequential(nn.Linear(2, 2))).name == "Sequential"
+
+
 def test_fedavg_is_a_loop_of_plain_torch(name, monkeypatch):
     """Two rounds of two of three clients, epochs in minibatches of 2 whose last one is short, weighted by examples."""
     from tests.algorithms.harness import script

@@ -71,6 +71,7 @@ def _who(run: Run) -> Iterator[str]:
     if name is None:
         return
     model, floats = run.get("task", "model"), run.summarised("model_floats")
+    model = None if model == run.get("task", "name") else model  # of one's own there is one name alone
     size = f"{floats:,.0f} numbers" if floats else ""
     using = f", with {model}{f', {size}' if size else ''}" if model else f", with a model of {size}" if size else ""
     yield f"{name} learnt {_goal(run)}{_among(run)}{using}."

@@ -24,6 +24,8 @@ UNTOLD = (
     "task.init",
     "task.norm",
     "population.partition.min_size",
+    *(f"task.own.options.{key}" for key in ("_net", "parts", "chosen", "said", "sign", "offered", "filled")),
+    *(f"task.own.options.loss.{key}" for key in ("type", "each", "axis", "metrics")),
 )
 """Settings that are shown only where they differ."""
 OF_OPTIMISERS = ("beta1", "beta2", "eps")  # which most do not use
@@ -84,7 +86,7 @@ def _below(key: str, sections: Collection[str]) -> bool:
 
 def _is_on(value: Any, key: str = "") -> bool:
     constant = key.endswith("lr_schedule.kind") and value == "constant"
-    return value not in OFF and value != [] and not constant
+    return value not in (*OFF, [], {}) and not constant
 
 
 def _value(value: Any) -> str:

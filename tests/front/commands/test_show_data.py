@@ -150,13 +150,13 @@ def test_clients_and_classes_are_called_as_their_owners_call_them(command, tmp_p
     status, out, _ = command("show", "data", tmp_path / "own.yaml", own)
     assert status == 0
     held = load_data(load(tmp_path / "own.yaml", [own])).names.tested
-    assert f"of 1 clients that are held out: {held[0]}" in out
+    assert f"of 1 client that is held out: {held[0]}" in out
     rows = [line.split("│")[1:3] for line in out.splitlines() if line.count("│") == 5]
     assert [name.strip() for _, name in rows] == [name for name in ("ash", "elm", "oak") if name not in held]
     assert "│ fox" in out
     line = dict(plan.describe(fedfleet.Experiment(load(tmp_path / "own.yaml", [own]))))["tested on"]
     lacking = "; none of class fox" if held == ("elm",) else ""
-    assert line == f"{1 if lacking else 2} examples of 1 clients that are held out: {held[0]}{lacking}"
+    assert line == f"{1 if lacking else 2} examples of 1 client that is held out: {held[0]}{lacking}"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -324,3 +325,16 @@ def test_the_account_of_one_phase(tmp_path):
         waited = group.virtual_s[group.fate == "heard"].max() - rounds.virtual_s[:index].sum()
         assert waited == pytest.approx(rounds.virtual_s[index])
         assert (group.virtual_s[group.fate == "late"] > group.virtual_s[group.fate == "heard"].max()).all()
+
+
+def test_clients_with_less_than_a_batch_learn_from_all_they_have(tmp_path):
+    x = np.random.default_rng(0).normal(size=(40, 2)).astype("float32")
+    data = fedfleet.data.from_arrays(x, (x[:, 0] > 0).astype(int), client=np.arange(40) // 4)
+    config = {"rounds": 2, "cohort": {"invite": 3}, "executor": {"kind": "local"}, "task": {"model": "logistic"}}
+    small, whole = (
+        fedfleet.run(config, given, data=data, out=tmp_path / name)
+        for name, given in (("small", {}), ("whole", {"algorithm.batch_size": 4}))
+    )
+    assert (small.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+    with pytest.raises(fedfleet.ConfigError, match=r"algorithm\.batch_size=10: the largest client has 4 examples"):
+        fedfleet.run(config, {"algorithm.batch_size": 10}, data=data, out=tmp_path / "said")
