@@ -72,6 +72,9 @@ def test_a_cosine_lasts_as_long_as_the_run() -> None:
     longer = with_overrides(config, {"rounds": 130, "algorithm": {"name": "omg"}, "algorithm.of.lr_schedule": "cosine"})
     assert complete(longer)["algorithm"]["of"]["lr_schedule"]["rounds"] == 130
     assert options(longer, "algorithm").inner.lr_schedule.at(65) == pytest.approx(0.5)
+    assert complete(load(complete(config))) == complete(config)
+    flatter = load({"rounds": 40, "algorithm": {"lr_schedule": {"kind": "cosine", "rounds": 80}}})
+    assert options(flatter, "algorithm").lr_schedule.at(40) == pytest.approx(0.5)
     cut_off = load({"rounds": 40, "algorithm": {"lr_schedule": {"kind": "cosine", "rounds": 39}}})
     with pytest.raises(ConfigError, match=r"algorithm\.lr_schedule.*rounds=39: from then on .* the run has rounds=40"):
         options(cut_off, "algorithm")
