@@ -159,7 +159,7 @@ def _fates(groups: Groups) -> Picture | None:
     figure.legend(squares, seen, loc="outside lower center", ncols=len(seen))
     totals = joined([f"{share(means[fate])} {fate}" for fate in seen])
     smoothed = f" Areas are centred means over {width} rounds." if width > 1 else ""
-    caption = f"What became of the invited clients, by round; on average {totals}.{smoothed}"
+    caption = f"What became of the invited clients, by round; in the mean of rounds {totals}.{smoothed}"
     return canvas.picture(figure, "fates", "Fates of invited clients", caption)
 
 
