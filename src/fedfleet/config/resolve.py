@@ -20,7 +20,7 @@ from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config import rules
 from fedfleet.config.checking import unknown
 from fedfleet.config.reading import show
-from fedfleet.config.schema import Config, as_said, named, options
+from fedfleet.config.schema import Config, named, options
 from fedfleet.datasets.examples import Examples
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.arithmetic.factored import Notes
@@ -342,9 +342,10 @@ def check_cosines(config: Config, algorithm: Algorithm) -> None:
 def check_local(config: Config, largest: int) -> None:
     """Refuse batches that no client could fill, and what this machine has no memory for. Raises ConfigError."""
     chosen: Any = options(config, "algorithm")
-    size, said = getattr(chosen, "batch_size", 1), as_said(config, "algorithm")
+    size = getattr(chosen, "batch_size", 1)
     size = largest if size is None else size
-    if size > largest and "batch_size" in (*said, *said.get("of", ())):  # else a batch is all that a client has
+    known = type(getattr(chosen, "inner", chosen)).model_fields.get("batch_size")
+    if size > largest and (known is None or size != known.default):  # by default a batch is at most what a client has
         raise ConfigError(
             f"algorithm.batch_size={size}: the largest client has {largest} examples: use at most that, or fewer "
             f"population.clients"

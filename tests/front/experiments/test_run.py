@@ -336,5 +336,8 @@ def test_clients_with_less_than_a_batch_learn_from_all_they_have(tmp_path):
         for name, given in (("small", {}), ("whole", {"algorithm.batch_size": 4}))
     )
     assert (small.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
-    with pytest.raises(fedfleet.ConfigError, match=r"algorithm\.batch_size=10: the largest client has 4 examples"):
-        fedfleet.run(config, {"algorithm.batch_size": 10}, data=data, out=tmp_path / "said")
+    assert (
+        fedfleet.resume(small.folder, {"rounds": 3}, data=data).summary["rounds"] == 3
+    )  # where the default is on record
+    with pytest.raises(fedfleet.ConfigError, match=r"algorithm\.batch_size=11: the largest client has 4 examples"):
+        fedfleet.run(config, {"algorithm.batch_size": 11}, data=data, out=tmp_path / "said")
