@@ -74,11 +74,11 @@ def population(x: torch.Tensor, y: torch.Tensor) -> Any:
     return fedfleet.data.from_arrays(x, target=y, client=[0, 0, 0, 0, 1, 1, 2], test=(x[:2], y[:2])).population
 
 
-@pytest.mark.parametrize("name", CASES)
 def test_a_net_made_by_a_lambda_is_called_by_its_class():
     assert from_module(lambda: nn.Sequential(nn.Linear(2, 2))).name == "Sequential"
 
 
+@pytest.mark.parametrize("name", CASES)
 def test_fedavg_is_a_loop_of_plain_torch(name, monkeypatch):
     """Two rounds of two of three clients, epochs in minibatches of 2 whose last one is short, weighted by examples."""
     from tests.algorithms.harness import script

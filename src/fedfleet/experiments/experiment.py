@@ -10,7 +10,7 @@ from typing import IO
 import torch
 
 from fedfleet.config import schema as C
-from fedfleet.config.advice import advice, of_outputs
+from fedfleet.config.advice import advice
 from fedfleet.config.reading import check_free
 from fedfleet.datasets.vocabulary import VOCABULARY
 from fedfleet.experiments.checkpoint import Checkpoint, newest
@@ -25,13 +25,8 @@ from fedfleet.experiments.weights import nets
 from fedfleet.experiments.workers import Workers
 from fedfleet.report import write_card
 from fedfleet.simulator.errors import ConfigError
-from fedfleet.simulator.population import gather
-from fedfleet.simulator.work import Batch
-from fedfleet.tasks.targets import Loss
 from fedfleet.tasks.weights_file import marks
 from fedfleet.tracking.callback import Callback, Callbacks, checked
-
-FEW = 8  # examples of which a net's outputs are looked at
 
 
 class Experiment(Prepared):
@@ -113,14 +108,7 @@ class Experiment(Prepared):
         """Return lines on what of the data, and of the net for them, will rarely do."""
         if C.named(self.config, "task") == "language_model":  # integers are words
             return []
-        test, loss = self.evaluation["test"], getattr(self.task, "loss", None)
-        found = advice(test["x"], self.names.features, self.examples.get("words", 0))
-        if isinstance(loss, Loss) and loss.axis is not None:
-            few = gather(test, torch.arange(min(FEW, len(test["y"]))))
-            with torch.no_grad():
-                outputs = self.task.functions["predict"](self.z, Batch(few, torch.ones(len(few["y"]))))
-            found += of_outputs(outputs, loss.axis, self.examples["classes"])
-        return found
+        return advice(self.evaluation["test"]["x"], self.names.features, self.examples.get("words", 0)) + self.told
 
     def _folder(self, out: Path, lock: IO[str] | None) -> RunFolder:
         words = self.names.vocabulary

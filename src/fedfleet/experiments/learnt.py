@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config import resolve
 from fedfleet.config import schema as C
+from fedfleet.config.advice import of_outputs
 from fedfleet.config.made import made, package_of, place, places, recorded
 from fedfleet.config.names import BY_PATH
 from fedfleet.config.population import Data
@@ -157,24 +158,28 @@ def with_base(config: Config, task: Task) -> Config:
     return config.model_copy(update={"task": {**said, "adapters": {**(said.get("adapters") or {}), "digest": found}}})
 
 
-def check(config: Config, task: Task, z: Tree, data: Data) -> None:
-    """Refuse a net of one's own that does not fit the data, or cannot be trained as clients train. Raises ConfigError."""
+def check(config: Config, task: Task, z: Tree, data: Data) -> list[str]:
+    """Refuse a net of one's own that does not fit the data, or cannot be trained as clients train; return what it should be told.
+
+    Raises ConfigError.
+    """
     make: Any = getattr(task, "make", None)
     if make is None:
-        return
+        return []
     if not _alike(task.init(config.seed), z):
         raise ConfigError(
             f"{make.said}: two nets of one seed begin with other weights: draw them from torch's generator, or from `seed`"
         )
     few = min(ROWS, len(data.test))
     batch = Batch({"x": decode(data.test.x[:few]), "y": data.test.y[:few]}, torch.ones(few))
-    _check_outputs(make.said, task, z, batch, data)
+    told = _check_outputs(make.said, task, z, batch, data)
     if data.test.words:
         _check_padding(make.said, task, z, batch)
     _check_training(config, make, task, z, batch)
+    return told
 
 
-def _check_outputs(said: str, task: Any, z: Tree, batch: Batch, data: Data) -> None:
+def _check_outputs(said: str, task: Any, z: Tree, batch: Batch, data: Data) -> list[str]:
     before = torch.get_rng_state()
     try:
         with torch.no_grad():
@@ -209,6 +214,7 @@ def _check_outputs(said: str, task: Any, z: Tree, batch: Batch, data: Data) -> N
         misfit = misfit or task.loss.astray(outputs, y)
     if misfit:
         raise ConfigError(f"{said}: {misfit}")
+    return [] if task.loss.axis is None else of_outputs(outputs, task.loss.axis, data.test.classes)
 
 
 def _check_padding(said: str, task: Any, z: Tree, batch: Batch) -> None:
