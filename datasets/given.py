@@ -150,8 +150,6 @@ def labels(values: Any, where: str, classes: int | None, rows: int) -> Tensor:
             fail(f"{where}, row {missing.argmax()}", "has no label", "fill it in, or leave the row out")
         if isinstance(found.dtype, pd.CategoricalDtype):
             found = found.astype(found.cat.categories.dtype)
-        if pd.api.types.infer_dtype(found.astype(object)) == "string":
-            found = found.astype(str).to_numpy(dtype="U")
     array = _array(found, where)
     if array.ndim == 2:
         mend = "give y[:, 0]" if array.shape[1] == 1 else "give y.argmax(1)"

@@ -179,9 +179,10 @@ def open_runs(folder: Path | str, task: Task | None = None, data: Data | None = 
         )
         raise ConfigError(f"{out}: no {CAMPAIGN} there: {mend}")
     config = load(out / CAMPAIGN)
-    ended = [t for t in planned(config, data) if summary_of(out / t.place)]
-    runs = [Run(out / trial.place, summary_of(out / trial.place), task) for trial in ended]
-    return Runs(out, runs, [_keys(trial, config) for trial in ended])
+    read = [(trial, summary_of(out / trial.place)) for trial in planned(config, data)]
+    ended = [(trial, summary) for trial, summary in read if summary]
+    runs = [Run(out / trial.place, summary, task) for trial, summary in ended]
+    return Runs(out, runs, [_keys(trial, config) for trial, _ in ended])
 
 
 def _note(config: Config, out: Path) -> None:

@@ -108,7 +108,9 @@ class Experiment(Prepared):
         """Return lines on what of the data, and of the net for them, will rarely do."""
         if C.named(self.config, "task") == "language_model":  # integers are words
             return []
-        return advice(self.evaluation["test"]["x"], self.names.features, self.examples.get("words", 0)) + self.told
+        return (
+            advice(self.evaluation["test"]["x"], self.names.features, self.examples.get("words", 0)) + self.net_advice
+        )
 
     def _folder(self, out: Path, lock: IO[str] | None) -> RunFolder:
         words = self.names.vocabulary

@@ -128,7 +128,7 @@ class Prepared:
         summary = self.population.summary()
         self.z = self.task.init(config.seed)
         weights.check_vocabularies(config, data.names.vocabulary)
-        self.told = learnt.check(config, self.task, self.z, data)
+        self.net_advice = learnt.check(config, self.task, self.z, data)
         if "algorithm" in self.written:
             config = self._asked(config)
         config = check_clients(config, data, dealt, self.population, asynchronous=self.algorithm.asynchronous)

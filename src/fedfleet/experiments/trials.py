@@ -66,10 +66,11 @@ def planned(config: Config, data: Data | None = None) -> list[Trial]:
             own = {"label": name or None, "seeds": None, "compare": None, "vary": None}
             with naming(name):
                 one = with_overrides(config, {**overrides, **point, **own})
+            lost = tuple(_lost(config, one))
             for seed in seeds:
                 below = f"seed-{seed}" if config.seeds else "."
                 place = str(Path(_safe(name) if name else ".", below))
-                trial = Trial(with_overrides(one, {"seed": seed}), name, place, label, point, tuple(_lost(config, one)))
+                trial = Trial(with_overrides(one, {"seed": seed}), name, place, label, point, lost)
                 if (other := found.setdefault(trial.place, trial)) is not trial:
                     raise ConfigError(
                         f"compare or vary: {other.name!r} and {name!r} would both be written to the folder {trial.place!r}: "
