@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 
@@ -15,6 +16,8 @@ from hypothesis import settings
 
 from fedfleet.experiments.prepared import Prepared
 from fedfleet.simulator.executors.base import Executor
+from tests.budget import Budget
+from tests.parts import in_part, is_slow
 
 signal.signal(
     signal.SIGINT, signal.default_int_handler
@@ -25,16 +28,50 @@ settings.register_profile("thorough", deadline=None, max_examples=256)  # pytest
 settings.load_profile("suite")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the suite's parts and of its budget."""
+    group = parser.getgroup("fedfleet")
+    group.addoption("--all", action="store_true", help="with -m slow: the whole slow part, not the commit's third")
+    group.addoption("--budget", action="store_true", help="print what every folder took, not only those above budget")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Count seconds where results come together."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Budget(config.getoption("budget")), "budget")
+
+
 @pytest.hookimpl(tryfirst=True)  # xdist is to read the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let tests on Ray come one after the other in one process, first of all, and those of a file in one, for what they share."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what the part asked for has not, and put into groups what shares a Ray or a file's fixtures."""
+    for item in items:
+        if is_slow(item):
+            item.add_marker(pytest.mark.slow)
+    kept = [item for item in items if in_part(config, item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
 
     def on_ray(item: pytest.Item) -> bool:
         return item.get_closest_marker("ray") is not None and item.get_closest_marker("own_ray") is None
 
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("ray" if on_ray(item) else item.path.name + str(item.path.parent.name)))
+        item.add_marker(pytest.mark.xdist_group("ray" if on_ray(item) else group(item)))
     items.sort(key=lambda item: not on_ray(item))  # the others are done in less time
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests of packages that the extra ``test`` does not bring, where they are not installed."""
+    for name in (name for marker in item.iter_markers("extras") for name in marker.args):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed: pip install -e '.[dev]'")
+
+
+def group(item: pytest.Item) -> str:
+    """Return what a test shares fixtures with: its file, or, where each algorithm has its own histories, the algorithm."""
+    case = getattr(item, "callspec", None)
+    if item.path.name == "test_contract.py" and case is not None:
+        return f"contract of {case.params['name']}"
+    return item.path.name + str(item.path.parent.name)
 
 
 class Kept:

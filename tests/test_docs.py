@@ -200,45 +200,50 @@ def test_python_runs(repository: Path, block: Block):
     assert list(repository.glob("runs/**/model.safetensors"))
 
 
-@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in ("yaml", "json")], ids=lambda b: b.where)
-def test_configurations_and_records_are_read(block: Block):
-    if block.language == "json":
-        assert json.loads(block.text)
-    elif block.title:
-        assert yaml.safe_load(block.text)
-    else:
-        assert fedfleet.load(yaml.safe_load(block.text))
-        VALID.validate(yaml.safe_load(block.text))
+def test_configurations_and_records_are_read(subtests: pytest.Subtests):
+    for block in [b for b in BLOCKS if b.language in ("yaml", "json")]:
+        with subtests.test(block.where):
+            if block.language == "json":
+                assert json.loads(block.text)
+            elif block.title:
+                assert yaml.safe_load(block.text)
+            else:
+                assert fedfleet.load(yaml.safe_load(block.text))
+                VALID.validate(yaml.safe_load(block.text))
 
 
-@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python" and b.title], ids=lambda b: b.where)
-def test_python_of_others_is_python(block: Block):
-    assert compile(block.text, block.where, "exec")
+def test_python_of_others_is_python(subtests: pytest.Subtests):
+    for block in [b for b in BLOCKS if b.language == "python" and b.title]:
+        with subtests.test(block.where):
+            assert compile(block.text, block.where, "exec")
 
 
-FEDFLEET = [pytest.param(words, id=where) for where, words in COMMANDS if words[0] == "fedfleet"]
+FEDFLEET = [(where, words) for where, words in COMMANDS if words[0] == "fedfleet"]
 
 
-@pytest.mark.parametrize("words", FEDFLEET)
-def test_commands_of_fedfleet_are_accepted(monkeypatch: pytest.MonkeyPatch, words: list[str]):
+def test_commands_of_fedfleet_are_accepted(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch):
     """Their options exist, and configurations and overrides make runs that can be; long runs are not begun."""
-    monkeypatch.chdir(ROOT)
-    words = [PLACEHOLDERS.get(word, word) for word in words[1:]]
-    command = typer.main.get_command(cli.app).commands[words[0]]  # pyright: ignore[reportAttributeAccessIssue]
-    given = command.make_context(words[0], words[1:]).params
-    if "table" in given:
-        assert load(given["table"].parent / paper.read(given["table"]).config, given["overrides"]).compare
-    elif words[0] == "tune":
-        said = {key: given[key] for key in Tuning.model_fields if key in given and key != "search"}
-        chosen = tune.configured(load(given["config"], given["overrides"]), given["search"] or [], given["seeds"], said)
-        assert chosen.tune is not None
-        assert tuning.checked(chosen.tune, chosen.rounds)
-    elif words[0] == "show" and given["what"] != "data":
-        command.invoke(command.make_context(words[0], words[1:]))
-    elif "config" in given:
-        assert trials.planned(load(given["config"], given["overrides"]))
-    elif "what" in given:
-        command.invoke(command.make_context(words[0], words[1:]))
+    for where, words in FEDFLEET:
+        with subtests.test(where):
+            monkeypatch.chdir(ROOT)
+            words = [PLACEHOLDERS.get(word, word) for word in words[1:]]
+            command = typer.main.get_command(cli.app).commands[words[0]]  # pyright: ignore[reportAttributeAccessIssue]
+            given = command.make_context(words[0], words[1:]).params
+            if "table" in given:
+                assert load(given["table"].parent / paper.read(given["table"]).config, given["overrides"]).compare
+            elif words[0] == "tune":
+                said = {key: given[key] for key in Tuning.model_fields if key in given and key != "search"}
+                chosen = tune.configured(
+                    load(given["config"], given["overrides"]), given["search"] or [], given["seeds"], said
+                )
+                assert chosen.tune is not None
+                assert tuning.checked(chosen.tune, chosen.rounds)
+            elif words[0] == "show" and given["what"] != "data":
+                command.invoke(command.make_context(words[0], words[1:]))
+            elif "config" in given:
+                assert trials.planned(load(given["config"], given["overrides"]))
+            elif "what" in given:
+                command.invoke(command.make_context(words[0], words[1:]))
 
 
 SESSION = ("README.md", *(f"docs/{page}.md" for page in ("reliability", "trackers", "your_data", "your_net")))
@@ -306,42 +311,45 @@ def test_commands_do_what_they_are_shown_for(repository: Path, capsys: pytest.Ca
     assert all(text in said for text in ("phases a round", "federated averaging", "over_select", "uri", "finished"))
 
 
-MODULES = [pytest.param(words, id=where) for where, words in COMMANDS if words[:2] == ["python", "-m"]]
+MODULES = [(where, words) for where, words in COMMANDS if words[:2] == ["python", "-m"]]
 
 
-@pytest.mark.parametrize("words", [pytest.param(words, id=where) for where, words in COMMANDS])
-def test_every_command_is_tried_or_one_of_others(words: list[str]):
-    match words:
-        case ["python", "-c", code]:
-            assert compile(code, "command", "exec")
-        case ["python", path] if path.endswith(".py"):
-            assert (ROOT / path).exists()
-        case [program, *_]:
-            assert program in ("fedfleet", *OTHERS) or words[:2] in (["python", "-m"], ["python3", "-m"])
+def test_every_command_is_tried_or_one_of_others(subtests: pytest.Subtests):
+    for where, words in COMMANDS:
+        with subtests.test(where):
+            match words:
+                case ["python", "-c", code]:
+                    assert compile(code, "command", "exec")
+                case ["python", path] if path.endswith(".py"):
+                    assert (ROOT / path).exists()
+                case [program, *_]:
+                    assert program in ("fedfleet", *OTHERS) or words[:2] in (["python", "-m"], ["python3", "-m"])
 
 
-@pytest.mark.parametrize("words", MODULES)
-def test_measurements_know_their_options(words: list[str]):
+def test_measurements_know_their_options(subtests: pytest.Subtests):
     """The module is there, and the help of its command names every option."""
-    source = Path(str(importlib.util.find_spec(words[2]).origin))  # pyright: ignore
-    if source.name == "__init__.py":
-        source = source.with_name("__main__.py")
-    assert source.exists()
-    text = "".join(path.read_text(encoding="utf-8") for path in {source, ROOT / "benchmarks" / "command.py"})
-    for word in words[3:]:
-        if word.startswith("--"):
-            assert f'"{word}"' in text, f"{words[2]} has no option {word}"
+    for where, words in MODULES:
+        with subtests.test(where):
+            source = Path(str(importlib.util.find_spec(words[2]).origin))  # pyright: ignore
+            if source.name == "__init__.py":
+                source = source.with_name("__main__.py")
+            assert source.exists()
+            text = "".join(path.read_text(encoding="utf-8") for path in {source, ROOT / "benchmarks" / "command.py"})
+            for word in words[3:]:
+                if word.startswith("--"):
+                    assert f'"{word}"' in text, f"{words[2]} has no option {word}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_files_that_are_named_are_there(page: Path):
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    named = re.findall(r"`([\w.-]+(?:/[\w.-]+)+/?)`", text)
-    ours = [n for n in named if n.split("/")[0] in {p.name for p in ROOT.iterdir()}]
-    missing = [n for n in ours if not re.search(MADE, n) and not (ROOT / n).exists()]
-    assert not missing
-    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
-        assert (page.parent / link).exists(), link
+def test_files_that_are_named_are_there(subtests: pytest.Subtests):
+    for page in PAGES:
+        with subtests.test(str(page.relative_to(ROOT))):
+            text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+            named = re.findall(r"`([\w.-]+(?:/[\w.-]+)+/?)`", text)
+            ours = [n for n in named if n.split("/")[0] in {p.name for p in ROOT.iterdir()}]
+            missing = [n for n in ours if not re.search(MADE, n) and not (ROOT / n).exists()]
+            assert not missing
+            for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+                assert (page.parent / link).exists(), link
 
 
 def test_commands_would_say_what_is_wrong(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

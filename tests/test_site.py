@@ -21,13 +21,14 @@ from fedfleet import data
 from fedfleet.commands import show_named
 from fedfleet.simulator import author
 
-mkdocs = pytest.importorskip("mkdocs.__main__", reason="the extra docs is not installed")
-pytest.importorskip("mkdocstrings", reason="the extra docs is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.extras("mkdocs", "mkdocstrings")]
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import mkdocs.__main__ as mkdocs
+
     out = tmp_path_factory.mktemp("site")
     os.environ["NO_MKDOCS_2_WARNING"] = "1"
     words = ["build", "--strict", "--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(out)]

@@ -116,14 +116,22 @@ NET = {"model": "mlp", "hidden": (8,)}
 
 
 def digits(
-    task: str, partition: str = "label_sorted", clients: int = 30, net: Mapping[str, Any] = NET, **options: Any
+    task: str,
+    partition: str = "label_sorted",
+    clients: int = 30,
+    net: Mapping[str, Any] = NET,
+    dtype: torch.dtype = torch.float32,
+    scale: int = 1,
+    **options: Any,
 ) -> World:
+    """Digits of ``scale`` times 8 x 8, and a task for them; clients belong to three domains in turn."""
     data = load(None)  # type: ignore[arg-type]
+    x = data.train.x.to(dtype).repeat_interleave(scale, -1).repeat_interleave(scale, -2)
     split = PARTITIONS[partition](**options).split(data.train.y, None, clients, 0)
     domain = torch.arange(clients) % 3
-    population = InMemoryPopulation({"x": data.train.x, "y": data.train.y}, split.indices, split.offsets, domain)
+    population = InMemoryPopulation({"x": x, "y": data.train.y}, split.indices, split.offsets, domain)
     entry = TASKS[task]
-    return with_targets(World(entry.build(entry.options(**net), DataShape((1, 8, 8), 10)), population))
+    return with_targets(World(entry.build(entry.options(**net), DataShape(tuple(x.shape[1:]), 10)), population))
 
 
 def with_targets(world: World) -> World:
@@ -204,3 +212,13 @@ def moved(start: Any, end: Any) -> float:
 
 def flat(z: Any) -> Tensor:
     return torch.cat([leaf.flatten().double() for leaf in T.leaves(z)])
+
+
+def captured_to_the_bit(algorithm: Algorithm, where: World) -> None:
+    """Check that replayed blocks come to the bits of those computed."""
+    captures = Captures(after=2)
+    found = [
+        play(algorithm, where, 6, captures=c, inner="batched", block_size=8)[-1] for c in (Captures(None), captures)
+    ]
+    assert captures.ready > 0
+    assert torch.equal(*map(flat, found))

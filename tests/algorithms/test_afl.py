@@ -300,6 +300,7 @@ def test_the_gap_that_shows_the_propositions_constant():
     assert agnostic(float(last.z_mean["x"]["w"])) == pytest.approx(math.log(2), abs=2e-3)
 
 
+@pytest.mark.slow
 def test_regularisers_in_the_loop():
     """minus pulls lambda to the sizes and makes its best response unique; plus favours the small domain."""
     rates = {1.0: 0.02, 1000.0: 1e-4}  # ascent needs a step below the smallest share over mu
@@ -315,6 +316,7 @@ def test_regularisers_in_the_loop():
     torch.testing.assert_close(plus.mixture, rule.best(losses(MANY, w(plus))))
 
 
+@pytest.mark.slow
 def test_the_gap_shrinks_as_one_over_the_root_of_the_steps():
     """Theorem 2 on the toy with noise in its gradients: below the bound, and with a slope of about -1/2."""
     noisy = world([(1, -1), (1, 1)], [(4, 2), (4, 4)])

@@ -83,6 +83,7 @@ def test_a_step_of_ratios_is_the_mean_over_those_heard(monkeypatch):
     "options",
     [{"gradient": "weighted"}, {"dual_gradient": "single"}, {"gradient": "weighted", "dual_gradient": "single"}],
 )
+@pytest.mark.slow
 def test_drawn_cohorts_are_unbiased(options):
     """Enough seeds to see a bias of a tenth of the step."""
     (whole,) = run(MANY, 1, w=0.7)
@@ -96,6 +97,7 @@ def test_drawn_cohorts_are_unbiased(options):
     assert ((mean - (wanted - wanted.mean())).abs() < 4.5 * error).all()
 
 
+@pytest.mark.slow
 def test_variances_of_the_gradients():
     """PerDomain: sum lambda_k^2 V_k; Weighted: sum lambda_k V_k + sum lambda_k |grad L_k - grad L|^2, one example a domain."""
     where = world([(1, 0), (2, 1), (1, 4)], [(4, 3), (1, -2)], [(1, 1), (2, 4), (2, -3), (1, 0)])
@@ -140,6 +142,7 @@ def test_late_answers_count_less_in_what_they_are_divided_by_too(options):
         assert gradients[1] == pytest.approx((points[1] + 0.5 * 1.0) / 1.5)
 
 
+@pytest.mark.slow
 def test_variances_of_the_losses():
     """single: p sum E loss^2 - sum L_k^2; per domain: the sum of the domains' own (3.1)."""
     where = world([(1, 0), (2, 1), (1, 4)], [(4, 3), (1, -2)], [(1, 1), (2, 4), (2, -3), (1, 0)])

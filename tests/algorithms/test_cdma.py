@@ -450,6 +450,7 @@ def test_algorithms_of_one_seed_see_the_same_cohorts():
 
 
 @pytest.mark.parametrize(("alpha", "rounds", "within"), [(0.5, 800, 0.2), (0.2, 1500, 0.25)])
+@pytest.mark.slow
 def test_the_gradient_estimate_has_the_stationary_variance_of_its_recursion(alpha, rounds, within):
     # identical Hessians, clients' gradients differ by noise of variance sigma^2: Var(u) -> alpha / (2 - alpha) * sigma^2 / S
     noise = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

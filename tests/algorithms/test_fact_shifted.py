@@ -12,6 +12,7 @@ import fedfleet
 from fedfleet.datasets.digits_shifted import SOURCES, load
 from fedfleet.simulator.errors import ConfigError
 
+pytestmark = pytest.mark.slow
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "fact"
 SHORT = {
     "rounds": 25,

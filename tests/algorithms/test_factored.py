@@ -1,17 +1,13 @@
-"""The factored executor is exact: in double precision every algorithm gives what serial gives, to rounding."""
-
-from functools import cache
+"""Which weights stay factored, and what becomes of those that do not."""
 
 import pytest
 import torch
-from cases import CASES, CUT, MODEL
+from cases import CASES, MODEL
 from cases import INVITE as PRESCRIBED
-from harness import World, build, flat, moved, records, with_held_out, with_targets
+from harness import World, build, digits, flat, records, with_held_out
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config.population import problem
-from fedfleet.datasets.digits import load
-from fedfleet.datasets.partition_config import PARTITIONS
 from fedfleet.simulator.algorithm import Problem
 from fedfleet.simulator.arithmetic import layers
 from fedfleet.simulator.arithmetic import tree as T
@@ -20,28 +16,8 @@ from fedfleet.simulator.arithmetic.factored import Ledger, Notes
 from fedfleet.simulator.block import gradient
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.gradient import EngineOps
-from fedfleet.simulator.driver import round as driver
 from fedfleet.simulator.driver.probe import probe
-from fedfleet.simulator.fleet.policies import Siwer
-from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.simulator.work import Batch, Objective
-from fedfleet.tasks.options import DataShape
-from fedfleet.tasks.registry import TASKS
-
-NETS = {
-    "domain_adaptation": {
-        "logistic": {"hidden": (), "loss": "mdd"},
-        "lenet": {"model": "conv2", "loss": "cdan_e"},
-        "mlp": {"hidden": (12, 9), "loss": "cdan"},
-    },
-    "stochastic": {
-        "logistic": {"model": "logistic", "latent": 5},
-        "lenet": {"model": "lenet", "latent": 5},
-        "mlp": {"model": "mlp", "hidden": (12, 9), "latent": 5},
-    },
-    "two_heads": {"logistic": {"hidden": (9,)}, "lenet": {"model": "digits_small"}, "mlp": {"hidden": (12, 9)}},
-}
-"""What stands for a model where the task has nets of its own."""
 
 
 def cohort(name: str) -> CohortOptions:
@@ -49,56 +25,9 @@ def cohort(name: str) -> CohortOptions:
 
 
 def world(task: str, model: str) -> World:
-    """Clients of very different sizes, in double precision; LeNet needs images of 16 x 16."""
-    data = load(None)  # type: ignore[arg-type]
-    x = data.train.x.double()
-    x = x.repeat_interleave(2, -1).repeat_interleave(2, -2) if model == "lenet" else x
-    split = PARTITIONS["quantity_skew"](alpha=1.0, min_size=2).split(data.train.y, None, 30, 0)
-    population = InMemoryPopulation({"x": x, "y": data.train.y}, split.indices, split.offsets, torch.arange(30) % 3)
-    entry = TASKS[task]
-    net = NETS[task][model] if task in NETS else {"model": model, "hidden": (12, 9)}
-    return with_targets(World(entry.build(entry.options(**net), DataShape(tuple(x.shape[1:]), 10)), population))
-
-
-def models(name: str, model: str, inner: str, rounds: int = 2):
-    task, options = CASES[name]
-    where = world(task, model)
-    algorithm = build(name, where.task, cohort(name), **options)
-    z = T.map(torch.Tensor.double, where.task.init(0))
-    view = algorithm.views["global"].params
-    found = [view(r.state) for r in records(algorithm, where, rounds, z=z, inner=inner, policy=Siwer())]
-    assert moved(z, found[-1]) > 1e-3
-    return [flat(model) for model in found]
-
-
-@cache
-def one_at_a_time(name: str, model: str):
-    return models(name, model, "serial")
-
-
-MODELS = [("logistic", 1.0), ("lenet", 1.0), ("mlp", 1.0)]
-FOLDED = ("fedavg", "fedopt", "scaffold", "drfa", "qffl", "extra_step", "cdma_ada", "codasca", "fedmm", "gt_gda", "mcd")
-"""What is folded into one tensor sooner or never, of algorithms that do different things to weights."""
-
-
-@pytest.mark.parametrize(
-    ("name", "model", "fold_at"),
-    [
-        *(
-            (name, *how)
-            for name in CASES
-            if name not in MODEL
-            for how in MODELS
-            if how[0] != "logistic" or name not in CUT
-        ),
-        *((name, "mlp", at) for name in FOLDED for at in (0.0, 1e9)),
-    ],
-)
-def test_factored_equals_serial(name, model, fold_at, monkeypatch):
-    monkeypatch.setattr(layers, "FOLD_AT", fold_at)
-    monkeypatch.setattr(driver, "rooms_of_blocks", lambda clients, most: (most + 1,))  # all blocks are filled
-    for a, b in zip(one_at_a_time(name, model), models(name, model, "factored"), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    """Clients of very different sizes, in double precision."""
+    net = {"hidden": (12, 9)} if task in ("domain_adaptation", "two_heads") else {"model": model, "hidden": (12, 9)}
+    return digits(task, "quantity_skew", net=net, dtype=torch.float64, alpha=1.0, min_size=2)
 
 
 def test_a_weight_may_have_a_higher_rank_where_it_is_used_for_the_last_time(monkeypatch):

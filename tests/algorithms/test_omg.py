@@ -21,6 +21,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.stored import Stored
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.policies import First
+from tests.parts import slow_but
 
 
 def exact(gram: Tensor, w: Tensor, kappa: float) -> Tensor:
@@ -203,7 +204,7 @@ def world(name: str) -> World:
     return digits("classification", "dirichlet", net=net, alpha=1.0, min_size=8)
 
 
-@pytest.mark.parametrize("name", AVERAGING)
+@pytest.mark.parametrize("name", slow_but(AVERAGING, "fedavg", "fedas", "fedbn", "fedrod"))
 def test_without_a_radius_it_is_the_algorithm_and_near_none_near_it(name):
     where, cohort, given = world(name), CohortOptions(invite=6), {"steps": 3, "batch_size": 7}
     plain = [flat(z) for z in play(build(name, where.task, cohort, **given), where, 3)]

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from harness import World, build, records
 
@@ -31,6 +32,7 @@ def found(kappa: float, rounds: int = 10) -> tuple[float, float]:
     return float(right.min()), float(bias.abs() / weight.norm())
 
 
+@pytest.mark.slow
 def test_a_larger_radius_serves_the_worst_user_better():
     (worst, off), (worst_half, off_half), (worst_most, off_most) = map(found, (0.0, 0.5, 0.9))
     assert worst + 0.01 < min(worst_half, worst_most)

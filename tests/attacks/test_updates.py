@@ -49,9 +49,9 @@ class Seeing:
         return self.seen[i].uploads.stacked()
 
 
-def under(attack: Any, algorithm: Algorithm) -> Algorithm:
+def under(attack: Any, algorithm: Algorithm, attackers: Attackers = BAD) -> Algorithm:
     return attacked(
-        algorithm, BAD, attack.forged if attack.forges else None, attack.colluded if attack.colludes else None
+        algorithm, attackers, attack.forged if attack.forges else None, attack.colluded if attack.colludes else None
     )
 
 
@@ -80,8 +80,9 @@ BY_THEMSELVES = [
 ]
 
 
-@pytest.mark.parametrize(("inner", "block"), WAYS)
-@pytest.mark.parametrize(("attack", "law"), BY_THEMSELVES)
+@pytest.mark.parametrize(
+    ("attack", "law", "inner", "block"), [(*row, *WAYS[i % 3]) for i, row in enumerate(BY_THEMSELVES)]
+)
 def test_attackers_send_what_they_are_to_and_the_others_to_the_bit_what_they_would(attack, law, inner, block):
     plain, other, theirs = sent(attack, inner, block)
     origin = plain.seen[0].origin
@@ -223,12 +224,7 @@ def test_a_run_is_the_same_one_client_at_a_time_and_many_at_once(attack):
 
 def test_attackers_who_are_not_heard_change_nothing_that_is_sent():
     for attack in (SignFlip(share=0), Alie(share=0, z=2.0)):
-        nobody = attacked(
-            fedavg(),
-            Attackers(torch.tensor([10**6])),
-            attack.forged if attack.forges else None,
-            attack.colluded if attack.colludes else None,
-        )
+        nobody = under(attack, fedavg(), Attackers(torch.tensor([10**6])))
         found, plain = play(nobody, WHERE, 2), play(fedavg(), WHERE, 2)
         torch.testing.assert_close(flat(found[-1]), flat(plain[-1]), rtol=1e-5, atol=1e-6)
         assert attack.colludes or torch.equal(flat(found[-1]), flat(plain[-1]))
@@ -242,15 +238,15 @@ def test_an_asynchronous_server_is_sent_what_attackers_send():
     assert not torch.equal(*(flat(algorithm.views["global"].params(r[-1].state)) for r in (plain, bad)))
 
 
-@pytest.mark.parametrize(
-    ("heard", "attackers", "z"),
-    [(50, 24, NormalDist().inv_cdf(24 / 26)), (50, 12, NormalDist().inv_cdf(24 / 38)), (10, 2, 0.0), (10, 1, 0.0)],
-)
-def test_z_max_is_that_of_the_paper(heard, attackers, z):
-    assert z_max(heard, attackers) == pytest.approx(z, abs=1e-12)
-
-
-def test_z_max_where_attackers_are_most_or_all():
-    assert z_max(10, 8) == 0.0  # one of two honest clients: the median of a normal law
-    assert z_max(10, 7) == pytest.approx(NormalDist().inv_cdf(2 / 3))
-    assert (z_max(10, 9), z_max(10, 10)) == (0.0, 0.0)
+def test_z_max_is_that_of_the_paper():
+    law = NormalDist().inv_cdf
+    for heard, attackers, z in (
+        (50, 24, law(24 / 26)),
+        (50, 12, law(24 / 38)),
+        (10, 2, 0.0),
+        (10, 1, 0.0),
+        (10, 7, law(2 / 3)),
+    ):
+        assert z_max(heard, attackers) == pytest.approx(z, abs=1e-12)
+    # Where attackers are most or all: of one of two honest clients, the median of a normal law.
+    assert (z_max(10, 8), z_max(10, 9), z_max(10, 10)) == (0.0, 0.0, 0.0)

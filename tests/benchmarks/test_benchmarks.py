@@ -43,18 +43,22 @@ from fedfleet.simulator.arithmetic.spool import Filed, Spool
 from fedfleet.simulator.executors.local import LocalExecutor
 
 TINY = Case("tiny", "logistic", (6,), clients=4, cohort=4, samples=10, epochs=3)
-TINY_CDMA = Case(
-    "tiny",
-    "lenet_relu",
-    (1, 28, 28),
-    clients=3,
-    cohort=3,
-    samples=10,
-    epochs=3,
-    lr=1.0,
-    algorithm="cdma_ada",
-    task="auc",
-)
+SMALL = {"clients": 3, "cohort": 3, "samples": 10, "epochs": 3}
+TINY_CDMA = Case("tiny", "lenet_relu", (1, 28, 28), **SMALL, lr=1.0, algorithm="cdma_ada", task="auc")
+
+
+@pytest.fixture
+def told(capsys):
+    """What a command answers with ``--json``, and what it shows otherwise."""
+
+    def run(main, words, *, json_too=True):
+        main([*words.split(), *["--json"] * json_too])
+        out = capsys.readouterr().out
+        return json.loads(out) if json_too else out
+
+    return run
+
+
 RUN = {"executor": "local", "actors": 1, "threads": 1, "inner": "auto", "block_size": None, "rounds": 1, "warmup": 1}
 
 
@@ -76,11 +80,11 @@ def test_a_cohort_has_no_client_twice_and_is_a_function_of_the_round():
     assert len(set(first)) == 20
 
 
-@pytest.mark.parametrize("name", cases.CASES)
-def test_the_nets_of_the_contestants_have_the_same_shape(name):
-    case = cases.CASES[name]
-    ours = T.leaves(world.task(case).init(0)["x"])
-    assert [p.shape for p in workload.net(case).parameters()] == [p.shape for p in ours if p.dim()]
+def test_the_nets_of_the_contestants_have_the_same_shape(subtests):
+    for name, case in cases.CASES.items():
+        with subtests.test(name):
+            ours = T.leaves(world.task(case).init(0)["x"])
+            assert [p.shape for p in workload.net(case).parameters()] == [p.shape for p in ours if p.dim()]
 
 
 TINY_FEDMM = replace(cases.ADAPTATION, name="tiny", shape=(3, 8, 8), clients=4, cohort=4, samples=6)
@@ -111,10 +115,10 @@ def test_the_bare_loop_and_the_engine_find_the_same_model(case, batched):
         torch.testing.assert_close(a.detach(), b, rtol=0, atol=1e-3 * moved)
 
 
+@pytest.mark.extras("jax")
 @pytest.mark.parametrize("model", ["logistic", "mlp", "lenet", "cnn"])
 @pytest.mark.parametrize("way", ["vmap", "map"])
 def test_jax_and_the_bare_loop_find_the_same_model(model, way, monkeypatch):
-    pytest.importorskip("jax")
     monkeypatch.syspath_prepend(Path(peers.__file__).parent)
     jax_loop = importlib.import_module("jax_loop")
     like = cases.CASES[model]
@@ -130,10 +134,9 @@ def test_jax_and_the_bare_loop_find_the_same_model(model, way, monkeypatch):
             assert not torch.equal(b, c)
 
 
-def test_the_engine_answers_with_one_json_object(capsys):
-    options = "--case logistic --cohort 6 --executor local --rounds 2 --warmup 1 --overhead --json"
-    engine.main(options.split())
-    found = json.loads(capsys.readouterr().out)
+def test_the_engine_answers_with_one_json_object(told):
+    options = "--case logistic --cohort 6 --executor local --rounds 2 --warmup 1 --overhead"
+    found = told(engine.main, options)
     assert found["case"] == "logistic"
     assert found["executor"].startswith("this process, ")
     assert (found["rounds"], found["cohort"], found["steps"]) == (2, 6, 2)
@@ -144,10 +147,9 @@ def test_the_engine_answers_with_one_json_object(capsys):
     assert found["driver_ms"] > 0
 
 
-def test_the_ways_to_run_a_block_are_measured_side_by_side(monkeypatch, capsys):
+def test_the_ways_to_run_a_block_are_measured_side_by_side(monkeypatch, told):
     monkeypatch.setitem(cases.CASES, "mlp", replace(TINY, name="mlp"))
-    blocks.main(["--case", "mlp", "--turns", "2", "--json"])
-    (found,) = json.loads(capsys.readouterr().out)["blocks"]
+    (found,) = told(blocks.main, "--case mlp --turns 2")["blocks"]
     assert (found["case"], found["phase"], found["clients"]) == ("mlp", "train", 2)
     assert found["operations"] > 50
     assert found["capture_blocks"] > 1
@@ -156,63 +158,57 @@ def test_the_ways_to_run_a_block_are_measured_side_by_side(monkeypatch, capsys):
     assert blocks.row(found)[-2].startswith(f"{found['replay_gains']['median']:.2f}")
 
 
-def test_hiding_clients_is_measured_beside_not_hiding_them(monkeypatch, capsys):
-    monkeypatch.setitem(cases.CASES, "mlp", TINY)
-    privacy.main(["--turns", "2", "--json"])
-    found = json.loads(capsys.readouterr().out)
+@pytest.fixture
+def beside(monkeypatch, told):
+    """What a module measures of ways in turns, once it is seen that its table has a line of it."""
+
+    def run(module, turns, line):
+        monkeypatch.setitem(cases.CASES, "mlp", TINY)
+        found = told(module.main, f"--turns {turns}")
+        monkeypatch.setattr(module, "measure", lambda *_: found)
+        assert line(found) in told(module.main, "", json_too=False)
+        return found
+
+    return run
+
+
+def test_hiding_clients_is_measured_beside_not_hiding_them(beside):
+    found = beside(privacy, 2, lambda found: f"{found['over']['norm follows']['median']:.2f} times")
     ways = ["clipped, noise", "norm follows", "noise of 8 bands"]
     assert list(found["ms"]) == ["nothing hidden", *ways]
     assert list(found["over"]) == ways
-    monkeypatch.setattr(privacy, "measure", lambda *_: found)
-    privacy.main([])
-    assert f"{found['over']['norm follows']['median']:.2f} times" in capsys.readouterr().out
 
 
-def test_rounds_in_which_clients_drop_out_are_measured_beside_others(monkeypatch, capsys):
-    monkeypatch.setitem(cases.CASES, "mlp", TINY)
-    monkeypatch.setattr(dropout, "CLIENTS", 12)
-    monkeypatch.setattr(dropout, "INVITED", 8)
-    monkeypatch.setattr(dropout, "WARMUP", 1)
-    dropout.main(["--turns", "3", "--json"])
-    found = json.loads(capsys.readouterr().out)
+def test_rounds_in_which_clients_drop_out_are_measured_beside_others(monkeypatch, beside):
+    for name, value in (("CLIENTS", 12), ("INVITED", 8), ("WARMUP", 1)):
+        monkeypatch.setattr(dropout, name, value)
+    found = beside(dropout, 3, lambda found: f"{found['over']['70% answer']['median']:.2f} times")
     assert list(found["ms"]) == ["all answer", "70% answer"]
     assert list(found["over"]) == ["70% answer"]
     sizes = dropout.population(TINY).offsets.diff()
     assert len(sizes) == 12
     assert 10 <= int(sizes.min()) < 100 < int(sizes.max()) <= 1000
-    monkeypatch.setattr(dropout, "measure", lambda *_: found)
-    dropout.main([])
-    assert f"{found['over']['70% answer']['median']:.2f} times" in capsys.readouterr().out
 
 
-def test_hiding_examples_is_measured_beside_not_hiding_them_and_beside_opacus_where_it_is(monkeypatch, capsys):
-    monkeypatch.setitem(cases.CASES, "mlp", TINY)
-    examples.main(["--turns", "2", "--json"])
-    found = json.loads(capsys.readouterr().out)
+def test_hiding_examples_is_measured_beside_not_hiding_them_and_beside_opacus_where_it_is(beside):
+    found = beside(examples, 2, lambda found: f"{found['over']['hidden, drawn']['median']:.2f} times hidden")
     ways = ["nothing hidden", "hidden, one at a time", "hidden", "hidden, drawn"]
     there = importlib.util.find_spec("opacus") is not None
     assert list(found["ms"]) == list(found["over"]) == ways + ["Opacus, a loop"] * there
     assert min(found["ms"].values()) > 0
-    monkeypatch.setattr(examples, "measure", lambda *_: found)
-    examples.main([])
-    assert f"{found['over']['hidden, drawn']['median']:.2f} times hidden" in capsys.readouterr().out
 
 
-def test_a_client_of_fedmm_is_measured_beside_two_of_fedavgs_and_a_loop(monkeypatch, capsys):
+def test_a_client_of_fedmm_is_measured_beside_two_of_fedavgs_and_a_loop(monkeypatch, beside):
     monkeypatch.setitem(cases.CASES, "fedmm", TINY_FEDMM)
     source = replace(TINY_FEDMM, algorithm="fedavg", task="source_only")
     monkeypatch.setitem(cases.CASES, "fedmm_source", source)
-    adaptation.main(["--turns", "1", "--json"])
-    found = json.loads(capsys.readouterr().out)
+    found = beside(adaptation, 1, lambda found: "FedMM over two of FedAvg")
     ways = ["serial", "batched", "factored"]
     assert list(found["ms"]) == [*(f"fedmm {way}" for way in ways), *(f"fedavg {way}" for way in ways), "loop"]
     for way in ways:
         ours, theirs = found["ms"][f"fedmm {way}"], found["ms"][f"fedavg {way}"]
         assert found["over_two_fedavg"][way]["median"] == pytest.approx(ours / (2 * theirs))
         assert found["times_as_fast_as_loop"][way]["median"] == pytest.approx(found["ms"]["loop"] / ours)
-    monkeypatch.setattr(adaptation, "measure", lambda *_: found)
-    adaptation.main([])
-    assert "FedMM over two of FedAvg" in capsys.readouterr().out
 
 
 def test_scaling_takes_medians_over_turns(monkeypatch):
@@ -239,27 +235,23 @@ def test_scaling_measures_generated_clients():
     assert found["seconds_per_round"] > 0
 
 
-def test_the_rules_are_checked_against_measurement(monkeypatch, capsys):
+def test_the_rules_are_checked_against_measurement(monkeypatch, told):
     monkeypatch.setitem(cases.CASES, "mlp", replace(TINY, name="mlp"))
-    rules.main(["--case", "mlp", "--executor", "local", "--rounds", "1"])
-    shown = capsys.readouterr().out
-    assert "best / rule" in shown
-    rules.main(["--case", "mlp", "--executor", "local", "--rounds", "1", "--json"])
-    (found,) = json.loads(capsys.readouterr().out)["cases"]
+    words = "--case mlp --executor local --rounds 1"
+    assert "best / rule" in told(rules.main, words, json_too=False)
+    (found,) = told(rules.main, words)["cases"]
     assert (found["case"], found["rule"]["block_size"], found["rule"]["relative"]) == ("mlp", 2, 1)
     assert found["best"]["relative"] <= 1
 
 
-def test_cohorts_are_resolved_with_every_kind_of_device(capsys):
-    invitations.main(["--clients", "300", "--cohort", "100", "--rounds", "1", "--json"])
-    found = json.loads(capsys.readouterr().out)["results"]
+def test_cohorts_are_resolved_with_every_kind_of_device(told):
+    found = told(invitations.main, "--clients 300 --cohort 100 --rounds 1")["results"]
     assert len(found) == len(invitations.AVAILABILITY) * len(invitations.DEVICES)
     assert all(r["ms"] > 0 and 0 < r["heard_share"] < 1 for r in found)
 
 
-def test_clients_on_disk_are_converted_and_read(capsys, tmp_path):
-    disk.main(["--clients", "40", "--cohort", "9", "--rounds", "2", "--folder", str(tmp_path), "--json"])
-    found = json.loads(capsys.readouterr().out)["results"]
+def test_clients_on_disk_are_converted_and_read(told, capsys, tmp_path):
+    found = told(disk.main, f"--clients 40 --cohort 9 --rounds 2 --folder {tmp_path}")["results"]
     assert [(r["rows"], r["clients"], r["cohort"]) for r in found] == [("together", 40, 9), ("shuffled", 40, 9)]
     assert all(r[k] > 0 for r in found for k in ("clients_per_s", "read_blocks_ms", "read_whole_ms"))
     assert list(tmp_path.iterdir()) == []
@@ -267,13 +259,12 @@ def test_clients_on_disk_are_converted_and_read(capsys, tmp_path):
     assert "40 clients of 10 x 32 floats" in capsys.readouterr().out
 
 
-def test_the_server_step_is_measured_with_uploads_in_a_file_and_in_memory(capsys, monkeypatch):
+def test_the_server_step_is_measured_with_uploads_in_a_file_and_in_memory(told, capsys, monkeypatch):
     wrote = []
     keep = Spool.keep
     monkeypatch.setattr(Spool, "keep", lambda self, tree: wrote.append(keep(self, tree)) or wrote[-1])
     options = "--clients 5 --floats 200000 --steps 2 --block-size 3 --rounds 2 --executor local"
-    server_step.main([*options.split(), "--json"])
-    found = json.loads(capsys.readouterr().out)
+    found = told(server_step.main, options)
     assert (found["clients"], found["steps"], list(found["ways"])) == (5, 2, ["in a file", "in memory"])
     filed = [all(isinstance(leaf, Filed) for leaf in T.leaves(tree)) for tree in wrote]
     assert filed[-16:] == [True] * 8 + [False] * 8  # two rounds of two blocks, at which worker and driver look
@@ -286,7 +277,7 @@ def test_the_server_step_is_measured_with_uploads_in_a_file_and_in_memory(capsys
     assert "server step, s" in shown
 
 
-def test_what_one_waits_for_is_noted_by_a_callback_and_shown(tmp_path, monkeypatch, capsys):
+def test_what_one_waits_for_is_noted_by_a_callback_and_shown(tmp_path, monkeypatch, told):
     monkeypatch.setenv(start.MARKS, str(tmp_path / "marks.json"))
     monkeypatch.setenv(start.KIND, "local")
     before = time.time()
@@ -297,13 +288,11 @@ def test_what_one_waits_for_is_noted_by_a_callback_and_shown(tmp_path, monkeypat
     turns = iter([9.0, 1.0, 2.0, 3.0])
     monkeypatch.setattr(start, "helped", lambda: {"whole_s": next(turns), "cpu_s": 0.5})
     monkeypatch.setattr(start, "ran", lambda kind: {"whole_s": 4.0, "first_round_s": len(kind)})
-    start.main(["--repeats", "3", "--json"])
-    rows = json.loads(capsys.readouterr().out)
+    rows = told(start.main, "--repeats 3")
     assert [row["what"] for row in rows] == ["--help", "run, local", "run, ray"]
     assert rows[0] == {"what": "--help", "whole_s": 2.0, "cpu_s": 0.5}  # the first turn warms up
     turns = iter([9.0, 1.0])
-    start.main(["--repeats", "1"])
-    assert "three rounds" in capsys.readouterr().out
+    assert "three rounds" in told(start.main, "--repeats 1", json_too=False)
 
 
 def test_the_best_round_gives_each_block_to_who_ends_it_first():
@@ -312,23 +301,20 @@ def test_the_best_round_gives_each_block_to_who_ends_it_first():
     assert unlike.best((1.0, 0.1), 3, 1.0) == 3.0  # none on one that is so slow
 
 
-def test_workers_of_unlike_speed_last_as_long_as_they_take(monkeypatch, capsys):
+def test_workers_of_unlike_speed_last_as_long_as_they_take(monkeypatch, told):
     monkeypatch.setattr(unlike, "made", lambda kind, actors: LocalExecutor())
     monkeypatch.setattr(unlike, "FLEETS", {"one": (0.5,)})
-    unlike.main(["--blocks", "3", "--block-s", "0.02", "--rounds", "2", "--warmup", "1", "--json"])
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = told(unlike.main, "--blocks 3 --block-s 0.02 --rounds 2 --warmup 1")
     assert (row["workers"], row["blocks"]) == ("one", 3)
     assert row["over_best"] >= 1
     assert 0 <= row["idle"] < 0.5
-    unlike.main(["--blocks", "2", "3", "--block-s", "0.01", "--rounds", "1", "--warmup", "1"])
-    assert "3 blocks" in capsys.readouterr().out
+    words = "--blocks 2 3 --block-s 0.01 --rounds 1 --warmup 1"
+    assert "3 blocks" in told(unlike.main, words, json_too=False)
 
 
 def test_local_steps_for_a_share_of_a_round():
-    found = {
-        "round_s": 10.0,
-        "step_s": 2.0,
-    }  # 8 s for 20 steps; 95 steps take the 38 s that 2 s are a twentieth of, with them
+    found = {"round_s": 10.0, "step_s": 2.0}
+    # 8 s for 20 steps; 95 steps take the 38 s that 2 s are a twentieth of, with them
     assert server_step.steps_for(found, 20, 0.05) == pytest.approx(95)
     assert server_step.steps_for(found, 20, 0.2) == pytest.approx(20)
 
@@ -351,14 +337,13 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("main", "argv"), MISTAKES, ids=lambda a: " ".join(a) if isinstance(a, list) else a.__module__)
-def test_a_mistake_on_a_command_line_is_told_in_one_line(main, argv, capsys):
-    with pytest.raises(SystemExit) as e:
-        main(argv)
-    assert e.value.code == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.count("\n") == 1
+def test_a_mistake_on_a_command_line_is_told_in_one_line(capsys, subtests):
+    for main, argv in MISTAKES:
+        with subtests.test(f"{main.__module__} {' '.join(argv)}"):
+            with pytest.raises(SystemExit) as e:
+                main(argv)
+            shown = capsys.readouterr()
+            assert (e.value.code, shown.out, shown.err.count("\n")) == (2, "", 1)
 
 
 def test_further_clients_share_data():
@@ -393,12 +378,8 @@ def test_a_failing_peer_leaves_the_others_alone(monkeypatch, capsys):
     alive = peers.Contestant("ours", ("fedavg",), lambda case, args: {"client_updates_per_s": next(rate)})
     other = peers.Contestant("other", ("fedavg",), lambda case, args: {"client_updates_per_s": 10.0})
     minimax = peers.Contestant("minimax only", ("cdma_ada",), fail)
-    contestants = {
-        "fedfleet": alive,
-        "broken": peers.Contestant("broken", ("fedavg",), fail),
-        "other": other,
-        "m": minimax,
-    }
+    broken = peers.Contestant("broken", ("fedavg",), fail)
+    contestants = {"fedfleet": alive, "broken": broken, "other": other, "m": minimax}
     monkeypatch.setattr(peers, "CONTESTANTS", contestants)
     runs = peers.compare(TINY, list(contestants), Namespace(repeats=2))
     assert peers.ratios(peers.rates(runs["fedfleet"]), peers.rates(runs["other"])) == [3.0, 5.0]
@@ -438,14 +419,12 @@ def test_domain_gap_learns_its_own_domain_and_not_its_contrary():
     assert found == {"a": [1, 0], "b": [0, 1], "all others": [0, 0]}
 
 
-def test_domain_gap_prints_a_table(monkeypatch, capsys):
+def test_domain_gap_prints_a_table(monkeypatch, told):
     rows = {"a": [0.91, 0.2], "b": [0.3, 0.804], "all others": [0.3, 0.2]}
     part = Examples(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), 2, torch.arange(2))
     monkeypatch.setattr(domain_gap, "measure", lambda data, steps, seeds: rows)
     monkeypatch.setattr(domain_gap.registry, "load", lambda name, folder: Dataset(name, part, part, ("a", "b")))
-    domain_gap.main([])
-    printed = capsys.readouterr().out
+    printed = told(domain_gap.main, "", json_too=False)
     assert "91.0" in printed
     assert "80.4" in printed
-    domain_gap.main(["--json"])
-    assert json.loads(capsys.readouterr().out)["accuracy"] == rows
+    assert told(domain_gap.main, "")["accuracy"] == rows

@@ -22,6 +22,8 @@ from fedfleet.datasets.disk import DiskOptions, DiskPopulation
 from fedfleet.datasets.example_table import Columns
 from fedfleet.datasets.files import DataError
 from fedfleet.simulator.population import Summary
+from tests.datasets.layouts import on_disk
+from tests.refusals import refused
 
 FRESH = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -40,7 +42,7 @@ def table(clients: list[Any], x: Any, y: list[int], **columns: Any) -> pa.Table:
 
 
 def population(out: Path) -> DiskPopulation:
-    found = disk.load(DiskOptions(path=str(out)), None, 0).population
+    found = on_disk(out).population
     assert isinstance(found, DiskPopulation)
     return found
 
@@ -66,15 +68,11 @@ NAMES = st.lists(st.text(max_size=6), unique=True, min_size=2, max_size=8) | st.
 
 @FRESH
 @given(
-    data=st.data(),
-    names=NAMES,
+    data=st.data(), names=NAMES,
     domains=st.none() | st.lists(st.text(max_size=4) | st.text(max_size=2), min_size=1, max_size=3, unique=True),
-    width=st.integers(1, 3),
-    row_group=st.integers(1, 9),
-    batch=st.integers(1, 9),
-    style=st.sampled_from(["fixed", "lists", "columns", "tensor"]),
-    files=st.integers(1, 3),
-)
+    width=st.integers(1, 3), row_group=st.integers(1, 9), batch=st.integers(1, 9),
+    style=st.sampled_from(["fixed", "lists", "columns", "tensor"]), files=st.integers(1, 3),
+)  # fmt: skip
 def test_what_is_written_is_what_clients_hold(fresh, data, names, domains, width, row_group, batch, style, files):
     """Shuffled rows, ragged counts, text or numbers as names, several files, any size of row groups and batches."""
     folder = fresh()
@@ -104,7 +102,7 @@ def test_what_is_written_is_what_clients_hold(fresh, data, names, domains, width
         except DataError:  # those who would be held out are alone in their domains
             assert len(set(of.values())) > 1
             return
-    held = disk.load(DiskOptions(path=str(folder / "out")), None, 0).test
+    held = on_disk(folder / "out").test
     kept = contents(folder / "out")
 
     expected: dict[Any, tuple[list[Any], list[int], Any]] = {name: ([], [], of[name]) for name in owners}
@@ -151,17 +149,15 @@ def test_a_block_is_the_rows_of_its_clients_and_no_others(folder, ids):
     p = population(folder)
     local = p.local_data(torch.tensor(ids))
     assert local.counts.tolist() == [1 + c % 5 for c in ids] == p.num_examples(torch.tensor(ids)).tolist()
-    assert local.domain.tolist() == [c % 2 for c in ids]
-    assert len(local.data["x"]) == sum(local.counts.tolist())
+    assert (local.domain.tolist(), len(local.data["x"])) == ([c % 2 for c in ids], sum(local.counts.tolist()))
     for c, rows, n in zip(ids, local.rows, local.counts, strict=True):
         assert local.data["x"][rows[:n]].tolist() == [[c, i] for i in range(n)]
         assert local.data["y"][rows].eq(c % 3).all()
 
 
 def test_a_file_of_test_examples(folder, monkeypatch):
-    data = disk.load(DiskOptions(path=str(folder)), None, 0)
-    assert data.population.size == 40
-    assert data.test.x.tolist() == [[0, 0], [1, 0], [1, 1], [2, 0]]
+    data = on_disk(folder)
+    assert (data.population.size, data.test.x.tolist()) == (40, [[0, 0], [1, 0], [1, 1], [2, 0]])
     few = disk.load(DiskOptions(path=str(folder), test_examples=2), None, 0)
     assert len(few.test) == 2
     assert {tuple(row) for row in few.test.x.tolist()} <= {(0, 0), (1, 0), (1, 1), (2, 0)}
@@ -169,12 +165,11 @@ def test_a_file_of_test_examples(folder, monkeypatch):
     monkeypatch.setattr(disk, "fixed_draw", lambda total, size: torch.arange(total)[-size:])
     last = disk.load(DiskOptions(path=str(folder), test_examples=2), None, 0)
     for test in (data.test, few.test, last.test):
-        assert test.domain is not None
         assert test.domain.tolist() == [int(x) % 2 for x, _ in test.x.tolist()]
 
 
 def test_a_sample_of_training_examples(folder):
-    data = disk.load(DiskOptions(path=str(folder)), None, 0)
+    data = on_disk(folder)
     assert len(data.sample(10**6)) == 120
     sample = data.sample(30)
     assert len({tuple(row) for row in sample.x.tolist()}) == 30
@@ -199,11 +194,8 @@ def test_pixels_stay_bytes(tmp_path):
     pq.write_table(pa.table({"client": [1, 1, 2, 3], "x": nested, "y": [0, 1, 0, 1]}), tmp_path / "in.parquet")
     convert(tmp_path / "in.parquet", tmp_path / "out")
     p = population(tmp_path / "out")
-    x = torch.cat(
-        [p.local_data(torch.arange(2)).data["x"], disk.load(DiskOptions(path=str(tmp_path / "out")), None, 0).test.x]
-    )
-    assert x.dtype == torch.uint8
-    assert sorted(x.flatten(1).tolist()) == images.reshape(4, 9).tolist()
+    x = torch.cat([p.local_data(torch.arange(2)).data["x"], on_disk(tmp_path / "out").test.x])
+    assert (x.dtype, sorted(x.flatten(1).tolist())) == (torch.uint8, images.reshape(4, 9).tolist())
 
 
 def test_pandas_writes_what_is_read(tmp_path):
@@ -228,10 +220,8 @@ def test_the_domains_of_a_test_file_are_numbered_as_those_of_clients(tmp_path):
         test
     )
     convert(source, out, test=test)
-    data = disk.load(DiskOptions(path=str(out)), None, 0)
-    assert data.population.domains(torch.arange(3)).tolist() == [1, 2, 0]
-    assert data.test.domain is not None
-    assert data.test.domain.tolist() == [2, 0, 2]
+    data = on_disk(out)
+    assert (data.population.domains(torch.arange(3)).tolist(), data.test.domain.tolist()) == ([1, 2, 0], [2, 0, 2])
     assert data.domains == ("p", "q", "r")
 
 
@@ -241,7 +231,7 @@ def test_a_folder_made_before_test_examples_had_domains(tmp_path, folder):
     del totals["file_bytes"]["test_domains.arrow"]
     (copy / "population.json").write_text(json.dumps(totals))
     (copy / "test_domains.arrow").unlink()
-    data = disk.load(DiskOptions(path=str(copy)), None, 0)
+    data = on_disk(copy)
     assert data.test.domain is None
     assert data.population.summary().domains == 2
 
@@ -253,19 +243,16 @@ def test_any_column_says_the_domain(tmp_path):
         pa.table({"client": list("abcde"), "age": [1.5, 2, 3, 4, 5], "sex": [7, 9, 7, 9, 9], "y": [0] * 5}), source
     )
     convert(source, out, called=Columns(domain="sex"))
-    data = disk.load(DiskOptions(path=str(out)), None, 0)
-    assert data.domains == ("7", "9")
-    assert data.test.x.shape[1:] == (1,)
+    data = on_disk(out)
+    assert (data.domains, data.test.x.shape[1:]) == (("7", "9"), (1,))
     ages = [1.5, 2, 3, 4, 5]
     of = dict(zip(ages, [0, 1, 0, 1, 1], strict=True))
     local = data.population.local_data(torch.arange(4))
     assert [of[x] for x in local.data["x"][:, 0].tolist()] == local.domain.tolist()
-    assert data.test.domain is not None
     assert data.test.domain.tolist() == [of[x] for x in data.test.x[:, 0].tolist()]
     convert(source, tmp_path / "plain")
-    plain = disk.load(DiskOptions(path=str(tmp_path / "plain")), None, 0)
-    assert (plain.test.domain, plain.domains) == (None, ())
-    assert plain.test.x.shape[1:] == (2,)
+    plain = on_disk(tmp_path / "plain")
+    assert (plain.test.domain, plain.domains, plain.test.x.shape[1:]) == (None, (), (2,))
 
 
 def test_a_domain_keeps_a_client(tmp_path):
@@ -306,8 +293,7 @@ def test_files_of_which_one_has_an_index(tmp_path):
     said: list[str] = []
     totals = convert(tmp_path / "in", tmp_path / "out", say=said.append)
     assert said == [f"{tmp_path / 'in'}: column '__index_level_0__' is an index of pandas, and left out"]
-    assert totals.examples + totals.test_examples == 4
-    assert population(tmp_path / "out").examples["x"].shape == (4, 1)
+    assert (totals.examples + totals.test_examples, population(tmp_path / "out").examples["x"].shape) == (4, (4, 1))
 
 
 @pytest.mark.parametrize("kind", ["int8", "int16", "uint16", "int32", "int64", "uint64"])
@@ -320,7 +306,7 @@ def test_integers_stay_integers(tmp_path, kind, style):
         features = {"f": values[:, 0], "g": values[:, 1].astype(np.uint8)}
     pq.write_table(pa.table({"client": [1, 1, 2], "y": [0, 0, 1], **features}), tmp_path / "in.parquet")
     convert(tmp_path / "in.parquet", tmp_path / "out", test=tmp_path / "in.parquet")
-    data = disk.load(DiskOptions(path=str(tmp_path / "out")), None, 0)
+    data = on_disk(tmp_path / "out")
     local = data.population.local_data(torch.arange(2))
     assert local.data["x"].dtype == data.test.x.dtype == torch.int64
     assert local.data["x"].tolist() == data.test.x.tolist() == values.tolist()
@@ -331,7 +317,7 @@ def test_integers_beside_floats_are_floats(tmp_path):
     for name, f, dtype in (("mixed", [0.5, 1.5], torch.float32), ("flags", [True, False], torch.int64)):
         pq.write_table(pa.table({"client": [1, 2], "f": f, "g": [3, big], "y": [0, 1]}), tmp_path / f"{name}.parquet")
         convert(tmp_path / f"{name}.parquet", tmp_path / name, test=tmp_path / f"{name}.parquet")
-        x = disk.load(DiskOptions(path=str(tmp_path / name)), None, 0).test.x
+        x = on_disk(tmp_path / name).test.x
         assert x.dtype == dtype
         assert x.tolist() == torch.tensor([[f[0], 3], [f[1], big]], dtype=dtype).tolist()
 
@@ -341,14 +327,12 @@ def test_features_of_a_test_file_in_another_order(tmp_path):
     pq.write_table(pa.table({"client": [1, 2], "f": [1.5, 2], "g": [30.0, 40], "y": [0, 1]}), source)
     pq.write_table(pa.table({"g": [70.0], "y": [0], "f": [5.5]}), test)
     convert(source, tmp_path / "out", test=test)
-    assert disk.load(DiskOptions(path=str(tmp_path / "out")), None, 0).test.x.tolist() == [[5.5, 70.0]]
+    assert on_disk(tmp_path / "out").test.x.tolist() == [[5.5, 70.0]]
 
 
 def fault(folder: Path) -> str:
-    with pytest.raises(DataError) as caught:
-        disk.load(DiskOptions(path=str(folder)), None, 0).population.local_data(torch.arange(2))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    options = DiskOptions(path=str(folder))
+    return refused(lambda: disk.load(options, None, 0).population.local_data(torch.arange(2)), "", DataError)
 
 
 @pytest.fixture

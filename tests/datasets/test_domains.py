@@ -11,6 +11,7 @@ from fedfleet.datasets.domain_config import ByLabel, Clusters, EachClient, Given
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.population import InMemoryPopulation
+from tests.saying import tells
 
 
 def people(*labels: list[int]) -> InMemoryPopulation:
@@ -56,9 +57,7 @@ def test_small_clusters_are_merged_into_the_nearest(distance):
     assert len(find().unique()) == 3
     for given in ({"min_examples": 5}, {"max_skewness": 10.0}):
         found = find(**given)
-        assert len(found.unique()) == 2
-        assert found[8] == found[4]
-        assert sorted(found.unique().tolist()) == [0, 1]
+        assert (len(found.unique()), found[8], sorted(found.unique().tolist())) == (2, found[4], [0, 1])
     assert len(find(min_examples=10_000).unique()) == 1
 
 
@@ -75,8 +74,7 @@ def test_clusters_of_vectors_see_neither_labels_nor_sizes():
         return grouped.domains(torch.arange(9)).tolist()
 
     a = found(by="gradient")
-    assert [len({a[i] for i in mine}) for mine in ([0, 1, 6], [2, 3, 4, 7], [5, 8])] == [1, 1, 1]
-    assert len(set(a)) == 3
+    assert ([len({a[i] for i in mine}) for mine in ([0, 1, 6], [2, 3, 4, 7], [5, 8])], len(set(a))) == ([1, 1, 1], 3)
     b = found(by="loss", min_examples=6)
     assert b[5] == b[8] == b[2] != b[0]
     assert asked == [("gradient", 9), ("loss", 9)]
@@ -85,20 +83,16 @@ def test_clusters_of_vectors_see_neither_labels_nor_sizes():
 def test_what_cannot_be_grouped_says_so():
     with pytest.raises(ValueError, match="distance=kl is between shares, and by=loss gives none"):
         Clusters(distance="kl", by="loss")
-    with pytest.raises(ValueError, match="there is no model to take it at"):
-        Clusters(count=2, by="gradient").group(MIXED, 0)
-    with pytest.raises(ValueError, match="there are only 6 clients"):
-        Clusters(count=7).group(MIXED, 0)
+    tells(lambda: Clusters(count=2, by="gradient").group(MIXED, 0), "there is no model to take it at", ValueError)
+    tells(lambda: Clusters(count=7).group(MIXED, 0), "there are only 6 clients", ValueError)
     law = synthetic.load(synthetic.SyntheticOptions(), 20, 0).population
-    with pytest.raises(ValueError, match=r"use domains\.kind given or client"):
-        ByLabel().group(law, 0)
+    tells(lambda: ByLabel().group(law, 0), "use domains.kind given or client", ValueError)
 
 
 def test_a_client_of_a_domain_is_drawn_by_its_examples():
     clients = people([0] * 5, [0] * 1, [0] * 3, [0] * 7, [0] * 2).grouped(torch.tensor([1, 0, 1, 0, 1]))
     domains = Grouped(5, 2, clients.domains, clients.num_examples)
-    assert domains.examples.tolist() == [8, 10]
-    assert domains.of(torch.tensor([3, 4])).tolist() == [0, 1]
+    assert (domains.examples.tolist(), domains.of(torch.tensor([3, 4])).tolist()) == ([8, 10], [0, 1])
     wanted = torch.tensor([0, 1]).repeat(10_000)
     drawn = domains.draw(wanted, rng.key(0))
     assert torch.equal(clients.domains(drawn), wanted)
@@ -111,8 +105,7 @@ def test_synthetic_clients_of_a_domain_share_their_concept():
     """What a model learns of one client of a domain helps with another, and with none of another domain."""
     options = synthetic.SyntheticOptions(features=8, classes=3, examples=400, alpha=4.0, beta=0.0, domains=5)
     law = synthetic.load(options, 20, 0).population
-    assert law.domains(torch.arange(12)).tolist() == [0, 1, 2, 3, 4] * 2 + [0, 1]
-    assert law.summary().domains == 5
+    assert (law.domains(torch.arange(12)).tolist(), law.summary().domains) == ([0, 1, 2, 3, 4] * 2 + [0, 1], 5)
     data = law.local_data(torch.tensor([0, 5, 1]))
     x, y = data.data["x"].double(), data.data["y"]
     mine = [(x[data.rows[i]], y[data.rows[i]]) for i in range(3)]

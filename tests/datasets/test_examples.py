@@ -10,28 +10,27 @@ from fedfleet.datasets import folders
 from fedfleet.datasets.examples import Dataset, Examples
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.registry import LOADERS, load
+from tests.saying import all_say, tells
 
 
-@pytest.mark.parametrize(
-    ("x", "y", "domain", "says"),
-    [
-        (torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.int64), None, "x is torch.float64"),
-        (torch.zeros(3), torch.zeros(3, dtype=torch.uint8), None, "y is torch.uint8"),
-        (torch.zeros(3), torch.zeros(2, dtype=torch.int64), None, r"y is torch.int64 \(2,\)"),
-        (torch.zeros(3), torch.zeros(3, dtype=torch.int64), torch.zeros(4, dtype=torch.int64), "domain is"),
-    ],
-)
-def test_examples_refuse_columns_that_disagree(x, y, domain, says):
-    with pytest.raises(ValueError, match=says):
+def test_examples_refuse_columns_that_disagree(subtests):
+    def call(row):
+        x, y, domain = row
         Examples(x, y, 10, domain)
+
+    rows = [
+        ((torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.int64), None), "x is torch.float64"),
+        ((torch.zeros(3), torch.zeros(3, dtype=torch.uint8), None), "y is torch.uint8"),
+        ((torch.zeros(3), torch.zeros(2, dtype=torch.int64), None), "y is torch.int64 (2,)"),
+        ((torch.zeros(3), torch.zeros(3, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)), "domain is"),
+    ]  # fmt: skip
+    all_say(subtests, call, rows, ValueError)
 
 
 def test_digits(tmp_path: Path):
     digits = load("digits", tmp_path / "absent")
     train, test = digits.train, digits.test
-    assert len(train) + len(test) == 1797
-    assert train.x.shape[1:] == (1, 8, 8)
-    assert train.x.dtype == torch.float32
+    assert (len(train) + len(test), train.x.shape[1:], train.x.dtype) == (1797, (1, 8, 8), torch.float32)
     assert (train.x.min(), train.x.max()) == (-1, 1)
     for label in range(10):
         held_out, all_ = int((test.y == label).sum()), int((train.y == label).sum() + (test.y == label).sum())
@@ -56,8 +55,7 @@ def test_digits_test_set_is_the_end_of_each_class():
 def test_fashion_mnist(fashion_mnist: Dataset):
     assert fashion_mnist.name == "fashion_mnist"
     for examples, size in ((fashion_mnist.train, 60_000), (fashion_mnist.test, 10_000)):
-        assert examples.x.shape == (size, 1, 28, 28)
-        assert examples.x.dtype == torch.uint8
+        assert (examples.x.shape, examples.x.dtype) == ((size, 1, 28, 28), torch.uint8)
         assert torch.equal(examples.y.bincount(), torch.full((10,), size // 10))
     assert fashion_mnist.train.y[:5].tolist() == [9, 0, 0, 3, 0]  # an ankle boot comes first
     mean = fashion_mnist.train.x.double().mean() / 255
@@ -66,8 +64,7 @@ def test_fashion_mnist(fashion_mnist: Dataset):
 
 @pytest.mark.parametrize(("wrong", "meant"), [("fashion-mnist", "fashion_mnist"), ("cifar-10", "cifar10")])
 def test_unknown_name_gives_the_nearest(wrong: str, meant: str):
-    with pytest.raises(DataError, match=f"'{wrong}'.*did you mean '{meant}'"):
-        load(wrong, Path())
+    tells(lambda: load(wrong, Path()), f"'{wrong}' … did you mean '{meant}'", DataError)
 
 
 def test_unknown_name_far_from_all_lists_them():

@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import io
-import struct
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -18,12 +17,11 @@ from torchvision.datasets import EMNIST
 
 from fedfleet.datasets import cifar, mnist
 from fedfleet.datasets.files import DataError, data_dir, fetch, fetch_members, read_idx
+from tests.datasets.layouts import idx
+from tests.refusals import refused
+from tests.saying import all_say, tells
 
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
-
-
-def idx(values: Tensor) -> bytes:
-    return bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape) + values.numpy().tobytes()
 
 
 def pixels(*shape: int) -> Tensor:
@@ -36,10 +34,12 @@ def write(path: Path, data: bytes) -> Path:
     return path
 
 
-def assert_one_line(error: DataError, path: Path) -> None:
-    assert "\n" not in str(error)
-    assert str(path) in str(error)
-    assert "delete it and let it download again, or copy the original file from" in str(error)
+def faulty(path: Path, call: Callable[[], object], *says: str) -> str:
+    """Check that a file is refused in one line that names it and says how to mend it."""
+    line = refused(call, "", DataError)
+    mend = "delete it and let it download again, or copy the original file from"
+    assert [part for part in (str(path), mend, *says) if part not in line] == [], line
+    return line
 
 
 @pytest.fixture
@@ -51,7 +51,6 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, bytes]], list[
 
         def answer(request, timeout=None):
             asked.append(request.full_url)
-            assert timeout is not None
             assert timeout <= 10
             if request.full_url not in pages:
                 raise OSError("no such page")
@@ -68,14 +67,11 @@ def everything_under(folder: Path) -> list[str]:
 
 
 # Where the data directory is
-
-
 def test_data_dir_override_wins_then_environment_then_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FEDFLEET_DATA", "/from/environment")
     monkeypatch.setenv("XDG_CACHE_HOME", "/from/xdg")
-    assert data_dir("/given") == Path("/given")
-    assert data_dir("~/given") == tmp_path / "home" / "given"
+    assert (data_dir("/given"), data_dir("~/given")) == (Path("/given"), tmp_path / "home" / "given")
     assert data_dir() == Path("/from/environment")
     monkeypatch.setenv("FEDFLEET_DATA", "")
     assert data_dir() == Path("/from/xdg/fedfleet")
@@ -84,8 +80,6 @@ def test_data_dir_override_wins_then_environment_then_cache(monkeypatch: pytest.
 
 
 # IDX
-
-
 @given(shape=shapes, zipped=st.booleans())
 def test_idx_round_trip(tmp_path_factory: pytest.TempPathFactory, shape: tuple[int, ...], zipped: bool):
     values = pixels(*shape)
@@ -103,9 +97,7 @@ def test_idx_cut_anywhere_or_longer_is_refused(tmp_path_factory: pytest.TempPath
     cut = data.draw(st.integers(0, len(whole) - 1))
     for wrong in (whole[:cut], whole + b"\0"):
         path = write(folder / "plain", wrong)
-        with pytest.raises(DataError) as caught:
-            read_idx(path)
-        assert_one_line(caught.value, path)
+        faulty(path, lambda path=path: read_idx(path))
 
 
 @pytest.mark.parametrize(
@@ -122,10 +114,7 @@ def test_idx_cut_anywhere_or_longer_is_refused(tmp_path_factory: pytest.TempPath
 )
 def test_idx_wrong_header(tmp_path: Path, header: bytes, says: str):
     path = write(tmp_path / "a", header)
-    with pytest.raises(DataError, match=says) as caught:
-        read_idx(path, "https://example.org/a")
-    assert_one_line(caught.value, path)
-    assert str(caught.value).endswith("https://example.org/a")
+    assert faulty(path, lambda: read_idx(path, "https://example.org/a"), says).endswith("https://example.org/a")
 
 
 def test_idx_broken_gzip(tmp_path: Path):
@@ -137,29 +126,21 @@ def test_idx_broken_gzip(tmp_path: Path):
     block = bytearray(good)
     block[10] = 0xFF  # no such kind of block
     wrong = {
-        "block": bytes(block),
-        "cut": good[:-20],
-        "no trailer": good[:-8],
-        "flipped": bytes(flipped),
+        "block": bytes(block), "cut": good[:-20], "no trailer": good[:-8], "flipped": bytes(flipped),
         "checksum": bytes(checksum),
-    }
+    }  # fmt: skip
     wrong |= {"plain": idx(pixels(3)), "empty": b"", "trailing": good + b"junk"}
     for name, data in wrong.items():
         path = tmp_path / f"{name}.gz"
         path.write_bytes(data)
-        with pytest.raises(DataError) as caught:
-            read_idx(path)
-        assert_one_line(caught.value, path)
+        faulty(path, lambda path=path: read_idx(path))
 
 
 def test_idx_of_a_folder_is_a_data_error(tmp_path: Path):
-    with pytest.raises(DataError, match="cannot be read"):
-        read_idx(tmp_path)
+    tells(lambda: read_idx(tmp_path), "cannot be read", DataError)
 
 
 # Fetching
-
-
 def md5(data: bytes) -> str:
     return hashlib.md5(data).hexdigest()
 
@@ -168,8 +149,7 @@ def test_fetch_takes_what_is_there(tmp_path: Path, no_network: list[str]):
     path = write(tmp_path / "set" / "a.gz", b"anything")
     assert fetch(tmp_path, "set/a.gz", ["https://x/a.gz"], "0") == path
     unpacked = write(tmp_path / "set" / "b", b"anything")
-    assert fetch(tmp_path, "set/b.gz", ["https://x/b.gz"], "0") == unpacked
-    assert no_network == []
+    assert (fetch(tmp_path, "set/b.gz", ["https://x/b.gz"], "0"), no_network) == (unpacked, [])
 
 
 def test_fetch_tries_mirrors_and_checks_the_download(tmp_path: Path, serve):
@@ -177,8 +157,7 @@ def test_fetch_tries_mirrors_and_checks_the_download(tmp_path: Path, serve):
     urls = [f"https://{host}/a" for host in ("one", "two", "three")]
     path = fetch(tmp_path / "new", "set/a", urls, md5(b"it"))
     assert asked == urls
-    assert path.read_bytes() == b"it"
-    assert everything_under(tmp_path) == ["new/set/a"]
+    assert (path.read_bytes(), everything_under(tmp_path)) == (b"it", ["new/set/a"])
 
 
 def test_fetch_leaves_nothing_when_no_mirror_is_right(tmp_path: Path, serve):
@@ -238,22 +217,17 @@ def test_fetch_members_refuses_another_archive(tmp_path: Path, serve):
     serve({})
     path = tmp_path / "a.tar.gz"
     path.write_bytes(b"half an archive")
-    with pytest.raises(DataError, match="its md5 is") as caught:
-        fetch_members(tmp_path, {"one": "one"}, "a.tar.gz", "https://x/a", "0" * 32)
-    assert_one_line(caught.value, path)
+    faulty(path, lambda: fetch_members(tmp_path, {"one": "one"}, "a.tar.gz", "https://x/a", "0" * 32), "its md5 is")
     assert everything_under(tmp_path) == ["a.tar.gz"]
 
 
 def test_missing_archive_names_the_file_wanted(tmp_path: Path, no_network: list[str]):
     with pytest.raises(DataError, match=r"^cifar-10-batches-bin/data_batch_1\.bin \(or cifar-10-binary\.tar\.gz,"):
         cifar.load_cifar10(tmp_path)
-    assert no_network == ["https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"]
-    assert everything_under(tmp_path) == []
+    assert (no_network, everything_under(tmp_path)) == (["https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"], [])
 
 
 # MNIST and EMNIST
-
-
 def write_pair(folder: Path, stem: str, images: Tensor, labels: Tensor, suffix: str = ".gz") -> None:
     write(folder / f"{stem}-images-idx3-ubyte{suffix}", idx(images))
     write(folder / f"{stem}-labels-idx1-ubyte{suffix}", idx(labels.to(torch.uint8)))
@@ -266,24 +240,15 @@ def test_mnist_keeps_pixels_labels_and_orientation(tmp_path: Path, no_network, n
     write_pair(tmp_path / folder, "train", images[:8], torch.arange(8), suffix)
     write_pair(tmp_path / folder, "t10k", images[8:], torch.arange(4), suffix)
     loaded = getattr(mnist, f"load_{name}")(tmp_path)
-    assert torch.equal(loaded.train.x, images[:8, None])
-    assert torch.equal(loaded.test.x, images[8:, None])
-    assert loaded.train.y.tolist() == list(range(8))
-    assert loaded.train.classes == 10
+    assert all(map(torch.equal, (loaded.train.x, loaded.test.x), (images[:8, None], images[8:, None])))
+    assert (loaded.train.y.tolist(), loaded.train.classes) == (list(range(8)), 10)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ""])
-@pytest.mark.parametrize(
-    ("split", "classes", "first"),
-    [
-        ("byclass", 62, 0),
-        ("bymerge", 47, 0),
-        ("balanced", 47, 0),
-        ("letters", 26, 1),
-        ("digits", 10, 0),
-        ("mnist", 10, 0),
-    ],
-)
+@pytest.mark.parametrize(("split", "classes", "first"), [
+    ("byclass", 62, 0), ("bymerge", 47, 0), ("balanced", 47, 0), ("letters", 26, 1), ("digits", 10, 0),
+    ("mnist", 10, 0),
+])  # fmt: skip
 def test_emnist_is_upright_and_counts_from_zero(tmp_path, no_network, split, classes, first, suffix):
     upright = pixels(classes, 28, 28)
     for part in ("train", "test"):
@@ -293,8 +258,7 @@ def test_emnist_is_upright_and_counts_from_zero(tmp_path, no_network, split, cla
     assert loaded.name == f"emnist_{split}"
     for examples in (loaded.train, loaded.test):
         assert torch.equal(examples.x, upright[:, None])
-        assert examples.y.tolist() == list(range(classes))
-        assert examples.classes == classes
+        assert (examples.y.tolist(), examples.classes) == (list(range(classes)), classes)
 
 
 def test_emnist_comes_out_of_its_zip(tmp_path: Path, serve, monkeypatch: pytest.MonkeyPatch):
@@ -309,24 +273,23 @@ def test_emnist_comes_out_of_its_zip(tmp_path: Path, serve, monkeypatch: pytest.
     assert mnist.load_emnist(tmp_path, "digits").train.y.tolist() == [3]
 
 
-@pytest.mark.parametrize(
-    ("images", "labels", "says"),
-    [
-        (pixels(3, 4), torch.arange(3), "has 2 dimensions"),
-        (pixels(3, 4, 4), torch.arange(4), r"has the shape \(4,\), the 3 images need \(3,\)"),
-        (pixels(3, 4, 4), torch.tensor([0, 10, 2]), r"has labels 0\.\.10, expected 0\.\.9"),
-    ],
-)
-def test_mnist_files_that_disagree(tmp_path: Path, images: Tensor, labels: Tensor, says: str):
-    for stem in ("train", "t10k"):
-        write_pair(tmp_path / "mnist", stem, images, labels)
-    with pytest.raises(DataError, match=says):
+def test_mnist_files_that_disagree(subtests, tmp_path_factory):
+    def call(row):
+        images, labels = row
+        tmp_path = tmp_path_factory.mktemp("row")
+        for stem in ("train", "t10k"):
+            write_pair(tmp_path / "mnist", stem, images, labels)
         mnist.load_mnist(tmp_path)
+
+    rows = [
+        ((pixels(3, 4), torch.arange(3)), "has 2 dimensions"),
+        ((pixels(3, 4, 4), torch.arange(4)), "has the shape (4,), the 3 images need (3,)"),
+        ((pixels(3, 4, 4), torch.tensor([0, 10, 2])), "has labels 0..10, expected 0..9"),
+    ]  # fmt: skip
+    all_say(subtests, call, rows, DataError)
 
 
 # CIFAR
-
-
 def records(labels: list[list[int]], images: Tensor) -> bytes:
     return b"".join(bytes(label) + image.numpy().tobytes() for label, image in zip(labels, images, strict=True))
 
@@ -348,8 +311,7 @@ def test_cifar100_takes_the_fine_label(tmp_path: Path, no_network: list[str]):
     for name in ("train", "test"):
         write(tmp_path / "cifar-100-binary" / f"{name}.bin", records([[19, 99], [3, 7]], images))
     loaded = cifar.load_cifar100(tmp_path)
-    assert loaded.train.y.tolist() == [99, 7]
-    assert loaded.train.classes == 100
+    assert (loaded.train.y.tolist(), loaded.train.classes) == ([99, 7], 100)
     assert torch.equal(loaded.test.x, images)
 
 
@@ -360,6 +322,4 @@ def test_cifar100_takes_the_fine_label(tmp_path: Path, no_network: list[str]):
 def test_cifar_broken_file(tmp_path: Path, data: bytes, says: str):
     for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
         write(tmp_path / "cifar-10-batches-bin" / f"{name}.bin", data)
-    with pytest.raises(DataError, match=says) as caught:
-        cifar.load_cifar10(tmp_path)
-    assert_one_line(caught.value, tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin")
+    faulty(tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin", lambda: cifar.load_cifar10(tmp_path), says)

@@ -41,8 +41,7 @@ def test_a_table_keeps_its_clients_and_columns_in_memory_and_on_disk(tmp_path: P
     df.to_parquet(tmp_path / "in.parquet")
     convert(tmp_path / "in.parquet", tmp_path / "clients", hold_out=0.2)
     kept = on_disk(tmp_path / "clients")
-    assert homes(kept) == {*df["client"]}
-    assert kept.names.features == ("age", "weight")
+    assert (homes(kept), kept.names.features) == ({*df["client"]}, ("age", "weight"))
     assert [*kept.names.clients[1:3]] == [kept.names.clients[1], kept.names.clients[2]]
     assert kept.names.of_clients([2, 0]) == (kept.names.clients[2], kept.names.clients[0])
     own = kept.population.clients["start"]  # pyright: ignore
@@ -63,8 +62,7 @@ def test_clients_that_train_and_are_tested_on_are_not_held_out():
     df = table().assign(test=np.arange(40) % 2 == 0)
     df.loc[:3, "test"] = True
     names = from_dataframe(df, client="client", label="y", test="test").names
-    assert len(names.tested) == 10
-    assert names.held_out == ["home 0"]
+    assert (len(names.tested), names.held_out) == (10, ["home 0"])
     assert from_arrays(np.zeros((4, 2)), [0, 1, 0, 1], test=0.5).names == Names()
 
 
@@ -75,8 +73,7 @@ def test_folders_and_the_librarys_labels_say_what_classes_are_called(tmp_path: P
             at.mkdir(parents=True)
             Image.new("RGB", (4, 4)).save(at / "1.png")
     folder = from_image_folder(tmp_path / "images", each="client", test=0.3)
-    assert folder.names.classes == ("fox", "owl")
-    assert homes(folder) == {"a", "b", "c"}
+    assert (folder.names.classes, homes(folder)) == (("fox", "owl"), {"a", "b", "c"})
     keep("image_folder", {"path": str(tmp_path / "images")}, tmp_path / "kept")
     assert on_disk(tmp_path / "kept").names.classes == ("fox", "owl")
     datasets = pytest.importorskip("datasets")
@@ -89,8 +86,7 @@ def test_data_say_their_names_in_a_line():
     data = from_dataframe(table(), client="client", label="y", test=0.2)
     told = repr(data)
     assert told.endswith(f", tested on clients {', '.join(data.names.tested)}, features age, weight)")
-    assert some([str(i) for i in range(9)], 3) == "0, 1, 2 and 6 more"
-    assert some(["a"], 3) == "a"
+    assert (some([str(i) for i in range(9)], 3), some(["a"], 3)) == ("0, 1, 2 and 6 more", "a")
 
 
 def test_labels_in_words_are_numbered_by_the_alphabet_and_name_the_classes(tmp_path: Path):
@@ -100,12 +96,7 @@ def test_labels_in_words_are_numbered_by_the_alphabet_and_name_the_classes(tmp_p
     for data, classes, train, test in (
         (from_dataframe(frame, label="kind", client="who", test=pd.Series(held)), "abc", "cab", "b"),
         (from_dataframe(own[0], label="kind", client="who", test=own[1]), "abcd", "cab", "dbbbbbbbbb"),
-        (
-            from_arrays(frame[["a"]], frame["kind"].to_numpy(), client=frame["who"], test=held),
-            "abc",
-            "cab",
-            "b",
-        ),
+        (from_arrays(frame[["a"]], frame["kind"].to_numpy(), client=frame["who"], test=held), "abc", "cab", "b"),
         (from_arrays(frame[["a"]], [*"cab", "b"] * 10, test=held), "abc", "cab", "b"),
         (from_dataframe(frame.astype({"kind": "category"}), label="kind", test=held), "abc", "cab", "b"),
         (from_texts(["x y"] * 40, frame["kind"], test=held), "abc", "cab", "b"),

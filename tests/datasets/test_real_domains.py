@@ -17,8 +17,7 @@ def needs(folder: Path, name: str) -> Path:
 
 def test_adult(data_folder):
     data = adult.load(needs(data_folder, "adult/adult.data"))
-    assert (len(data.train), len(data.test)) == (32_561, 16_281)
-    assert data.train.x.shape[1] == 99
+    assert (len(data.train), len(data.test), data.train.x.shape[1]) == (32_561, 16_281, 99)
     assert (data.train.domain.bincount().tolist(), data.test.domain.bincount().tolist()) == (
         [413, 32_148],
         [181, 16_100],
@@ -47,6 +46,7 @@ def test_small_texts(data_folder):
 CONFIGS = Path(__file__).parents[2] / "configs" / "afl"
 
 
+@pytest.mark.slow
 def test_the_agnostic_model_helps_the_worst_class(data_folder, fashion_mnist, tmp_path):
     """The paper's order on its second experiment, in a tenth of the steps of the table in the docs."""
     shirts = {}

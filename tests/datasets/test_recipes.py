@@ -18,6 +18,7 @@ from fedfleet.datasets.files import DataError
 from fedfleet.datasets.resampling import enlarged, rgb
 from fedfleet.datasets.strokes import drawn
 from fedfleet.simulator.arithmetic import rng
+from tests.saying import tells
 
 seeds = st.integers(0, 2**31)
 
@@ -27,8 +28,6 @@ def pixels(seed: int, *shape: int) -> Tensor:
 
 
 # Resampling
-
-
 @given(seed=seeds, height=st.integers(1, 12), width=st.integers(1, 12), more=st.integers(0, 25))
 def test_enlarged_as_pillow_does_to_a_level(seed: int, height: int, width: int, more: int):
     images, side = pixels(seed, 3, 2, height, width), max(height, width) + more
@@ -46,8 +45,7 @@ def test_enlarged_by_hand():
     assert enlarged(torch.tensor([[[[0, 2]]]], dtype=torch.uint8), 4)[0, 0, 0].tolist() == [0, 1, 2, 2]  # halves go up
     assert torch.equal(enlarged(images, 2), images)
     assert enlarged(images[:0], 4).shape == (0, 1, 4, 4)
-    with pytest.raises(ValueError, match="side is 1: images of"):
-        enlarged(images, 1)
+    tells(lambda: enlarged(images, 1), "side is 1: images of", ValueError)
 
 
 def test_images_are_enlarged_alone():
@@ -63,8 +61,6 @@ def test_grey_images_get_three_equal_channels():
 
 
 # Blending
-
-
 @given(seed=seeds)
 def test_every_patch_is_of_a_photograph(seed: int):
     photographs = [pixels(seed, 3, 6, 9), pixels(seed + 1, 3, 5, 5)]
@@ -86,8 +82,7 @@ def test_patches_are_drawn_uniformly():
     places = [100 * k + 4 * i + j for k in range(2) for i in range(2) for j in range(3)]
     assert counts.sum() == counts[places].sum()
     assert (counts[places] - 2000).abs().max() < 5 * math.sqrt(2000)
-    with pytest.raises(ValueError, match=r"a photograph of \(3, 4\) holds no patch of 4 x 4"):
-        patches(photographs, rng.key(0), 1, 4)
+    tells(lambda: patches(photographs, rng.key(0), 1, 4), "a photograph of (3, 4) holds no patch of 4 x 4", ValueError)
 
 
 @given(seed=seeds)
@@ -105,15 +100,12 @@ def test_silhouettes_are_black_and_white():
 
 def test_the_photographs_are_colour_images():
     for image in package_photographs():
-        assert image.shape == (3, 427, 640)
-        assert image.dtype == torch.uint8
+        assert (image.shape, image.dtype) == ((3, 427, 640), torch.uint8)
         assert image.double().std() > 30
         assert not torch.equal(image[0], image[2])
 
 
 # Lines
-
-
 def test_a_line_is_as_wide_as_asked_for_and_fades_over_a_pixel():
     (image,) = drawn(torch.tensor([[[-5.0, 4.0], [20.0, 4.0]]], dtype=torch.float64), 8, 2.5)[0]
     assert image[:, 3].tolist() == [0, 0, 64, 255, 255, 64, 0, 0]  # a quarter of a pixel sticks out at either side
@@ -122,8 +114,7 @@ def test_a_line_is_as_wide_as_asked_for_and_fades_over_a_pixel():
 
 def test_a_resting_pen_draws_a_dot_and_y_points_downwards():
     (image,) = drawn(torch.tensor([[[1.5, 5.5], [1.5, 5.5]]], dtype=torch.float64), 8, 1.0)[0]
-    assert image.nonzero().tolist() == [[5, 1]]
-    assert image[5, 1] == 255
+    assert (image.nonzero().tolist(), image[5, 1]) == ([[5, 1]], 255)
 
 
 @given(seed=seeds, turn=st.integers(0, 3))
@@ -137,8 +128,6 @@ def test_lines_turn_with_their_points(seed: int, turn: int):
 
 
 # Printed digits
-
-
 def test_printed_digits_are_their_labels_in_every_face():
     """The shapes of one digit, over all faces, are nearer to its own mean than those of others are."""
     middle = (16.0, 16.0)
@@ -194,8 +183,7 @@ def test_ink_covers_paper(seed: int):
     ink, paper = pixels(seed, 2, 3).long(), pixels(seed + 1, 2, 3).long()
     shapes = torch.tensor([0, 255, 127], dtype=torch.uint8).expand(2, 1, 1, 3)
     found = glyphs.over(shapes, ink, paper)[:, :, 0].long()
-    assert torch.equal(found[..., 0], paper)
-    assert torch.equal(found[..., 1], ink)
+    assert all(map(torch.equal, (found[..., 0], found[..., 1]), (paper, ink)))
     assert torch.equal(found[..., 2], torch.floor((127 * ink + 128 * paper) / 255 + 0.5).long())
 
 
@@ -203,16 +191,13 @@ def test_noise_is_uniform_and_of_different_strength():
     grey = torch.full((400, 3, 8, 8), 128, dtype=torch.uint8)
     noise = glyphs.noisy(grey, rng.key(1)).int() - 128
     strongest = noise.abs().flatten(1).max(1).values
-    assert strongest.min() == 0
-    assert strongest.max() == glyphs.NOISE
+    assert (strongest.min(), strongest.max()) == (0, glyphs.NOISE)
     assert noise.double().mean().abs() < 0.1
     white = glyphs.noisy(torch.full_like(grey, 255), rng.key(1))
     assert torch.equal(white.int() - 255, noise.clamp(max=0))
 
 
 # The cache
-
-
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -256,15 +241,12 @@ def test_nothing_is_kept_of_what_fails(cache: Path):
 
 def test_digests_follow_files_and_code(tmp_path: Path):
     path = tmp_path / "a"
-    with pytest.raises(DataError, match="a is not there: fetch it from a site, or set FEDFLEET_DATA"):
-        made.digest_of(path, "a site")
-    with pytest.raises(DataError, match="cannot be read"):
-        made.digest_of(tmp_path, "a site")
+    tells(lambda: made.digest_of(path, "a site"), "a is not there", DataError)
+    tells(lambda: made.digest_of(tmp_path, "a site"), "cannot be read", DataError)
     path.write_text("one")
     one = made.digest_of(path, "a site")
     path.write_text("two")
     assert made.digest_of(path, "a site") != one
     found = made.code([glyphs.__name__, made.__name__])
     assert found[glyphs.__name__] == made.digest_of(Path(str(sys.modules[glyphs.__name__].__file__)), "")
-    assert len(set(found.values())) == 2
-    assert made.versions(["pillow"]).keys() == {"pillow"}
+    assert (len(set(found.values())), made.versions(["pillow"]).keys()) == (2, {"pillow"})

@@ -34,13 +34,10 @@ def held(local: LocalData, i: int) -> tuple[Tensor, Tensor]:
 
 
 @given(
-    ids=st.lists(st.integers(0, HUGE - 1), min_size=1, max_size=40),
-    features=st.sampled_from([1, 2, 17, 60]),
-    classes=st.sampled_from([2, 3, 10]),
-    examples=st.sampled_from([1, 7, (1, 40), (30, 33)]),
-    spread=st.sampled_from([0.0, 0.5, 4.0]),
-    draws=st.sampled_from([1, 1000, 1 << 17]),
-)
+    ids=st.lists(st.integers(0, HUGE - 1), min_size=1, max_size=40), features=st.sampled_from([1, 2, 17, 60]),
+    classes=st.sampled_from([2, 3, 10]), examples=st.sampled_from([1, 7, (1, 40), (30, 33)]),
+    spread=st.sampled_from([0.0, 0.5, 4.0]), draws=st.sampled_from([1, 1000, 1 << 17]),
+)  # fmt: skip
 def test_a_client_is_the_same_to_the_bit_in_every_block(ids, features, classes, examples, spread, draws):
     p = population(features=features, classes=classes, examples=examples, alpha=spread, beta=spread)
     with pytest.MonkeyPatch.context() as patch:
@@ -119,7 +116,6 @@ def test_test_examples_are_of_other_clients_of_the_same_law():
     assert data.test.x.shape == (3000, 3)
     mine = data.population.local_data(torch.arange(1000)).data
     assert not (set(map(tuple, mine["x"].tolist())) & set(map(tuple, data.test.x.tolist())))
-    assert isinstance(data.population, SyntheticPopulation)
     concept = data.population.concept
     assert ((data.test.x.double() @ concept[:-1] + concept[-1]).argmax(1) == data.test.y).double().mean() > 0.99
 

@@ -7,6 +7,7 @@ import torch
 
 from fedfleet.datasets import text
 from fedfleet.datasets.files import DataError
+from tests.saying import tells
 
 
 def words(data, row: int, numbers: dict[int, str]) -> list[str]:
@@ -32,16 +33,14 @@ def test_windows_follow_each_other_without_punctuation_or_capitals():
     stream = (["its", "a", "test", "a", "test", "."] * 10)[: text.LENGTH + 1]
     assert words(data.train, 0, numbers) == [w if w in numbers.values() else "?" for w in stream]
     assert data.train.domain.tolist() == [0, 1]  # 60 and 60 words, 36 a window
-    assert data.test.domain.tolist() == [0, 0, 1, 1]
-    assert int(data.test.x[0, -1]) == int(data.test.x[1, 0])
+    assert (data.test.domain.tolist(), int(data.test.x[0, -1])) == ([0, 0, 1, 1], int(data.test.x[1, 0]))
     assert data.train.x.dtype == torch.int64
     assert not data.train.y.any()
 
 
 def test_the_vocabulary_is_that_of_training():
     data = text.windows("made", [["a b"] * 20, ["a c"] * 20], [["zebra a"] * 20, ["a"] * 20], 100)
-    assert data.train.classes == 5
-    assert data.test.x[0].tolist() == ([0, 2, 1] * 12)
+    assert (data.train.classes, data.test.x[0].tolist()) == (5, [0, 2, 1] * 12)
 
 
 def write_treebank(folder: Path) -> Path:
@@ -80,11 +79,9 @@ def test_every_tenth_block_of_small_texts_is_for_testing(tmp_path):
 
 
 def test_what_cannot_be_read_says_so(tmp_path):
-    with pytest.raises(DataError, match=r"document\.txt: cannot be read .* so put it there"):
-        text.load_small_texts(tmp_path)
+    tells(lambda: text.load_small_texts(tmp_path), "document.txt: cannot be read … so put it there", DataError)
     with pytest.raises(DataError, match="the document text has no 36 words"):
         text.windows("made", [["a"], ["a"] * 99], [["a"] * 99, ["a"] * 99], 10)
     folder = write_treebank(tmp_path)
     (folder / "cornell_ptb" / "movie_lines.txt").write_text("L1 +++$+++ u1\n")
-    with pytest.raises(DataError, match=r"movie_lines\.txt, line 1: 2 fields, expected 5"):
-        text.load_cornell_ptb(folder)
+    tells(lambda: text.load_cornell_ptb(folder), "movie_lines.txt, line 1: 2 fields, expected 5", DataError)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -14,17 +13,17 @@ import torch
 from fedfleet.config import population
 from fedfleet.data import DataError, from_dataframe, from_hf, from_texts
 from fedfleet.datasets import keep
-from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
+from fedfleet.datasets.examples import Examples, FederatedDataset
 from fedfleet.datasets.parts import put_together
 from fedfleet.datasets.sources import SOURCES
 from tests.datasets.test_sources import leaf
+from tests.saying import all_say, tells
 
 HELD = [False, False, True]
 
 
 def test_a_vocabulary_is_of_the_training_texts_most_frequent_first():
     data = from_texts(["B b a! c", "b A", "c c c c"], [0, 1, 0], test=HELD, words=4)
-    assert isinstance(data, Dataset)
     assert (data.train.words, data.train.classes) == (4, 2)
     assert data.train.x.tolist() == [[1, 1, 2, 3, 0], [1, 2, -1, -1, -1]]  # b, a, then ! before c, which is unknown
     assert data.test.x.tolist() == [[0, 0, 0, 0, -1]]
@@ -33,29 +32,19 @@ def test_a_vocabulary_is_of_the_training_texts_most_frequent_first():
     assert whole.test.words == whole.test.sample(1).words == 5
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "found", "words"),
-    [
-        ("bytes", [[195, 164, 98], [97, -1, -1]], 256),
-        ("characters", [[3, 2], [1, -1]], 4),
-        ("words", [[2], [1]], 3),
-    ],
-)
+@pytest.mark.parametrize(("tokenizer", "found", "words"), [
+    ("bytes", [[195, 164, 98], [97, -1, -1]], 256), ("characters", [[3, 2], [1, -1]], 4), ("words", [[2], [1]], 3),
+])  # fmt: skip
 def test_tokenizers(tokenizer: str, found: list[list[int]], words: int):
     """ä is two bytes; of what is equally frequent the first in order comes first."""
     data = from_texts(["äb", "a", "a"], [0, 1, 0], test=HELD, tokenizer=tokenizer)
-    assert isinstance(data, Dataset)
-    assert data.train.x[:, : len(found[0])].tolist() == found
-    assert data.train.words == words
+    assert (data.train.x[:, : len(found[0])].tolist(), data.train.words) == (found, words)
 
 
 def test_a_text_without_any_word_is_unknown_and_one_too_long_is_cut_off():
     data = from_texts(["", "a b c d e", "- -"], [0, 1, 0], test=HELD, length=3)
-    assert isinstance(data, Dataset)
-    assert data.train.x.tolist() == [[0, -1, -1], [1, 2, 3]]
-    assert data.test.x[0, 0] == 0
+    assert (data.train.x.tolist(), data.test.x[0, 0]) == ([[0, -1, -1], [1, 2, 3]], 0)
     numbers = from_texts([[3, 2, 1], [1]], [0, 1], test=([[0, 4]], [1]), length=2)
-    assert isinstance(numbers, Dataset)
     assert numbers.train.x.tolist() == [[3, 2], [1, -1]]
     assert (numbers.test.words, numbers.test.classes) == (5, 2)
 
@@ -63,14 +52,11 @@ def test_a_text_without_any_word_is_unknown_and_one_too_long_is_cut_off():
 def test_without_labels_a_long_text_is_read_in_windows_that_lose_no_pair():
     texts = [[*range(7)], [3, 4], [5, 6, 0], [1, 2, 3, 4]]
     data = from_texts(texts, client=["u", "v", "u", "w"], test=([[6, 5, 4, 3]],), length=3)
-    assert isinstance(data, FederatedDataset)
     x = data.population.data["x"]  # pyright: ignore[reportAttributeAccessIssue]
     assert x.tolist() == [[0, 1, 2, 3], [3, 4, 5, 6], [3, 4, -1, -1], [5, 6, 0, -1], [1, 2, 3, 4]]
-    assert data.population.num_examples(torch.arange(3)).tolist() == [3, 1, 1]
-    assert data.test.x.tolist() == [[6, 5, 4, 3]]
+    assert (data.population.num_examples(torch.arange(3)).tolist(), data.test.x.tolist()) == ([3, 1, 1], [[6, 5, 4, 3]])
     assert (data.test.words, data.test.classes) == (7, 7)
     longest = from_texts(texts, test=([[6, 5]],))
-    assert isinstance(longest, Dataset)
     assert longest.train.x.shape == (4, 7)
 
 
@@ -81,10 +67,7 @@ def test_a_data_frame_of_texts_is_the_same_as_its_columns():
     )
     plain = from_texts(texts, labels, test=df["held"].to_numpy())
     framed = from_dataframe(df, text="said", label="mood", test="held")
-    assert isinstance(plain, Dataset)
-    assert isinstance(framed, Dataset)
-    assert framed.train.x.tolist() == plain.train.x.tolist()
-    assert framed.test.y.tolist() == [1]
+    assert (framed.train.x.tolist(), framed.test.y.tolist()) == (plain.train.x.tolist(), [1])
     apart = from_dataframe(df[:2], text="said", label="mood", client="who", test=df[2:], length=2)
     assert apart.test.x.tolist() == [[0, 2], [1, 1]]
     foretold = from_dataframe(df.drop(index=1), text="said", label=None, tokenizer="bytes", test=0.3)
@@ -101,17 +84,14 @@ def test_tweets_as_tokens(tmp_path: Path):
     data = put_together("leaf", parts)
     assert isinstance(data, FederatedDataset)
     assert parts.train.x.tolist() == [[2, 2, 1], [4, -1, -1], [2, 1, 3]]  # day and good are as frequent
-    assert data.test.x.tolist() == [[1, 0, 2]]
-    assert data.test.words == 5
+    assert (data.test.x.tolist(), data.test.words) == ([[1, 0, 2]], 5)
     assert (read(tokenizer="words", words=3).words, read(tokenizer="bytes").words) == (3, 256)
     more = put_together("leaf", parts._replace(words=6))
     assert population._digest(more) != population._digest(data)
     assert keep.write(parts, tmp_path / "kept").words == 5
-    with pytest.raises(DataError, match="length: is 3, and there is no tokenizer"):
-        read(length=3)
+    tells(lambda: read(length=3), "length: is 3, and there is no tokenizer", DataError)
     numbers = leaf(tmp_path / "n", {"u": ([[1.0]], [0])}, {"u": ([[1.0]], [0])})
-    with pytest.raises(DataError, match="are no tweets: leave it out"):
-        source.read(source.options(path=str(numbers), tokenizer="bytes"))
+    tells(lambda: source.read(source.options(path=str(numbers), tokenizer="bytes")), "are no tweets", DataError)
 
 
 def test_a_column_of_hugging_faces():
@@ -123,15 +103,13 @@ def test_a_column_of_hugging_faces():
     assert data.test.x.tolist() == [[2, 1], [1, -1], [3, 2], [1, 1]]
     foretold = from_hf(both["train"].select([0, 2, 3]), text="text", label=None, tokenizer="characters", test=0.4)
     assert foretold.test.classes == foretold.test.words
-    with pytest.raises(DataError, match="tokenizer: is 'bytes', and no column is text: name it as text"):
-        from_hf(both, tokenizer="bytes")
-    with pytest.raises(DataError, match="no column 'txt': choose text among text, label, who"):
-        from_hf(both, text="txt")
+    tells(lambda: from_hf(both, tokenizer="bytes"), "tokenizer: is 'bytes', and no column is text", DataError)
+    tells(lambda: from_hf(both, text="txt"), "no column 'txt': choose text among text, label, who", DataError)
 
 
 def saved(folder: Path, start: str = "[CLS]") -> Path:
     """A tokenizer of Hugging Face's that puts marks around a text."""
-    transformers = pytest.importorskip("transformers")
+    import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     words = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "a": 4, "b": 5}
@@ -142,14 +120,13 @@ def saved(folder: Path, start: str = "[CLS]") -> Path:
     return folder
 
 
+@pytest.mark.extras("transformers")
 def test_a_tokenizer_of_hugging_faces_in_a_folder(tmp_path: Path):
     name = f"transformers:{saved(tmp_path / 'made')}"
     data = from_texts(["a b b a", "c", "b"], [0, 1, 0], test=HELD, tokenizer=name, length=4)
-    assert isinstance(data, Dataset)
     assert data.train.x.tolist() == [[1, 4, 5, 2], [1, 3, 2, -1]]  # cut off, it still ends as it should
     assert data.train.words == 6
     known = data.names.vocabulary
-    assert known is not None
     assert known.encode(["a b b a", "c"]).tokens.tolist() == [[1, 4, 5, 2], [1, 3, 2, 0]]
     assert known.digest == from_texts(["b"] * 3, [0, 1, 0], test=HELD, tokenizer=name).names.vocabulary.digest  # pyright: ignore
     (tmp_path / "vocabulary.json").write_text(known.dumped())
@@ -176,53 +153,39 @@ def test_a_tokenizer_that_is_not_to_be_had(tmp_path: Path, monkeypatch: pytest.M
         from_texts(["a"] * 3, [0, 1, 0], test=HELD, tokenizer=f"transformers:{tmp_path}")
 
 
-@pytest.mark.parametrize(
-    ("texts", "given", "says"),
-    [
-        (
-            ["a", "b", "c"],
-            {"tokenizer": "wrds"},
-            "tokenizer: is 'wrds': choose one of bytes, characters, words, vocab",
-        ),
-        (
-            ["a", "b", "c"],
-            {"tokenizer": {"a": 1}},
-            "tokenizer: is a dict, and a run names what it read: keep it by its save_pretrained(PATH), and give transf",
-        ),
-        (["a", "b", "c"], {"tokenizer": "bytes", "words": 3}, "words: is 3, and bytes has a vocabulary of its own"),
-        (["a", "b", "c"], {"length": 0}, "length: is 0: give a whole number from 1"),
-        (["a", "b", "c"], {"words": True}, "words: is True: give a whole number from 2"),
-        (["a", [1], "c"], {}, "texts, row 0: is neither text nor a list of token numbers"),
-        (["a", None, "c"], {}, "texts, row 1: is missing: give a text, or leave the row out"),
-        (["a", "b", math.nan], {}, "texts, row 2: is missing: give a text, or leave the row out"),
-        ([[1], [1], [2]], {"tokenizer": "bytes"}, "tokenizer: is 'bytes', and not all rows are text"),
-        ([[1], [0, -1], [2]], {}, "texts, row 1: has a token -1: number tokens from 0"),
-        ([[1], [0], [0, 7]], {"words": 5}, "texts, row 2: has a token 7: number tokens from 0 to 4"),
-        ([[1], [], [2]], {}, "texts, row 1: has 0 tokens: leave the row out"),
-        (["", "b", "c"], {"tokenizer": "bytes"}, "texts, row 0: has 0 tokens: leave the row out"),
-        ([[1, 2], [1, 2], [2]], {"y": None}, "texts, row 2: has 1 token and none to foresee: leave the row out"),
-        ([[1, 2], [1, 2]], {"y": None, "test": ([[1, 2], [2]],)}, "test texts, row 1: has 1 token and none to foresee"),
-        (["a", "b", "c"], {"y": None, "classes": 2}, "classes: is 2, and there are no labels"),
-        (["a", "b", "c"], {"test": (["a"],)}, "test: has 1 entries: give (texts, y)"),
-        ([], {"y": [], "test": 0.5}, "texts: there are none: give some"),
-    ],
-)
-def test_what_cannot_be_used_is_said_in_one_line(texts: list[Any], given: dict[str, Any], says: str):
-    with pytest.raises(DataError) as e:
+def test_what_cannot_be_used_is_said(subtests):
+    def call(row):
+        texts, given = row
         from_texts(texts, **{"y": [0, 1, 0], "test": HELD[: len(texts)], **given})
-    assert says in str(e.value)
-    assert "\n" not in str(e.value)
+
+    rows = [
+        ((["a", "b", "c"], {"tokenizer": "wrds"}), "tokenizer: is 'wrds'"),
+        ((["a", "b", "c"], {"tokenizer": {"a": 1}}),
+         "tokenizer: is a dict, and a run names what it read: keep it by its save_pretrained(PATH), and give transf"),
+        ((["a", "b", "c"], {"tokenizer": "bytes", "words": 3}), "words: is 3, and bytes has a vocabulary of its own"),
+        ((["a", "b", "c"], {"length": 0}), "length: is 0: give a whole number from 1"),
+        ((["a", "b", "c"], {"words": True}), "words: is True: give a whole number from 2"),
+        ((["a", [1], "c"], {}), "texts, row 0: is neither text nor a list of token numbers"),
+        ((["a", None, "c"], {}), "texts, row 1: is missing"), ((["a", "b", math.nan], {}), "texts, row 2: is missing"),
+        (([[1], [1], [2]], {"tokenizer": "bytes"}), "tokenizer: is 'bytes', and not all rows are text"),
+        (([[1], [0, -1], [2]], {}), "texts, row 1: has a token -1: number tokens from 0"),
+        (([[1], [0], [0, 7]], {"words": 5}), "texts, row 2: has a token 7: number tokens from 0 to 4"),
+        (([[1], [], [2]], {}), "texts, row 1: has 0 tokens"),
+        ((["", "b", "c"], {"tokenizer": "bytes"}), "texts, row 0: has 0 tokens"),
+        (([[1, 2], [1, 2], [2]], {"y": None}), "texts, row 2: has 1 token and none to foresee"),
+        (([[1, 2], [1, 2]], {"y": None, "test": ([[1, 2], [2]],)}),
+         "test texts, row 1: has 1 token and none to foresee"),
+        ((["a", "b", "c"], {"y": None, "classes": 2}), "classes: is 2, and there are no labels"),
+        ((["a", "b", "c"], {"test": (["a"],)}), "test: has 1 entries: give (texts, y)"),
+        (([], {"y": [], "test": 0.5}), "texts: there are none"),
+    ]  # fmt: skip
+    all_say(subtests, call, rows, DataError)
 
 
-@pytest.mark.parametrize(
-    ("x", "says"),
-    [
+def test_tokens_come_first(subtests):
+    rows = [
         (torch.tensor([[1, -1, 2]]), "does not begin with its tokens"),
-        (torch.tensor([[-1, -1]]), "does not begin with its tokens"),
-        (torch.tensor([[1, 3]]), "below words=3"),
+        (torch.tensor([[-1, -1]]), "does not begin with its tokens"), (torch.tensor([[1, 3]]), "below words=3"),
         (torch.zeros(1, 2), "below words=3"),
-    ],
-)
-def test_tokens_come_first(x: torch.Tensor, says: str):
-    with pytest.raises(ValueError, match=says):
-        Examples(x, torch.zeros(1, dtype=torch.int64), 2, words=3)
+    ]  # fmt: skip
+    all_say(subtests, lambda x: Examples(x, torch.zeros(1, dtype=torch.int64), 2, words=3), rows, ValueError)

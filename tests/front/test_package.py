@@ -79,6 +79,7 @@ def test_wheel_and_source_hold_every_module_once(built):
         assert not [n for n in names if n.startswith((*(f"{folder}/" for folder in FOLDERS), "tests/"))]
 
 
+@pytest.mark.slow
 def test_the_wheel_runs_from_another_folder(installed, tmp_path):
     code = (
         "import fedfleet; print(fedfleet.__file__);"

@@ -2,13 +2,13 @@
 
 A, F, T = "tests/algorithms/test_", "tests/simulator/fleet/test_", "tests/tasks/test_"
 AGNOSTIC = [f"{A}drfa.py", f"{A}qffl.py", f"{A}afl.py", f"{A}afl_estimators.py"]
-AVERAGING = [f"{A}averaging.py", f"{A}equivalence.py"]
+AVERAGING = [f"{A}averaging.py", f"{A}contract.py"]
 FEDMM = [f"{A}fedmm.py", f"{A}fedmm_baselines.py"]
 FACT = [f"{A}fact.py", f"{A}fact_clients.py", f"{A}fact_torch.py"]
 MINIMAX = [f"{A}minimax_baselines.py", f"{A}cdma.py"]
 PERSONAL = [f"{A}personalised.py", f"{A}own_models_by_hand.py"]
 ONLINE = [f"{F}online_models.py", f"{F}online_correlated.py", f"{F}online_trace.py", f"{F}availability.py"]
-RESPONSES = [f"{F}partial_work.py", f"{F}devices.py", f"{A}unreliable.py", f"{A}late.py", f"{A}events.py"]
+RESPONSES = [f"{F}partial_work.py", f"{F}devices.py", f"{A}unreliable.py", f"{A}events.py"]
 SENT = ["tests/transforms/test_transforms.py", "tests/transforms/test_algorithms.py"]
 ATTACKS = ["tests/attacks/test_updates.py", "tests/attacks/test_poison.py", "tests/front/config/test_attack_config.py"]
 SECURED = ["tests/simulator/driver/test_secured.py", "tests/front/config/test_secure_aggregation.py"]
@@ -129,7 +129,7 @@ _HELD: dict[str, list[str]] = {
     "simulator/fleet/flights.py": BUFFER,
     "simulator/fleet/hardware.py": [f"{F}devices.py"],
     "simulator/fleet/idle.py": BUFFER,
-    "simulator/fleet/late.py": [f"{A}late.py", f"{A}events.py"],
+    "simulator/fleet/late.py": [f"{A}events.py"],
     "simulator/fleet/online/correlated.py": ONLINE[1:2],
     "simulator/fleet/online/diurnal.py": ONLINE[:1],
     "simulator/fleet/online/markov.py": ONLINE[:1],

@@ -31,18 +31,15 @@ def test_the_file_as_it_stands_is_the_one_for_aws():
     assert yaml.safe_load(CLUSTER.read_text(encoding="utf-8")) == with_block(CLUSTER, "aws")
 
 
-def test_the_launcher_takes_it(config: Any):
+def test_the_launcher_takes_it_and_would_refuse_a_key_it_does_not_know(config: Any):
     prepared = prepare_config(copy.deepcopy(config))
     validate_config(prepared)
     assert prepared["provider"]["type"] in PROVIDERS
     assert prepared["setup_commands"] == config["setup_commands"]
-
-
-def test_the_launcher_would_refuse_a_key_it_does_not_know():
-    config = with_block(CLUSTER, "aws")
-    config["available_node_types"]["cpu_worker"]["least_workers"] = 1
+    wrong = with_block(CLUSTER, "aws")
+    wrong["available_node_types"]["cpu_worker"]["least_workers"] = 1
     with pytest.raises(jsonschema.ValidationError, match="least_workers"):
-        validate_config(prepare_config(config))
+        validate_config(prepare_config(wrong))
 
 
 @pytest.mark.parametrize("provider", CLOUDS)
@@ -52,14 +49,12 @@ def test_the_head_takes_no_blocks_and_workers_come_as_they_are_needed(provider: 
     head = types.pop(prepared["head_node_type"])
     assert head["resources"] == {"CPU": 0}
     assert head["max_workers"] == 0
-    assert {name: (t["min_workers"], t["max_workers"]) for name, t in types.items()} == {
-        "cpu_worker": (0, 8),
-        "gpu_worker": (0, 4),
-    }
+    bounds = {name: (t["min_workers"], t["max_workers"]) for name, t in types.items()}
+    assert bounds == {"cpu_worker": (0, 8), "gpu_worker": (0, 4)}
     assert prepared["max_workers"] == sum(t["max_workers"] for t in types.values())
 
 
-def test_all_options_of_ray_start_are_there(config: Any):
+def test_options_of_ray_start_tokens_and_packages_are_there(config: Any):
     commands = [c for c in config["head_start_ray_commands"] + config["worker_start_ray_commands"] if "ray start" in c]
     assert len(commands) == 2
     for command in commands:
@@ -68,9 +63,6 @@ def test_all_options_of_ray_start_are_there(config: Any):
         assert "RAY_AUTH_MODE=token" in command
     assert "--num-cpus=0" in commands[0]
     assert "--include-dashboard=false" in commands[0]
-
-
-def test_every_node_has_the_token_and_the_same_packages(config: Any):
     assert config["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
     assert config["file_mounts"]["~/fedfleet"] == "."
     install = config["setup_commands"][-1]

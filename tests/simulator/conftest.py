@@ -101,7 +101,7 @@ def federation() -> Federation:
     )
 
 
-@pytest.fixture(scope="session", params=["serial", "batched"])
+@pytest.fixture(scope="session", params=["serial", "batched", "factored"])
 def inner(request: pytest.FixtureRequest) -> str:
-    """Both inner executors."""
+    """Each inner executor."""
     return request.param

@@ -68,9 +68,8 @@ def made(source: str):
     return space["f"]
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_what_is_taken_from_an_authors_module_is_reached(package):
+    for source in (
         "import mine7.losses\ndef f(x): return mine7.losses.shrink(x) + mine7.losses.LR",
         "import mine7.losses as m\ndef f(x): return m.shrink(x) + m.LR",
         "from mine7.losses import shrink, LR\ndef f(x): return shrink(x) + LR",
@@ -78,10 +77,8 @@ def made(source: str):
         "def f(x):\n  import mine7.losses\n  return mine7.losses.shrink(x) + mine7.losses.LR",
         "def f(x):\n  import mine7.losses as m\n  return (lambda: m.shrink(x) + m.LR)()",
         "def f(x):\n  from mine7 import losses\n  return [losses.shrink(i) + losses.LR for i in x]",
-    ],
-)
-def test_what_is_taken_from_an_authors_module_is_reached(package, source):
-    assert dict(held(made(source))) == {"shrink": package.shrink, "LR": 0.1}
+    ):
+        assert dict(held(made(source))) == {"shrink": package.shrink, "LR": 0.1}
 
 
 def test_a_module_that_is_held_counts_with_all_that_is_in_it_unless_it_is_a_librarys(package):

@@ -57,12 +57,9 @@ def test_what_is_known_of_all_clients():
     many = HeldOut(load(SyntheticOptions(examples=[8, 16]), 10_000_000, 0).population, 0.25, 0)
     assert (many.summary().min_examples, many.summary().max_examples) == (6, 12)
     assert many.summary().mean_examples == pytest.approx(0.75 * many.whole.summary().mean_examples)
-    assert [(len(k), len(h)) for k, h in parts(many, [9_999_999])] == [
-        (
-            int(many.num_examples(torch.tensor(9_999_999))),
-            int(many.held(many.whole.num_examples(torch.tensor(9_999_999)))),
-        )
-    ]
+    last = torch.tensor(9_999_999)
+    wanted = [(int(many.num_examples(last)), int(many.held(many.whole.num_examples(last))))]
+    assert [(len(k), len(h)) for k, h in parts(many, [9_999_999])] == wanted
 
 
 def phase(*plans: BatchPlan) -> Phase:

@@ -20,9 +20,6 @@ def test_size_and_numbers_of_examples():
     assert population().size == 4
     assert population().num_examples(torch.arange(4)).tolist() == list(SIZES)
     assert population().num_examples(torch.tensor([[2, 0], [3, 3]])).tolist() == [[4, 3], [2, 2]]
-
-
-def test_summary():
     assert population().summary() == Summary(min_examples=1, max_examples=4, mean_examples=2.5, domains=3)
 
 
@@ -79,18 +76,15 @@ def test_gather_inside_vmap_is_gather_outside():
         assert torch.equal(mapped[name], expected)
 
 
-def test_pixels_are_decoded_to_minus_one_to_one():
+def test_pixels_are_decoded_to_minus_one_to_one_and_all_else_passes_through():
     pixels = torch.arange(256, dtype=torch.uint8).reshape(16, 16)
     found = decode(pixels)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, torch.arange(256.0).reshape(16, 16) / 127.5 - 1)
     assert (float(found.min()), float(found.max())) == (-1.0, 1.0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool, torch.int8])
-def test_all_but_pixels_pass_through(dtype):
-    x = torch.tensor([0, 1, 1]).to(dtype)
-    assert decode(x) is x
+    for dtype in (torch.float32, torch.float64, torch.int64, torch.bool, torch.int8):
+        x = torch.tensor([0, 1, 1]).to(dtype)
+        assert decode(x) is x
 
 
 @pytest.mark.parametrize("channels", [1, 3])

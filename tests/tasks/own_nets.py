@@ -86,18 +86,14 @@ class Words(nn.Module):
     def __init__(self, words: int = 7):
         super().__init__()
         self.embedding, self.layer, self.head = (
-            nn.Embedding(words, 5),
-            nn.GRU(5, 6, batch_first=True),
-            nn.Linear(6, words),
-        )
+            nn.Embedding(words, 5), nn.GRU(5, 6, batch_first=True), nn.Linear(6, words),
+        )  # fmt: skip
 
     def forward(self, x):
         return self.head(self.layer(self.embedding(x))[0])
 
 
 # What is refused
-
-
 def no_net():
     return {"a": 1}
 
@@ -210,8 +206,6 @@ def worst(outputs, y):
 
 
 # Whole parts
-
-
 def damped(task, cohort, lr=0.1, damping=0.5):
     """FedAvg whose gradients are damped, of as many clients as the configuration says."""
     from fedfleet.simulator.author import Algorithm, BatchPlan, LocalWork, Mean, Message, Phase, Stage, T, View

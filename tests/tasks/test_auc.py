@@ -60,14 +60,6 @@ def test_gradients_by_finite_differences():
     )
 
 
-@pytest.mark.parametrize(
-    ("model", "shape", "primal"), [("lenet_relu", (1, 28, 28), 44_428), ("convnet", (3, 32, 32), 122_572)]
-)
-def test_parameter_counts(model, shape, primal):
-    z = AucMaximisation(AucOptions(model=model), DataShape(shape, 10)).init(0)
-    assert (T.count(z["x"]), T.count(z["y"])) == (primal, 1)
-
-
 def test_examples_of_the_positive_class_alone_are_positive():
     """The task's own loss, with unequal classes, is the closed form of the class means of its scores; its metric is sklearn's."""
     made = AucMaximisation(AucOptions(model="logistic", positive_class=2, prior=0.3), DataShape((4,), 3))

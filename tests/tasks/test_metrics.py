@@ -16,26 +16,23 @@ from fedfleet.experiments import measures
 from fedfleet.simulator.driver.evaluation import less_is_better
 from fedfleet.tasks import from_module
 from fedfleet.tasks.metrics import made_up, told
+from tests.saying import all_say, tells
 
 G = torch.Generator().manual_seed(3)
 LOGITS, Y = torch.randn(90, 4, generator=G), torch.randint(0, 4, (90,), generator=G)
 LIKELY, GUESS = LOGITS.double().softmax(1), LOGITS.argmax(1)
 CONFIG: dict[str, Any] = {
-    "rounds": 2,
-    "population": {"clients": 12},
-    "task": {"model": "logistic"},
-    "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 4, "steps": 3},
-    "cohort": {"invite": 4},
+    "rounds": 2, "population": {"clients": 12}, "task": {"model": "logistic"},
+    "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 4, "steps": 3}, "cohort": {"invite": 4},
     "executor": {"kind": "local"},
-}
+}  # fmt: skip
 MACRO = {"name": "torchmetrics:F1Score", "arguments": {"average": "macro"}, "label": "f1_macro"}
 
 
 def measured(metric: Any, loss: str = "cross_entropy", outputs: torch.Tensor = LOGITS, y: torch.Tensor = Y) -> float:
     task = from_module(lambda: nn.Linear(1, 4), loss=loss, metrics=[metric])
     found = task.metrics(outputs, {"y": y})
-    assert str(task.metrics(outputs, {"y": y})) == str(found)
-    assert list(found)[1:] == ["loss"]
+    assert (str(task.metrics(outputs, {"y": y})), list(found)[1:]) == (str(found), ["loss"])
     return next(iter(found.values()))
 
 
@@ -111,74 +108,51 @@ def test_a_run_measures_them_of_the_whole_split_and_goes_on(tmp_path):
     assert longer.summary["final"] == whole.summary["final"]
 
 
-@pytest.mark.parametrize(
-    ("given", "of", "made"),
-    [
-        ({"average": "macro"}, (YES_NO, FIRST, YES), "average='macro': BinaryF1Score"),
-        ({"top_k": 2}, (YES_NO, LOGITS, SEVERAL), "top_k=2: MultilabelF1Score"),
-        ({"threshold": 0.3}, (), "threshold=0.3: MulticlassF1Score"),
-        ({"task": "binary", "average": "macro"}, TWO, "average='macro': BinaryF1Score"),
-    ],
-)
-def test_what_torchmetrics_would_drop_is_refused(given, of, made):
-    with pytest.raises(fedfleet.ConfigError, match=f"{made}, which it is here, takes none"):
-        measured({"name": "torchmetrics:F1Score", "arguments": given}, *of)
+def test_what_torchmetrics_would_drop_is_refused(subtests):
+    rows = [
+        (({"average": "macro"}, (YES_NO, FIRST, YES)), "average='macro': BinaryF1Score"),
+        (({"top_k": 2}, (YES_NO, LOGITS, SEVERAL)), "top_k=2: MultilabelF1Score"),
+        (({"threshold": 0.3}, ()), "threshold=0.3: MulticlassF1Score"),
+        (({"task": "binary", "average": "macro"}, TWO), "average='macro': BinaryF1Score"),
+    ]  # fmt: skip
+    all_say(subtests, lambda row: measured({"name": "torchmetrics:F1Score", "arguments": row[0]}, *row[1]), rows)
 
 
-@pytest.mark.parametrize(
-    ("metric", "says"),
-    [
-        (
-            "torchmetrics:F1Scor",
-            "task.metrics='torchmetrics:F1Scor': torchmetrics has no such metric, a class with update and",
-        ),
+def test_what_cannot_be_is_refused_before_work(subtests):
+    def call(metric):
+        fedfleet.Experiment(fedfleet.load(CONFIG, {"task.metrics": [metric]}))
+
+    rows = [
+        ("torchmetrics:F1Scor", "task.metrics='torchmetrics:F1Scor'"),
         ("torchmetrics:F1Scor", "did you mean torchmetrics:F1Score?"),
         ("sklearn:make_scorer", "sklearn.metrics has no such metric, a function of y_true and predictions"),
         ("torchmetrics.clas:F1Score", "there is no module 'torchmetrics.clas'"),
-        (
-            {"name": "sklearn:f1_score", "arguments": {"averag": "macro"}},
-            "task.metrics.0.arguments.averag='macro': f1_score takes",
-        ),
-        (
-            {"name": "sklearn:f1_score"},
-            "task.metrics='sklearn:f1_score': of multiclass it fails (ValueError: Target is",
-        ),
-        ("sklearn:confusion_matrix", "it gives a ndarray, and a metric is one number: give it other arguments"),
-        (
-            {"name": "torchmetrics:F1Score", "arguments": {"average": "none"}},
-            "it gives a Tensor, and a metric is one number",
-        ),
-        (
-            {"name": "f1", "arguments": {"average": "micro"}},
-            "task.metrics.0.arguments={'average': 'micro'}: f1 takes none",
-        ),
+        ({"name": "sklearn:f1_score", "arguments": {"averag": "macro"}},
+         "task.metrics.0.arguments.averag='macro': f1_score takes"),
+        ({"name": "sklearn:f1_score"}, "task.metrics='sklearn:f1_score': of multiclass it fails (ValueError"),
+        ("sklearn:confusion_matrix", "it gives a ndarray, and a metric is one number"),
+        ({"name": "torchmetrics:F1Score", "arguments": {"average": "none"}},
+         "it gives a Tensor, and a metric is one number"),
+        ({"name": "f1", "arguments": {"average": "micro"}},
+         "task.metrics.0.arguments={'average': 'micro'}: f1 takes none"),
         ({"name": "sklearn:zero_one_loss", "label": "loss"}, "task.metrics: 'loss' is there twice"),
         ("accuracy", "task.metrics: 'accuracy' is there twice"),
         ({"name": "f1", "lable": "a"}, "task.metrics.0.lable='a': unknown key"),
-        (
-            {"name": "torchmetrics:CalibrationError", "label": "calibration_score"},
-            "less of it is better, and its name says otherwise: give it a label that ends in _loss",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused_before_work(metric, says):
-    with pytest.raises(fedfleet.ConfigError) as e:
-        fedfleet.Experiment(fedfleet.load(CONFIG, {"task.metrics": [metric]}))
-    assert says in str(e.value)
-    assert "\n" not in str(e.value)
+        ({"name": "torchmetrics:CalibrationError", "label": "calibration_score"},
+         "less of it is better, and its name says otherwise"),
+    ]  # fmt: skip
+    all_say(subtests, call, rows)
 
 
 def test_what_is_not_installed_or_too_large_is_refused(monkeypatch):
     config = fedfleet.load(CONFIG, {"task.metrics": ["torchmetrics:AUROC"]})
     examples = len(fedfleet.Experiment(config).evaluation["test"]["y"])
     monkeypatch.setattr(measures, "memory_bytes", lambda: 8 * 8 * 10 * examples - 1)
-    with pytest.raises(fedfleet.ConfigError, match=f"it needs the predictions of all {examples} examples at once"):
-        fedfleet.Experiment(config)
+    tells(lambda: fedfleet.Experiment(config), f"it needs the predictions of all {examples} examples at once")
     monkeypatch.setattr(measures, "memory_bytes", lambda: 8 * 8 * 10 * examples)
     assert fedfleet.Experiment(config)
     monkeypatch.setitem(__import__("sys").modules, "torchmetrics", None)
-    with pytest.raises(fedfleet.ConfigError, match=r"torchmetrics is not installed: pip install 'fedfleet\[metrics\]'"):
-        fedfleet.Experiment(config)
+    tells(lambda: fedfleet.Experiment(config), "torchmetrics is not installed: pip install 'fedfleet[metrics]'")
 
 
 def test_the_end_of_a_name_says_what_is_better():

@@ -10,25 +10,16 @@ from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
 
 SIGNS = {
-    "classification": {
-        **{"train": {"x": 1}, "shifted": {"x": 1, "shift": -1}},
-        **{"balanced": {"x": 1}, "residual": {"p": 1}, "near": {"x": 1}, "aligned": {"x": 1}},
-        **{"invariant": {"x": 1}, "irm": {"x": 1}, "coral": {"x": 1}},
-    },
+    "classification": {**{"train": {"x": 1}, "shifted": {"x": 1, "shift": -1}},
+     **{"balanced": {"x": 1}, "residual": {"p": 1}, "near": {"x": 1}, "aligned": {"x": 1}},
+     **{"invariant": {"x": 1}, "irm": {"x": 1}, "coral": {"x": 1}}},
     "stochastic": {"train": {"x": 1}, "fedsr": {"x": 1, "p": 1}},
-    "attentive": {"train": {"x": 1}, "stablefdg": {"x": 1}},
-    "language_model": {"train": {"x": 1}},
-    "auc": {"train": {"x": 1, "y": -1}},
-    "robust": {"train": {"x": 1, "y": -1}},
-    "gan": {"train": {"x": 1, "y": -1}},
+    "attentive": {"train": {"x": 1}, "stablefdg": {"x": 1}}, "language_model": {"train": {"x": 1}},
+    "auc": {"train": {"x": 1, "y": -1}}, "robust": {"train": {"x": 1, "y": -1}}, "gan": {"train": {"x": 1, "y": -1}},
     "domain_adaptation": {"train": {"x": 1, "y": -1}, "shifted": {"x": 1, "y": -1, "shift": -1}},
     "module": {"train": {"x": 1}},
-    "two_heads": {
-        "train": {"x": 1, "head": 1, "second": 1},
-        "discord": {"head": 1, "second": 1},
-        "idd": {"x": 1},
-    },
-}
+    "two_heads": {"train": {"x": 1, "head": 1, "second": 1}, "discord": {"head": 1, "second": 1}, "idd": {"x": 1}},
+}  # fmt: skip
 
 
 def build(name: str, **options):
@@ -56,3 +47,32 @@ def test_of_single_examples(name):
     found = made.functions["per_example"](z, Batch({"x": x, "y": y}, torch.ones(6)))
     assert found["accuracy"].tolist() == (logits.max(1).indices == y).float().tolist()
     torch.testing.assert_close(found["loss"], logits.logsumexp(1) - logits[torch.arange(6), y], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name != "gan"])
+def test_initial_weights_are_a_function_of_the_seed_and_torch_is_left_alone(name):
+    made, before = build(name), torch.get_rng_state()
+    a, b, c = (torch.cat([leaf.flatten() for leaf in T.leaves(made.init(seed))]) for seed in (1, 1, 2))
+    assert all(map(torch.equal, (before, a), (torch.get_rng_state(), b)))
+    assert not torch.equal(a, c)
+
+
+SIZES = [
+    ("classification", {"model": "logistic", "hidden": ()}, (784,), {"x": 7_850}),
+    ("classification", {"model": "mlp", "hidden": (200, 200)}, (1, 28, 28), {"x": 199_210}),
+    ("classification", {"model": "lenet", "hidden": ()}, (1, 28, 28), {"x": 44_426}),
+    ("classification", {"model": "convnet", "hidden": ()}, (3, 32, 32), {"x": 122_570}),
+    ("classification", {"model": "cnn", "hidden": ()}, (1, 8, 8), {"x": 16 * 10 + 32 * 145 + 128 * 10 + 10}),
+    ("auc", {"model": "lenet_relu"}, (1, 28, 28), {"x": 44_428, "y": 1}),
+    ("auc", {"model": "convnet"}, (3, 32, 32), {"x": 122_572, "y": 1}),
+    ("robust", {"model": "mlp", "hidden": (200, 200)}, (1, 28, 28), {"x": 199_210, "y": 784}),
+    ("gan", {}, (1, 28, 28), {"x": 6_679_105, "y": 1_102_721}),
+    ("gan", {}, (3, 64, 64), {"x": 3_576_704, "y": 2_765_568}),
+]  # fmt: skip
+"""Of the papers' nets how many numbers are learnt."""
+
+
+@pytest.mark.parametrize(("name", "options", "shape", "sizes"), SIZES)
+def test_parameter_counts(name, options, shape, sizes):
+    z = TASKS[name].build(TASKS[name].options(**options), DataShape(shape, 10)).init(0)
+    assert {part: T.count(leaves) for part, leaves in z.items()} == sizes

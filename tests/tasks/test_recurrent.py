@@ -17,13 +17,11 @@ def drawn(shape, key=1):
 
 
 KINDS = [
-    nn.LSTM(3, 4, batch_first=True),
-    nn.LSTM(3, 4, num_layers=2, bidirectional=True),
+    nn.LSTM(3, 4, batch_first=True), nn.LSTM(3, 4, num_layers=2, bidirectional=True),
     nn.LSTM(3, 4, num_layers=2, bidirectional=True, proj_size=2, bias=False),
-    nn.GRU(3, 4, num_layers=2, bidirectional=True, batch_first=True),
-    nn.RNN(3, 4, nonlinearity="tanh"),
+    nn.GRU(3, 4, num_layers=2, bidirectional=True, batch_first=True), nn.RNN(3, 4, nonlinearity="tanh"),
     nn.RNN(3, 4, num_layers=2, nonlinearity="relu"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("layer", KINDS, ids=str)

@@ -29,12 +29,6 @@ def measured(made, z, data):
     return made.metrics(made.functions["predict"](z, data), data.data)
 
 
-def test_the_released_codes_sizes():
-    z = RobustTraining(RobustOptions(model="mlp", hidden=(200, 200)), DataShape((1, 28, 28), 10)).init(0)
-    assert T.count(z["x"]) == 199_210
-    assert T.count(z["y"]) == 784
-
-
 def test_without_weights_the_ascent_only_shrinks_the_perturbation():
     made = task()
     z = T.zeros_like(made.init(0))
@@ -88,14 +82,11 @@ def test_gradients_are_those_of_the_formula():
 
 
 CONFIG = {
-    "rounds": 4,
-    "population": {"dataset": "digits", "clients": 20, "partition": {"kind": "label_sorted"}},
+    "rounds": 4, "population": {"dataset": "digits", "clients": 20, "partition": {"kind": "label_sorted"}},
     "task": {"name": "robust", "hidden": [16]},
-    "algorithm": {"name": "cdma_one", "steps": 3, "batch_size": 10, "dual_lr": 0.5},
-    "cohort.invite": 6,
-    "executor": {"kind": "local"},
-    "evaluation": {"every": 2, "test_examples": 50},
-}
+    "algorithm": {"name": "cdma_one", "steps": 3, "batch_size": 10, "dual_lr": 0.5}, "cohort.invite": 6,
+    "executor": {"kind": "local"}, "evaluation": {"every": 2, "test_examples": 50},
+}  # fmt: skip
 
 
 def test_the_last_model_is_evaluated_on_all_examples(tmp_path):

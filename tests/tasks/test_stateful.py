@@ -9,33 +9,27 @@ from torch import nn
 
 import fedfleet
 from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.driver.simulate import simulate
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tasks.models import cnn_bn
 from fedfleet.tasks.stateful import BatchNorm, Dropout, buffers, called, prepared
 
 BASE = {
-    "rounds": 3,
-    "population": {"clients": 8, "partition": {"kind": "quantity_skew", "alpha": 1.0, "min_size": 5}},
+    "rounds": 3, "population": {"clients": 8, "partition": {"kind": "quantity_skew", "alpha": 1.0, "min_size": 5}},
     "task": {"name": "classification", "model": "cnn_bn"},
-    "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 16, "steps": 3},
-    "cohort": {"invite": 4},
-    "executor": {"kind": "local", "inner": "batched"},
-    "evaluation": {"every": 3},
-}
+    "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 16, "steps": 3}, "cohort": {"invite": 4},
+    "executor": {"kind": "local", "inner": "batched"}, "evaluation": {"every": 3},
+}  # fmt: skip
 
 
 def ours(layer: nn.Module) -> nn.Module:
     return prepared(nn.Sequential(copy.deepcopy(layer)))
 
 
-@pytest.mark.parametrize(
-    ("layer", "shape"),
-    [
-        (nn.BatchNorm1d(3), (7, 3)),
-        (nn.BatchNorm1d(3, momentum=0.3, eps=0.1), (7, 3, 5)),
-        (nn.BatchNorm2d(3, affine=False), (4, 3, 5, 2)),
-    ],
-)
+@pytest.mark.parametrize(("layer", "shape"), [
+    (nn.BatchNorm1d(3), (7, 3)), (nn.BatchNorm1d(3, momentum=0.3, eps=0.1), (7, 3, 5)),
+    (nn.BatchNorm2d(3, affine=False), (4, 3, 5, 2)),
+])  # fmt: skip
 def test_batch_norm_is_torchs(layer, shape):
     if layer.affine:
         nn.init.normal_(layer.weight), nn.init.normal_(layer.bias)
@@ -107,10 +101,8 @@ def test_fedavg_averages_statistics_with_the_weights():
     """Two rounds of two clients, whole sets as batches, against torch's own layers trained one client at a time."""
     given = {"population.clients": 2, "cohort.invite": 2, "rounds": 2}
     given |= {
-        "algorithm.batch_size": 1000,
-        "algorithm.steps": 2,
-        "population.dataset": {"name": "digits", "classes": [0, 1]},
-    }
+        "algorithm.batch_size": 1000, "algorithm.steps": 2, "population.dataset": {"name": "digits", "classes": [0, 1]},
+    }  # fmt: skip
     given |= {"population.partition": {"kind": "quantity_skew", "alpha": 2.0, "min_size": 20}}
     probe = fedfleet.Experiment(fedfleet.load(BASE, {**given, "algorithm.batch_size": 20}))
     size = int(probe.population.num_examples(torch.arange(2)).max())
@@ -142,8 +134,6 @@ def test_fedavg_averages_statistics_with_the_weights():
 
 def trained(x: fedfleet.Experiment) -> list:
     """Return the model after every round."""
-    from fedfleet.simulator.driver.simulate import simulate
-
     executor = x.executor()
     executor.start(x.setup())
     try:

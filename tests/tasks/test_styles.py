@@ -149,9 +149,7 @@ def test_padding_changes_nothing_and_draws_nothing(more):
             (rows, of), (wanted, same) = (
                 explore(k, *given, change, 2) for given in ((weight, maps, y), (ONES, MAPS, Y))
             )
-            assert torch.equal(of, same)
-            assert torch.equal(rows.weight[:10], wanted.weight)
-            assert torch.equal(rows.y[:10], wanted.y)
+            assert all(map(torch.equal, (of, rows.weight[:10], rows.y[:10]), (same, wanted.weight, wanted.y)))
             assert not rows.weight[10:].any()
             torch.testing.assert_close(rows.maps[:10], wanted.maps, rtol=1e-12, atol=1e-12)
 
@@ -167,8 +165,7 @@ def test_styles_of_copies_lie_beyond_those_of_the_batch():
     for row in found:
         mean = row.mean((1, 2))
         assert float((pool[:, :k] - mean).abs().amax(1).min()) < 1e-4
-    assert torch.equal(rows.y, torch.cat([Y[of], Y]))
-    assert torch.equal(rows.weight, torch.ones(10, dtype=torch.float64))
+    assert all(map(torch.equal, (rows.y, rows.weight), (torch.cat([Y[of], Y]), torch.ones(10, dtype=torch.float64))))
 
 
 def test_copies_count_from_the_first_place_that_is_drawn_on():
@@ -208,8 +205,7 @@ def test_nothing_flows_through_what_is_mixed_and_what_normalises_is_differentiat
 
 def test_without_copies_styles_are_mixed_alone():
     rows, of = explore(1, ONES, MAPS, Y, ALWAYS._replace(copies=0))
-    assert len(of) == 0
-    assert rows.maps.shape == MAPS.shape
+    assert (len(of), rows.maps.shape) == (0, MAPS.shape)
     assert torch.equal(rows.weight, ONES)
     assert float((rows.maps - MAPS).abs().max()) > 0.1
 

@@ -19,13 +19,13 @@ from fedfleet.datasets.vocabulary import PADDING
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.block.gradient import EngineOps
-from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.simulator.work import Batch
 from fedfleet.tasks import from_module
 from fedfleet.tasks.classification import Classification, ClassificationOptions
 from fedfleet.tasks.language import LanguageModel, LanguageOptions
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.stateful import inputs
+from tests.saying import all_say
 
 WORDS, CLIENTS = 9, 2
 LENGTHS = [5, 2, 7, 3, 3, 6, 1, 4]
@@ -91,14 +91,13 @@ def task(kind: str, folder: Path) -> Any:
     }[kind]()
 
 
-KINDS = ["bag", "own", "module", "lstm", "own words", *TRANSFORMERS]
+NEEDED = pytest.mark.extras("transformers")
+KINDS = ["bag", "own", "module", "lstm", "own words", *(pytest.param(kind, marks=NEEDED) for kind in TRANSFORMERS)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_changes_nothing(tmp_path: Path, kind: str):
     """Neither of one client nor of several at once, whose models differ, with a row that only fills its batch up."""
-    if kind in TRANSFORMERS:
-        pytest.importorskip("transformers")
     made = task(kind, tmp_path)
     ops = EngineOps(made.objectives, made.functions)
     z = T.map(lambda leaf: torch.stack([leaf, leaf + leaf.abs() / 4]), made.init(3))
@@ -120,8 +119,8 @@ def test_padding_changes_nothing(tmp_path: Path, kind: str):
         torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6)
 
 
+@NEEDED
 def test_transformers_have_a_token_for_padding_and_one_for_every_word(tmp_path: Path):
-    pytest.importorskip("transformers")
     for kind, words, filling in (
         ("gpt2", WORDS + 1, WORDS),
         ("gpt2, no more words", WORDS, 1),
@@ -164,7 +163,6 @@ def widened(data: Any, more: int) -> Any:
     """The same texts in tensors that are wider."""
     wider = lambda x: F.pad(x, (0, more), value=PADDING)  # noqa: E731
     people = data.population
-    assert isinstance(people, InMemoryPopulation)
     people = replace(people, data={**people.data, "x": wider(people.data["x"])})
     return replace(data, population=people, test=replace(data.test, x=wider(data.test.x)))
 
@@ -183,13 +181,9 @@ def test_a_run_is_the_same_with_more_padding(tmp_path: Path, which: str):
     y = None if foretell else [i % 2 for i in range(len(many))]
     data = from_texts(many, y, client=[i % 8 for i in range(len(many))], test=0.25, words=WORDS)
     config = {
-        "rounds": 2,
-        "task": chosen,
-        "algorithm": {"lr": 0.3, "batch_size": 4, "steps": 3},
-        "cohort": {"invite": 4},
-        "evaluation": {"every": 1, "per_client": True},
-        "executor": {"kind": "local", "inner": "batched"},
-    }
+        "rounds": 2, "task": chosen, "algorithm": {"lr": 0.3, "batch_size": 4, "steps": 3}, "cohort": {"invite": 4},
+        "evaluation": {"every": 1, "per_client": True}, "executor": {"kind": "local", "inner": "batched"},
+    }  # fmt: skip
     runs = [fedfleet.run(config, data=of, out=tmp_path / str(i)) for i, of in enumerate((data, widened(data, 5)))]
     one, other = (load_file(run.folder / "model.safetensors") for run in runs)
     for name, leaf in one.items():
@@ -257,35 +251,25 @@ CONFIG = {"rounds": 1, "algorithm": {"batch_size": 2}, "cohort": {"invite": 2}, 
 NUMBERS = fedfleet.data.from_arrays(torch.zeros(20, 4), torch.arange(20) % 2, client=torch.arange(20) % 4)
 
 
-@pytest.mark.parametrize(
-    ("given", "data", "says"),
-    [
-        (
-            {"model": "mlp"},
-            None,
-            "task.model='mlp': model 'mlp' takes no text: choose bag, module:name or transformers:",
-        ),
-        ({"model": "bag"}, NUMBERS, "task.model='bag': model 'bag' takes text alone: choose mlp"),
-        ({"model": "bag", "hidden": [3, 3]}, None, "vectors of one width, and hidden=[3, 3]: give one number"),
-        ({"model": "bag", "hidden": [3], "init": "zero"}, None, "leave init out"),
-        ({"name": "auc", "model": "mlp"}, None, "task.name='auc': it reads no text, which the examples of texts are"),
-        ({"model": f"{__name__}:Careless"}, None, "what follows after the end of a text changes its outputs"),
-        ({"model": f"{__name__}:Packed"}, None, "sequences are not packed here: give the layer all places"),
-        (
-            {"model": f"{__name__}:Unmasked"},
-            None,
-            "-1 after the end of a text: name the arguments of its forward tokens and mask",
-        ),
-        ({"model": f"{__name__}:Fixed"}, None, "it takes 7 tokens and not 6"),
-        ({"model": f"{__name__}:Read"}, NUMBERS, "a mask is for texts, and examples are torch.float32"),
-    ],
-)
-def test_what_would_not_do_is_said_before_work(tmp_path: Path, given: dict[str, Any], data: Any, says: str):
-    data = data or from_texts(TOKENS, LABELS, client=torch.arange(8) // 2, test=0.25, words=WORDS)
-    with pytest.raises(fedfleet.ConfigError) as e:
+def test_what_would_not_do_is_said_before_work(subtests, tmp_path):
+    def call(row):
+        given, data = row
+        data = data or from_texts(TOKENS, LABELS, client=torch.arange(8) // 2, test=0.25, words=WORDS)
         fedfleet.run(CONFIG, {"task": given}, data=data, out=tmp_path / "run")
-    assert says in str(e.value)
-    assert "\n" not in str(e.value)
+
+    rows = [
+        (({"model": "mlp"}, None), "task.model='mlp': model 'mlp' takes no text"),
+        (({"model": "bag"}, NUMBERS), "task.model='bag': model 'bag' takes text alone"),
+        (({"model": "bag", "hidden": [3, 3]}, None), "vectors of one width, and hidden=[3, 3]: give one number"),
+        (({"model": "bag", "hidden": [3], "init": "zero"}, None), "leave init out"),
+        (({"name": "auc", "model": "mlp"}, None), "task.name='auc'"),
+        (({"model": f"{__name__}:Careless"}, None), "what follows after the end of a text changes its outputs"),
+        (({"model": f"{__name__}:Packed"}, None), "sequences are not packed here: give the layer all places"),
+        (({"model": f"{__name__}:Unmasked"}, None), "-1 after the end of a text"),
+        (({"model": f"{__name__}:Fixed"}, None), "it takes 7 tokens and not 6"),
+        (({"model": f"{__name__}:Read"}, NUMBERS), "a mask is for texts, and examples are torch.float32"),
+    ]  # fmt: skip
+    all_say(subtests, call, rows)
 
 
 def test_a_net_comes_back_with_its_words(tmp_path: Path):

@@ -20,18 +20,14 @@ from fedfleet.simulator.executors.base import Host
 from fedfleet.simulator.executors.inner import InnerExecutor
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.executors.timed import TimedExecutor
+from tests.front.commands.lines import all_told
 
 TINY = {
-    "population": {"clients": 20},
-    "task": {"name": "auc", "model": "mlp", "hidden": [4]},
-    "algorithm": {"name": "cdma_ada", "steps": 2, "batch_size": 5},
-    "cohort": {"invite": 8, "respond": "siwer"},
-    "availability": {"kind": "bernoulli", "rate": 0.9},
-    "executor": {"kind": "local", "block_size": 3},
+    "population": {"clients": 20}, "task": {"name": "auc", "model": "mlp", "hidden": [4]},
+    "algorithm": {"name": "cdma_ada", "steps": 2, "batch_size": 5}, "cohort": {"invite": 8, "respond": "siwer"},
+    "availability": {"kind": "bernoulli", "rate": 0.9}, "executor": {"kind": "local", "block_size": 3},
     "evaluation": {"every": 2},
-}
-
-ON_RAY = {"executor.kind": "ray", "executor.actors": 1, "evaluation.every": 1}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -60,15 +56,13 @@ def check_account(found):
     assert sum(driver.values()) == pytest.approx(wall)
     assert driver["sampling"] > 0
     assert min(workers["phases"].values()) > 0
-    assert sum(workers["phases"].values()) + workers["evaluation"] + workers["idle"] == pytest.approx(
-        found["workers"] * wall
-    )
+    spent = sum(workers["phases"].values()) + workers["evaluation"] + workers["idle"]
+    assert spent == pytest.approx(found["workers"] * wall)
     assert found["idle_share"] == pytest.approx(workers["idle"] / (found["workers"] * wall))
     assert found["seconds_per_round"] > 0
     assert found["client_updates_per_s"] > 0
-    assert sum(p["blocks_per_round"] * n for p in found["phases"].values()) == pytest.approx(
-        round(n * found["blocks_per_round"])
-    )
+    blocks = sum(p["blocks_per_round"] * n for p in found["phases"].values())
+    assert blocks == pytest.approx(round(n * found["blocks_per_round"]))
 
 
 def test_the_account_adds_up():
@@ -79,6 +73,9 @@ def test_the_account_adds_up():
     assert found["workers_seconds_per_round"]["idle"] > 0  # in one process the driver's work is not the workers'
     check_account(found)
     json.dumps(found)
+    found = bench.measure(tiny(), seconds=0.0)  # of one round at least
+    assert (found["rounds"], found["evaluations"]) == (1, 1)  # the warm-up's second round is evaluated beside it
+    check_account(found)
 
 
 def test_evaluation_of_every_client_is_a_phase_of_its_own_and_no_part_of_a_round():
@@ -94,36 +91,26 @@ def test_evaluation_of_every_client_is_a_phase_of_its_own_and_no_part_of_a_round
     assert driver["wait"] >= spent["phases"]["gradient"] + spent["phases"]["update"]
 
 
-def test_it_ends_after_its_seconds_with_one_round_at_least():
-    found = bench.measure(tiny(), seconds=0.0)
-    assert (found["rounds"], found["evaluations"]) == (1, 1)  # the warm-up's second round is evaluated beside it
-    check_account(found)
-
-
-@pytest.fixture(scope="module")
-def pool(cluster):
-    """A Ray actor that has the tiny experiment."""
+@pytest.mark.ray
+@pytest.mark.slow
+def test_with_workers_the_account_adds_up_and_candidates_take_turns(cluster, monkeypatch, capsys):
     from fedfleet.simulator.executors.ray import RayExecutor
 
-    x = tiny(**ON_RAY)
+    x = tiny(**{"executor.kind": "ray", "executor.actors": 1, "evaluation.every": 1})
     executor = RayExecutor(actors=1, cpus=1)
     executor.start(x.setup())
-    yield x, executor
-    executor.close()
-
-
-@pytest.mark.ray
-def test_with_workers_the_account_adds_up_and_candidates_take_turns(pool, monkeypatch, capsys):
-    x, executor = pool
     monkeypatch.setattr(x, "executor", lambda: InnerExecutor(executor, "batched"))  # started, and closed later
-    found = bench.measure(x, rounds=3)
-    assert (found["workers"], found["evaluations"]) == (1, 3)
-    assert found["driver_seconds_per_round"]["dispatch"] > 0
-    check_account(found)
-    bench.show(found, Console(width=200))
-    assert "MB returned" in capsys.readouterr().out
-    found = rules.take_turns(x, rounds=1)
-    assert all(row["turns"] == 1 for row in found["candidates"])
+    try:
+        found = bench.measure(x, rounds=3)
+        assert (found["workers"], found["evaluations"]) == (1, 3)
+        assert found["driver_seconds_per_round"]["dispatch"] > 0
+        check_account(found)
+        bench.show(found, Console(width=200))
+        assert "MB returned" in capsys.readouterr().out
+        found = rules.take_turns(x, rounds=1)
+        assert all(row["turns"] == 1 for row in found["candidates"])
+    finally:
+        executor.close()
 
 
 class TwoNodes(InnerExecutor):
@@ -154,21 +141,16 @@ def test_every_node_has_a_row(monkeypatch, capsys):
     ]
 
 
-def test_timing_changes_no_bit_of_the_model():
-    x = tiny()
-    for a, b in zip(final_model(x, LocalExecutor()), final_model(x, TimedExecutor(LocalExecutor())), strict=True):
-        assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("inner", ["serial", "batched"])
-def test_another_inner_is_that_of_the_setup(inner):
-    x = tiny(**{"executor.inner": "factored"})
-    executor = LocalExecutor()
+def test_timing_changes_no_bit_of_the_model_and_another_inner_is_that_of_the_setup():
+    x, executor = tiny(**{"executor.inner": "factored"}), LocalExecutor()
     executor.start(x.setup())
-    there = final_model(x, InnerExecutor(executor, inner))
-    expected = final_model(tiny(**{"executor.inner": inner}), LocalExecutor())
-    for a, b in zip(expected, there, strict=True):
-        assert torch.equal(a, b)
+    pairs = [(final_model(x, LocalExecutor()), final_model(x, TimedExecutor(LocalExecutor())))]
+    for inner in ("serial", "batched"):
+        mine = final_model(tiny(**{"executor.inner": inner}), LocalExecutor())
+        pairs.append((mine, final_model(x, InnerExecutor(executor, inner))))
+    for one, other in pairs:
+        assert len(one) == len(other)
+        assert all(map(torch.equal, one, other))
 
 
 class Slow(LocalExecutor):
@@ -212,6 +194,7 @@ def test_what_is_timed_is_what_takes_time(monkeypatch):
 
 
 def test_bench_prints_and_writes_the_same(bench_command, tmp_path):
+    assert bench_command("seeds=[4, 5]", "--rounds", 1)[0] == 0  # the first is measured
     status, out, error = bench_command("--rounds", 2, "--json", tmp_path / "found.json")
     assert status == 0
     found = json.loads((tmp_path / "found.json").read_text())
@@ -223,27 +206,17 @@ def test_bench_prints_and_writes_the_same(bench_command, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["found.json", "tiny.yaml"]
 
 
-def test_of_several_seeds_the_first_is_measured(bench_command):
-    assert bench_command("seeds=[4, 5]", "--rounds", 1)[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
+def test_a_mistake_is_told_in_one_line(subtests, bench_command):
+    rows = [
         (["cohort.invite=21"], "cohort.invite=21"),
-        (["--rounds", "0"], "--rounds"),
-        (["--seconds", "-1"], "--seconds"),
+        (["--rounds", "0"], "Invalid value for '--rounds'"),
+        (["--seconds", "-1"], "Invalid value for '--seconds'"),
         (["--json", "no/such/folder/file.json"], "--json='no/such/folder/file.json'"),
         (["compare={a: {}, b: {seed: 1}}"], "compare.b.seed"),
-        (["compare={a: {}, b: {algorithm.lr: 0.5}}"], "2 different runs, and bench takes one"),
+        (["compare={a: {}, b: {algorithm.lr: 0.5}}"], "compare="),
         (["vary.algorithm.lr=[0.5, 0.25]", "--rules"], "vary={'algorithm.lr': [0.5, 0.25]}: 2 different runs"),
-    ],
-)
-def test_a_mistake_is_told_in_one_line(bench_command, arguments, says):
-    status, out, error = bench_command(*arguments)
-    assert (status, out, error.count("\n")) == (2, "", 1)
-    assert error.startswith("error: ")
-    assert says in error
+    ]
+    all_told(subtests, lambda given: bench_command(*given), rows)
 
 
 def test_diverged_training_is_a_failure(bench_command):
@@ -252,6 +225,7 @@ def test_diverged_training_is_a_failure(bench_command):
     assert error.splitlines()[-1].startswith("failed: round 0: client ")
 
 
+@pytest.mark.slow
 def test_rules_prints_keys_that_a_configuration_accepts(bench_command, tmp_path):
     status, out, _ = bench_command("--rules", "--rounds", 1, "--json", tmp_path / "found.json")
     assert status == 0
@@ -314,12 +288,8 @@ def test_ratios_are_taken_within_a_turn():
     rule.turns, other.turns, short.turns = [1.0, 4.0, 2.0], [0.5, 3.0, 1.0], [0.1]
     found = rules.compared([rule, other, short])
     assert [row["block_size"] for row in found["candidates"]] == [2, 1, 4]
-    assert [found["candidates"][0][k] for k in ("relative", "least", "most", "seconds_per_round")] == [
-        0.5,
-        0.5,
-        0.75,
-        1,
-    ]
+    first = found["candidates"][0]
+    assert [first[k] for k in ("relative", "least", "most", "seconds_per_round")] == [0.5, 0.5, 0.75, 1]
     assert found["best"]["block_size"] == 2  # one turn is not enough beside three
     other.failed = "training diverged"
     assert rules.compared([rule, other, short])["best"]["block_size"] == 1

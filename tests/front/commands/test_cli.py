@@ -30,15 +30,13 @@ from fedfleet.simulator.executors import nodes
 from fedfleet.tasks.registry import TASKS
 from fedfleet.tracking.callback import Begun
 from fedfleet.transforms.registry import TRANSFORMS
+from tests.front.commands.lines import line
 
 Command = Callable[..., tuple[int, str, str]]
 TINY = {
-    "rounds": 3,
-    "population": {"clients": 20},
-    "task": {"name": "classification", "model": "logistic"},
-    "cohort": {"invite": 4},
-    "executor": {"kind": "local"},
-}
+    "rounds": 3, "population": {"clients": 20}, "task": {"name": "classification", "model": "logistic"},
+    "cohort": {"invite": 4}, "executor": {"kind": "local"},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -52,33 +50,34 @@ def summary(run: Path) -> dict[str, Any]:
     return json.loads((run / "summary.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    ("what", "names"),
-    [
-        ("algorithms", ALGORITHMS),
-        ("attacks", ATTACKS),
-        ("datasets", ABOUT),
-        ("tasks", TASKS),
-        ("transforms", TRANSFORMS),
-    ],
-)
-def test_list(command: Command, what: str, names: Any) -> None:
-    status, out, _ = command("list", what)
-    said = [line.split(maxsplit=1) for line in out.splitlines()]
-    assert (status, [name for name, _ in said]) == (0, list(names))
-    assert len({about for _, about in said}) == len(said)  # none is like another
+def test_list(command: Command) -> None:
+    names = {"algorithms": ALGORITHMS, "attacks": ATTACKS, "datasets": ABOUT, "tasks": TASKS, "transforms": TRANSFORMS}
+    for what, of in names.items():
+        status, out, _ = command("list", what)
+        said = [each.split(maxsplit=1) for each in out.splitlines()]
+        assert (status, [name for name, _ in said]) == (0, list(of))
+        assert len({about for _, about in said}) == len(said)  # none is like another
 
 
-def test_a_run_says_at_its_end_what_happened(command: Command, tiny: Path, tmp_path: Path) -> None:
-    status, out, _ = command("run", tiny, "--out", tmp_path / "run")
-    assert status == 0
-    *_, who, end, final, report = out.splitlines()
+def test_run_and_report_and_what_is_said_at_the_end(command: Command, tiny: Path, tmp_path: Path) -> None:
+    status, out, error = command("run", tiny, "--out", tmp_path / "a" / "run")
+    assert (status, error) == (0, "")
+    first, *_, who, end, final, report = out.splitlines()
+    assert first == "loading digits"
+    assert "initial model: accuracy" in out
+    assert "round 3/3 | heard 4" in out
     assert who.startswith("fedavg learnt to classify examples of digits, held by 20 clients")
     assert end.startswith("It ran to its last round.")
     assert final.startswith("fedavg  final accuracy 0.")
-    assert report == f"report: {tmp_path / 'run' / 'report.html'}"
+    run = tmp_path / "a" / "run"
+    assert report == f"report: {run / 'report.html'}"
+    assert (run / "report.html").is_file()
     status, out, _ = command("run", tiny, "--out", tmp_path / "again", "--no-report")
     assert (status, out.splitlines()[-3:]) == (0, [who, end, final])
+    status, out, _ = command("report", run, "--out", tmp_path / "b")
+    assert (status, out) == (0, f"{tmp_path / 'b' / 'report.html'}\n")
+    (run / "rounds.parquet").write_text("junk", encoding="utf-8")
+    line(command("report", run))
 
 
 HEAVY = {"torch", "torchvision", "ray", "pandas", "pyarrow", "matplotlib", "sklearn", "scipy", "numpy"}
@@ -93,46 +92,39 @@ except SystemExit as end:
 """
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status"),
-    [
-        (["--help"], 0),
-        (["study", "--help"], 0),
-        (["run", "--nonsense"], 2),
-        (["run", "nowhere.yaml"], 2),
-        (["plan", __file__, "rounds"], 2),
-        (["resume", "nowhere"], 2),
-        (["paper", "nowhere.yaml"], 2),
-        (["convert", "nowhere.parquet", "out"], 2),
-    ],
-)
+def ended(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command, env = [sys.executable, "-c", code, *arguments], {**os.environ, **environment}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+
+
+@pytest.mark.parametrize(("arguments", "status"), [
+    (["--help"], 0), (["study", "--help"], 0), (["run", "--nonsense"], 2), (["run", "nowhere.yaml"], 2),
+    (["plan", __file__, "rounds"], 2), (["resume", "nowhere"], 2), (["paper", "nowhere.yaml"], 2),
+    (["convert", "nowhere.parquet", "out"], 2),
+])  # fmt: skip
 def test_what_needs_no_arithmetic_imports_none(arguments: list[str], status: int) -> None:
-    done = subprocess.run([sys.executable, "-c", COMMAND, *arguments], capture_output=True, text=True, check=True)
-    found, *modules = done.stderr.splitlines()[-1].split()
+    found, *modules = ended(COMMAND, *arguments).stderr.splitlines()[-1].split()
     assert int(found) == status
     assert "typer" in modules
     assert HEAVY.isdisjoint(modules)
 
 
+@pytest.mark.parametrize(("typed", "offered"), [
+    ("fedfleet re", ["resume", "report"]), ("fedfleet watch --o", ["--once"]),
+    ("fedfleet show algorithm scaf", ["scaffold"]),
+])  # fmt: skip
+def test_a_shell_completes_commands_options_and_names_without_arithmetic(typed: str, offered: list[str]) -> None:
+    asked = {"_FEDFLEET_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    done = ended(COMMAND, **asked)
+    assert done.stdout.split() == offered
+    assert HEAVY.isdisjoint(done.stderr.split())
+
+
 def test_a_worker_imports_what_blocks_need_alone() -> None:
     needed = "fedfleet.simulator.executors.actor, fedfleet.tasks.registry, fedfleet.datasets.registry"
     code = f"import sys, {needed}; print(*(name for name in sys.modules if '.' not in name))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert {"torchvision", "pandas", "matplotlib", "sklearn", "scipy", "typer"}.isdisjoint(done.stdout.split())
-
-
-def test_plan_says_what_a_run_would_do_and_writes_nothing(command: Command, tiny: Path) -> None:
-    status, out, error = command("plan", tiny, "executor.kind=ray", "executor.actors=1", "cohort.invite=10")
-    assert (status, error) == (0, "")
-    for text in (
-        "20 with 72 to 72 examples",
-        "650 floats",
-        "up to 2 of 5 clients",
-        "1 Ray actors",
-        "98% of the floats",
-    ):
-        assert text in out
-    assert list(tiny.parent.iterdir()) == [tiny]
+    found = ended(code).stdout.split()
+    assert {"torchvision", "pandas", "matplotlib", "sklearn", "scipy", "typer"}.isdisjoint(found)
 
 
 def test_plan_says_how_clients_learn_whatever_was_given(command: Command, tiny: Path) -> None:
@@ -162,17 +154,12 @@ def test_plan_says_how_clients_learn_whatever_was_given(command: Command, tiny: 
 SHARES = ("1 actors, about 1.33 blocks, 3.33", "2 actors, about 2.67 blocks, 6.67")
 
 
-@pytest.mark.parametrize(
-    ("actors", "first", "of_one", "of_two"),
-    [
-        ("auto", "room for 3 actors, 3 come up at once", *SHARES),
-        ("1", "room for 3 actors, 1 come up at once", "1 actors, about 4 blocks, 10", "0 actors, about 0 blocks, 0"),
-        ("5", "room for 3 actors, 3 come up at once, 2 wait for nodes to join", *SHARES),
-    ],
-)
-def test_plan_says_what_would_go_to_which_node(
-    command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch, actors: str, first: str, of_one: str, of_two: str
-) -> None:
+@pytest.mark.parametrize(("actors", "first", "of_one", "of_two"), [
+    ("auto", "room for 3 actors, 3 come up at once", *SHARES),
+    ("1", "room for 3 actors, 1 come up at once", "1 actors, about 4 blocks, 10", "0 actors, about 0 blocks, 0"),
+    ("5", "room for 3 actors, 3 come up at once, 2 wait for nodes to join", *SHARES),
+])  # fmt: skip
+def test_plan_says_what_would_go_to_which_node(command, tiny, monkeypatch, actors, first, of_one, of_two):
     asked = []
 
     def visit(address: str, need: nodes.Need) -> nodes.Nodes:
@@ -191,7 +178,7 @@ def test_plan_says_what_would_go_to_which_node(
     assert f" {first} {of_nodes} 10.0.0.3: room for 4, which leaves " in said
 
 
-def test_plan_of_several_runs_shows_each_label_once(command: Command, tiny: Path) -> None:
+def test_plan_shows_each_label_once_and_writes_nothing(command: Command, tiny: Path) -> None:
     status, out, _ = command("plan", tiny, "seeds=[1, 2]", "compare={one: {}, two: {algorithm: fedprox}}")
     assert status == 0
     assert [out.count(text) for text in ("one: fedavg", "two: fedprox")] == [1, 1]
@@ -201,46 +188,26 @@ def test_plan_of_several_runs_shows_each_label_once(command: Command, tiny: Path
     status, out, _ = command("plan", tiny, "algorithm={name: fedprox, mu: 0.5}", near)
     assert (status, out.count("left out")) == (0, 1)
     assert out.index("two: fedavg") < out.index("algorithm.mu: fedavg has no such option")
-
-
-def test_run_and_report(command: Command, tiny: Path, tmp_path: Path) -> None:
-    status, out, error = command("run", tiny, "rounds=2", "--out", tmp_path / "a" / "run")
+    status, out, error = command("plan", tiny, "executor.kind=ray", "executor.actors=1", "cohort.invite=10")
     assert (status, error) == (0, "")
-    assert out.splitlines()[0] == "loading digits"
-    assert "initial model: accuracy" in out
-    assert "round 2/2 | heard 4" in out
-    run = tmp_path / "a" / "run"
-    assert (run / "report.html").is_file()
-    status, out, _ = command("report", run, "--out", tmp_path / "b")
-    assert (status, out) == (0, f"{tmp_path / 'b' / 'report.html'}\n")
-    (run / "rounds.parquet").write_text("junk", encoding="utf-8")
-    status, _, error = command("report", run)
-    assert (status, error.count("\n")) == (2, 1)
+    said = ("20 with 72 to 72 examples", "650 floats", "up to 2 of 5 clients", "1 Ray actors", "98% of the floats")
+    assert [text for text in said if text not in out] == []
+    assert list(tiny.parent.iterdir()) == [tiny]
 
 
-def test_the_folder_has_the_name_of_the_file_and_a_number(
-    command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_stand_above_overrides_and_a_folder_has_the_name_of_the_file_and_a_number(
+    command, tiny, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tiny.parent)
     for _ in range(2):
         assert command("run", tiny, "rounds=0", "--no-report")[0] == 0
     assert sorted(p.name for p in Path("runs").iterdir()) == ["tiny", "tiny-2"]
-
-
-def test_options_stand_above_overrides(command: Command, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "a: b").mkdir()  # a name that is not plain YAML
     assert command("run", tiny, "rounds=1", "--no-report", "--out", tmp_path / "a: b" / "first")[0] == 0
     model = tmp_path / "a: b" / "first" / "model.safetensors"
     options = [
-        "--warm-start",
-        model,
-        "--until",
-        "eval/accuracy=0.001",
-        "--max-seconds",
-        "100",
-        "--out",
-        tmp_path / "run",
-    ]
+        "--warm-start", model, "--until", "eval/accuracy=0.001", "--max-seconds", "100", "--out", tmp_path / "run",
+    ]  # fmt: skip
     assert command("run", tiny, "until=eval/accuracy=0.9", "--no-report", *options)[0] == 0
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
     assert (config["warm_start"], config["until"], config["max_seconds"]) == (str(model), "eval/accuracy=0.001", 100.0)
@@ -248,9 +215,7 @@ def test_options_stand_above_overrides(command: Command, tiny: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_leave_what_was_done(
-    command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int
-) -> None:
+def test_signals_leave_what_was_done(command, tiny, monkeypatch, number, status):
     shown: list[int] = []
 
     def round(self: Progress, row: Any, phases: Any) -> None:
@@ -267,9 +232,7 @@ def test_signals_leave_what_was_done(
     assert (run / "model.safetensors").is_file()
 
 
-def test_an_interruption_before_there_is_a_folder_says_so(
-    command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_before_there_is_a_folder_says_so(command, tiny, monkeypatch):
     def interrupted(*given: Any, **named: Any) -> None:
         raise KeyboardInterrupt
 
@@ -285,9 +248,7 @@ def test_an_interruption_before_there_is_a_folder_says_so(
 
 
 @pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 130), (SystemExit(2), 2), (SystemExit(None), 0)])
-def test_the_process_ends_with_its_status_whenever_ctrl_c_comes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], end: BaseException, status: int
-) -> None:
+def test_the_process_ends_with_its_status_whenever_ctrl_c_comes(monkeypatch, capsys, end, status):
     def ends() -> None:
         raise end
 
@@ -321,6 +282,7 @@ def test_diverged_training_is_a_failed_run(command: Command, tiny: Path) -> None
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.slow
 def test_one_failed_run_does_not_stop_the_others(command: Command, tiny: Path, jobs: int) -> None:
     out = tiny.parent / "all"
     status, _, error = command("run", tiny, "vary.algorithm.lr=[0.1, 1e39]", "--jobs", jobs, "--out", out)
@@ -344,14 +306,11 @@ def test_of_several_seeds_the_mean_and_the_deviation_are_said(command: Command, 
     assert second.endswith(" (2 runs)")
 
 
-def begun(initial: dict[str, float], rounds: int) -> Begun:
-    return Begun(folder=Path(), name="", config={}, rounds=rounds, initial=initial)
-
-
 def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:
     with (tmp_path / "screen").open("w+", encoding="utf-8") as screen:
         progress = Progress(Console(file=screen, force_terminal=True, width=200))
-        progress.start(begun({"eval/auc": 0.25}, 3))
+        begun = Begun(folder=Path(), name="", config={}, rounds=3, initial={"eval/auc": 0.25})
+        progress.start(begun)
         row = {"client_steps": 1, "virtual_s": 1}
         phases = [
             {"invited": 10, "heard": 9, "stale": 0, "late": 1, "failed": 0, "offline": 0},
@@ -360,27 +319,12 @@ def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:
         for index in range(3):
             progress.round({"round": index, **row, "eval/auc": 0.5 if index == 1 else None}, phases)
         progress.end({})
+        progress.start(begun)  # the next run counts from zero
+        progress.round({"round": 0, "client_steps": 7, "virtual_s": 7}, phases)
+        progress.end({})
         screen.seek(0)
         shown = screen.read()
     assert "initial model: auc 0.2500" in shown
     assert "round 3/3 | heard 9+8 of 10+12 late 1+0 failed 0+1 offline 0+3 | auc 0.5000" in shown
     assert "virtual 3 s" in shown
-
-
-def test_the_next_run_counts_from_zero(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(Console(width=200))
-    row = {"client_steps": 7, "virtual_s": 7}
-    for _ in range(2):
-        progress.start(begun({"eval/auc": 0.5}, 1))
-        progress.round({"round": 0, **row}, [])
-    assert [line.split("virtual ")[1].split()[0] for line in capsys.readouterr().out.splitlines()[1::2]] == ["7", "7"]
-
-
-@pytest.mark.parametrize(("typed", "offered"), [("fedfleet re", "resume\nreport"), ("fedfleet watch --o", "--once")])
-def test_a_shell_completes_commands_and_options(typed: str, offered: str) -> None:
-    code = "import sys; sys.argv[0] = 'fedfleet'; from fedfleet.commands.cli import main; main()"
-    given = {"_FEDFLEET_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
-    found = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **given}, capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == offered
+    assert "virtual 7 s" in shown

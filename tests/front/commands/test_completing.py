@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,10 +33,8 @@ def test_names_are_those_of_the_kind_before(monkeypatch: pytest.MonkeyPatch) -> 
     assert after("trackers", "m") == ["mlflow"]
     assert after("data", "") == after("config", "") == []
     assert completing.shown("d") == ["data", "dataset", "domains", "devices"]
-    added = [SimpleNamespace(name="coin")]
-    monkeypatch.setattr(
-        "importlib.metadata.entry_points", lambda group: added if group == "fedfleet.selections" else []
-    )
+    entries = {"fedfleet.selections": [SimpleNamespace(name="coin")]}
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries.get(group, []))
     assert after("selection", "c") == ["coin"]
     assert after("availability", "coin") == []
 
@@ -55,15 +50,3 @@ def test_folders_of_runs_are_completed_two_levels_below(tmp_path: Path, monkeypa
     assert completing.runs("runs/") == ["runs/a", "runs/a/A/seed-0"]
     assert completing.runs("runs/n") == completing.runs("nowhere/") == []
     assert completing.runs(f"{tmp_path}/al") == [f"{tmp_path}/alone"]
-
-
-def test_a_shell_is_answered_without_pytorch(tmp_path: Path) -> None:
-    code = (
-        "import sys; from fedfleet.commands import cli; sys.argv = ['fedfleet']\n"
-        "try: cli.main()\nfinally: print('torch' in sys.modules, file=sys.stderr)"
-    )
-    asked = {"_FEDFLEET_COMPLETE": "complete_bash", "COMP_WORDS": "fedfleet show algorithm scaf", "COMP_CWORD": "3"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, check=False
-    )
-    assert (done.stdout.split(), done.stderr.split()) == (["scaffold"], ["False"])

@@ -15,13 +15,10 @@ from fedfleet.commands import invert as inverting
 from fedfleet.datasets.files import data_dir
 
 ONE = {
-    "rounds": 3,
-    "population": {"clients": 1400},
-    "task": {"model": "logistic"},
+    "rounds": 3, "population": {"clients": 1400}, "task": {"model": "logistic"},
     "algorithm": {"name": "fedavg", "steps": 2, "batch_size": 1, "lr": 0.1, "weight": "uniform"},
-    "cohort": {"invite": 4},
-    "executor": {"kind": "local"},
-}
+    "cohort": {"invite": 4}, "executor": {"kind": "local"},
+}  # fmt: skip
 FOUR = ["population.clients=350", "algorithm.batch_size=4"]
 TEXTS = [
     "population={dataset: small_texts, clients: 2, partition: by_domain}",
@@ -54,14 +51,10 @@ def test_one_example_of_a_linear_net_is_rebuilt(command, one, method, more):
     seen, numbers = load_file(folder / "inversion.safetensors"), told(folder)
     assert (seen["originals"] - seen["rebuilt"]).abs().max() < 1e-3
     assert seen["originals"].std() > 0.3
-    assert (numbers["labels_right"], numbers["clients_in_what_is_seen"], numbers["seen"]) == (
-        1,
-        1,
-        "what the client sent",
-    )
-    assert numbers["mean"]["mse"] == pytest.approx(
-        float((seen["originals"] - seen["rebuilt"]).square().mean()) / 4, rel=1e-6
-    )
+    assert (numbers["labels_right"], numbers["clients_in_what_is_seen"]) == (1, 1)
+    assert numbers["seen"] == "what the client sent"
+    mse = float((seen["originals"] - seen["rebuilt"]).square().mean()) / 4
+    assert numbers["mean"]["mse"] == pytest.approx(mse, rel=1e-6)
     assert numbers["mean_of_blind_guess"]["psnr"] < 30 < numbers["mean"]["psnr"]
     assert f"PSNR {numbers['mean']['psnr']:.1f} dB" in out
     assert Image.open(folder / "inversion.png").size[0] > 100
@@ -126,26 +119,22 @@ def test_an_interruption_leaves_nothing(command, one, monkeypatch):
     assert not Path("gone").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--method", "magic"], "--method 'magic': choose cosine, dlg, closed"),
-        (["--method", "closed", "--restarts", "2"], "--restarts 2: method closed does not search: leave it out"),
-        (["--labels", "some"], "--labels 'some': choose known, inferred"),
-        (["--round", "3"], "--round 3: the run has rounds 0 to 2: choose one of them"),
-        (["--method", "dlg", "--tv", "1"], "--tv 1: total variation is not for method dlg: leave it out"),
-        (["--method", "closed", *FOUR], "--method closed: it takes one example, a first layer"),
-        (["--method", "closed", "transforms.up=[{name: top_k, share: 0.5}]"], "--method closed: it takes one example"),
-        (["--labels", "inferred", "transforms.up=[{name: top_k, share: 0.5}]"], "--labels inferred: they are told by"),
-        (TEXTS, "task.name='language_model': its examples have whole numbers"),
-        (["--out", "."], "--out .: it exists and is not empty"),
-        (["vary={algorithm.lr: [1, 2]}"], "vary={'algorithm.lr': [1, 2]}: 2 different runs, and invert takes one"),
-    ],
-    ids=str,
-)
-def test_what_is_refused_is_said_in_a_line(command, one, words, said):
-    if words is TEXTS and not (data_dir() / "text" / "document.txt").exists():
-        pytest.skip("no real data: set FEDFLEET_DATA")
-    status, _, err = command("invert", one, *words)
-    assert (status, err.splitlines()[-1][: 7 + len(said)]) == (2, f"error: {said}")
-    assert not Path("runs").exists()
+SENT = "transforms.up=[{name: top_k, share: 0.5}]"
+REFUSED = [
+    (["--method", "magic"], "--method 'magic'"), (["--method", "closed", "--restarts", "2"], "--restarts 2"),
+    (["--labels", "some"], "--labels 'some'"), (["--round", "3"], "--round 3: the run has rounds 0 to 2"),
+    (["--method", "dlg", "--tv", "1"], "--tv 1"), (["--method", "closed", *FOUR], "--method closed"),
+    (["--method", "closed", SENT], "--method closed"), (["--labels", "inferred", SENT], "--labels inferred"),
+    (TEXTS, "task.name='language_model'"), (["--out", "."], "--out ."),
+    (["vary={algorithm.lr: [1, 2]}"], "vary={'algorithm.lr': [1, 2]}: 2 different runs"),
+]  # fmt: skip
+
+
+def test_what_is_refused_is_said_in_a_line(subtests, command, one):
+    for words, said in REFUSED:
+        with subtests.test(str(words)):
+            if words is TEXTS and not (data_dir() / "text" / "document.txt").exists():
+                pytest.skip("no real data: set FEDFLEET_DATA")
+            status, _, err = command("invert", one, *words)
+            assert (status, err.splitlines()[-1][: 7 + len(said)]) == (2, f"error: {said}")
+            assert not Path("runs").exists()

@@ -21,15 +21,12 @@ from fedfleet.report.words import number
 from tests.front.report.report_runs import Page
 
 TINY = {
-    "rounds": 4,
-    "population": {"clients": 20, "partition": "label_sorted"},
+    "rounds": 4, "population": {"clients": 20, "partition": "label_sorted"},
     "task": {"name": "auc", "model": "logistic", "positive_class": 8},
     "algorithm": {"name": "cdma_one", "steps": 2, "batch_size": 5},
-    "cohort": {"invite": 6, "respond": "siwer", "attempts": 50},
-    "availability": {"kind": "bernoulli"},
-    "evaluation": {"every": 2},
-    "compare": {"ONE": {}, "par": {"algorithm.name": "parallel_sgda"}},
-}
+    "cohort": {"invite": 6, "respond": "siwer", "attempts": 50}, "availability": {"kind": "bernoulli"},
+    "evaluation": {"every": 2}, "compare": {"ONE": {}, "par": {"algorithm.name": "parallel_sgda"}},
+}  # fmt: skip
 VARY = ["availability.rate=1.0,0.2"]
 SILENT = Progress.silent()
 TABLES = ("study", "curves", "participation")
@@ -73,12 +70,9 @@ def test_a_kind_may_vary_beside_its_options():
 
 def test_tables_say_what_the_runs_say(done):
     rows = pd.read_parquet(done / "study.parquet")
-    assert rows[["label", "algorithm", "availability.rate", "seed"]].values.tolist() == [
-        [label, name, rate, seed]
-        for label, name in (("ONE", "cdma_one"), ("par", "parallel_sgda"))
-        for rate in (1.0, 0.2)
-        for seed in (0, 1)
-    ]
+    names = (("ONE", "cdma_one"), ("par", "parallel_sgda"))
+    grid = [[*name, rate, seed] for name in names for rate in (1.0, 0.2) for seed in (0, 1)]
+    assert rows[["label", "algorithm", "availability.rate", "seed"]].values.tolist() == grid
     assert (rows["status"] == "finished").all()
     assert rows["error"].isna().all()
     first = done / "trials" / "ONE-rate-1.0" / "seed-0"
@@ -99,11 +93,11 @@ def test_tables_say_what_the_runs_say(done):
     assert one["eval/auc"].tolist()[0] == summary["initial"]["eval/auc"]
     there = one[one["eval/auc"] >= 0.635]
     assert len(there), "choose a target that this trial reaches"
-    assert row["target/rounds"] == there["round"].iloc[0]
-    assert row["target/floats"] == there["floats"].iloc[0]
-    assert row["target/bytes_up"] == there["bytes_up"].iloc[0] == rounds.bytes_up[: there["round"].iloc[0]].sum()
-    assert row["target/bytes_down"] == there["bytes_down"].iloc[0] == rounds.bytes_down[: there["round"].iloc[0]].sum()
-    assert row["target/virtual_s"] == there["virtual_s"].iloc[0]
+    at = there.iloc[0]
+    for key, name in (("rounds", "round"), ("floats", "floats"), ("virtual_s", "virtual_s")):
+        assert row[f"target/{key}"] == at[name]
+    for name in ("bytes_up", "bytes_down"):
+        assert row[f"target/{name}"] == at[name] == rounds[name][: int(at["round"])].sum()
 
 
 def test_participation_counts_rounds_and_no_void_attempt(done):
@@ -130,17 +124,15 @@ def test_participation_counts_rounds_and_no_void_attempt(done):
     assert voids > 0
 
 
-def test_the_same_command_gives_the_same_tables(done, tmp_path):
-    run(tmp_path / "again")
+def check_same(out, other):
     for name in TABLES:
-        pd.testing.assert_frame_equal(table(tmp_path / "again", name), table(done, name), check_exact=True)
+        pd.testing.assert_frame_equal(table(out, name), table(other, name), check_exact=True)
 
 
-@pytest.mark.ray
-def test_the_tables_do_not_depend_on_the_jobs(done, tmp_path):
-    run(tmp_path / "two", jobs=2)
-    for name in TABLES:
-        pd.testing.assert_frame_equal(table(tmp_path / "two", name), table(done, name), check_exact=True)
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=[pytest.mark.ray, pytest.mark.slow])])
+def test_the_same_command_gives_the_same_tables_by_any_jobs(done, tmp_path, jobs):
+    run(tmp_path / "again", jobs=jobs)
+    check_same(tmp_path / "again", done)
 
 
 def test_finished_trials_are_kept_and_the_rest_is_run(done, tmp_path, monkeypatch):
@@ -163,14 +155,10 @@ def test_finished_trials_are_kept_and_the_rest_is_run(done, tmp_path, monkeypatc
         )
     times = kept.stat().st_mtime_ns
     run(out)
-    assert {"/".join(p.parts[-2:]) for p in ran} == {
-        "ONE-rate-1.0/seed-1",
-        "par-rate-1.0/seed-0",
-        "ONE-rate-0.2/seed-0",
-    }
+    again = {"ONE-rate-1.0/seed-1", "par-rate-1.0/seed-0", "ONE-rate-0.2/seed-0"}
+    assert {"/".join(p.parts[-2:]) for p in ran} == again
     assert kept.stat().st_mtime_ns == times
-    for name in TABLES:
-        pd.testing.assert_frame_equal(table(out, name), table(done, name), check_exact=True)
+    check_same(out, done)
     ran.clear()
     run(out, vary=["availability.rate=1.0,0.2,0.5"])  # a larger grid goes on from a smaller one
     assert len(ran) == 4
@@ -194,6 +182,7 @@ def test_an_interruption_leaves_what_is_finished(tmp_path, monkeypatch):
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_an_interruption_on_a_cluster_of_others_ends_the_trials(tmp_path, monkeypatch, cluster):
     from fedfleet.simulator.executors.cluster import ray
 
@@ -218,7 +207,7 @@ def test_an_interruption_on_a_cluster_of_others_ends_the_trials(tmp_path, monkey
     until = time.monotonic() + 20
     while (free := ray.available_resources().get("CPU", 0)) < before and time.monotonic() < until:
         time.sleep(0.1)
-    assert free == before
+    assert free >= before  # an actor of an earlier test may have been leaving then
 
 
 def test_a_trial_cut_by_max_seconds_is_finished_for_that_time_alone(done, tmp_path):
@@ -236,13 +225,9 @@ def test_a_trial_cut_by_max_seconds_is_finished_for_that_time_alone(done, tmp_pa
     assert there(out, rounds=10_000, max_seconds=60) == [False] * 2
     assert there(out, rounds=10_000) == [False] * 2
     assert there(done, max_seconds=60) == [True] * 2, "a trial that came to its end needs no more time"
-
-
-def test_a_trial_that_reached_what_it_was_to_reach_needs_no_more_time(tmp_path):
     given = {"until": "eval/auc=0.01", "max_seconds": 60}
-    run(tmp_path / "study", vary=["availability.rate=1.0"], seeds=1, target=None, overrides=given)
-    prepared = study.prepare(study.plan(load(TINY, {**given, "max_seconds": 1}), ["availability.rate=1.0"], 1), SILENT)
-    assert study.finished(prepared, tmp_path / "study") == [True] * 2
+    run(tmp_path / "until", vary=["availability.rate=1.0"], seeds=1, target=None, overrides=given)
+    assert there(tmp_path / "until", **{**given, "max_seconds": 1}) == [True] * 2, "nor one that reached what it was to"
 
 
 def test_a_finished_trial_of_another_configuration_is_not_thrown_away(done):
@@ -252,6 +237,7 @@ def test_a_finished_trial_of_another_configuration_is_not_thrown_away(done):
     assert all(study.finished(prepared, done)), "actors decide no bit of the result"
 
 
+@pytest.mark.slow
 def test_a_failing_trial_is_a_row_and_the_rest_goes_on(tmp_path, monkeypatch):
     original = Experiment.run
 
@@ -274,42 +260,24 @@ def test_a_failing_trial_is_a_row_and_the_rest_goes_on(tmp_path, monkeypatch):
     assert (run(tmp_path / "study").study["status"] == "finished").all()
 
 
-def test_voids_beyond_all_attempts_are_an_error_in_the_table(tmp_path):
-    with pytest.raises(fedfleet.FedfleetError, match=r"4 of 8 trials: .* in 2 cohorts in a row"):
-        run(tmp_path / "study", vary=["availability.rate=1.0,0.001"], overrides={"cohort.attempts": 2})
-    rows = pd.read_parquet(tmp_path / "study" / "study.parquet")
-    assert (rows["status"] == "failed").tolist() == [r == 0.001 for r in rows["availability.rate"]]
-
-
-def test_nothing_finished_is_still_a_report(tmp_path):
-    with pytest.raises(fedfleet.FedfleetError, match="4 of 4 trials"):
+def test_voids_beyond_all_attempts_are_errors_in_the_table_and_nothing_finished_is_still_a_report(tmp_path):
+    with pytest.raises(fedfleet.FedfleetError, match=r"4 of 4 trials: .* in 1 cohorts in a row"):
         run(tmp_path / "study", vary=["availability.rate=0.001"], overrides={"cohort.attempts": 1})
+    assert (pd.read_parquet(tmp_path / "study" / "study.parquet")["status"] == "failed").tolist() == [True] * 4
     page = (tmp_path / "study" / "report.html").read_text()
-    for label in ("ONE", "par"):
-        for seed in (0, 1):
-            assert f"{label}, rate = 0.001, seed {seed}" in page
+    assert all(f"{label}, rate = 0.001, seed {seed}" in page for label in ("ONE", "par") for seed in (0, 1))
     assert "in 1 cohorts in a row" in page
     assert "<figure" not in page
 
 
 def test_the_report_shows_everything(done):
     page = (done / "report.html").read_text()
-    for text in (
-        "Final auc against availability.rate",
-        "Cost of reaching auc ≥ 0.635",
-        "Learning curves at the extremes",
-    ):
-        assert text in page
-    for text in ("Participation", "never heard", "Gini", "Labels compared", "paired by seed", "Results", "t-interval"):
+    for text in ("Final auc against availability.rate", "Cost of reaching auc ≥ 0.635", "Learning curves at the extremes",
+                 "Participation", "never heard", "Gini", "Labels compared", "paired by seed", "Results", "t-interval"):  # fmt: skip
         assert text in page
     assert page.count("<figure ") == page.count('role="img"') == 5
-    assert {p.stem for p in (done / "figures").glob("*.png")} == {
-        "final-auc",
-        "target",
-        "curves-auc",
-        "participation",
-        "evenness",
-    }
+    drawn = {p.stem for p in (done / "figures").glob("*.png")}
+    assert drawn == {"final-auc", "target", "curves-auc", "participation", "evenness"}
     assert page.count("<script") == 1  # the page's own
     study = pd.read_parquet(done / "study.parquet")
     ends = [study.query("label == 'ONE' and `availability.rate` == @rate")["final/auc"].mean() for rate in (1.0, 0.2)]
@@ -319,17 +287,17 @@ def test_the_report_shows_everything(done):
     assert "availability.rate" not in settings  # which the study varies
 
 
+@pytest.mark.slow
 def test_the_report_names_what_never_reached_the_target(tmp_path):
     run(tmp_path / "study", target="eval/auc=1.1")
     page = (tmp_path / "study" / "report.html").read_text()
-    assert (
-        "Never reached auc ≥ 1.1, on any seed: ONE, rate = 1.0; ONE, rate = 0.2; par, rate = 1.0; par, rate = 0.2."
-        in page
-    )
+    never = ("ONE, rate = 1.0", "ONE, rate = 0.2", "par, rate = 1.0", "par, rate = 0.2")
+    assert f"Never reached auc ≥ 1.1, on any seed: {'; '.join(never)}." in page
     rows = pd.read_parquet(tmp_path / "study" / "study.parquet")
     assert rows[["target/rounds", "target/floats", "target/virtual_s"]].isna().all(axis=None)
 
 
+@pytest.mark.slow
 def test_values_may_be_words_and_keys_may_be_two(tmp_path):
     vary = ["cohort.respond=all,siwer,3", "devices.sigma=0.1,2"]
     found = run(tmp_path / "study", vary=vary, seeds=1, target=None, overrides={"compare": {"par": {}}, "rounds": 2})
@@ -340,18 +308,13 @@ def test_values_may_be_words_and_keys_may_be_two(tmp_path):
     assert "3 values of cohort.respond × 2 values of devices.sigma" in page
 
 
+@pytest.mark.slow
 def test_rules_against_attacks_are_one_table_and_traffic_is_in_bytes_where_it_is_compressed(tmp_path):
     attacks = [{"kind": "none"}, {"kind": "sign_flip", "share": 0.3, "scale": 4}]
     rules = {rule: {"algorithm.rule": rule} for rule in ("mean", "median")}
-    config = load({
-        "rounds": 2,
-        "population": {"clients": 20},
-        "algorithm": {"name": "robust", "of": {"name": "fedavg", "steps": 2}},
-        "cohort": {"invite": 8},
-        "transforms": {"up": ["bf16"]},
-        "vary": {"attack": attacks},
-        "compare": rules,
-    })  # fmt: skip
+    robust = {"name": "robust", "of": {"name": "fedavg", "steps": 2}}
+    small = {"rounds": 2, "population": {"clients": 20}, "cohort": {"invite": 8}, "transforms": {"up": ["bf16"]}}
+    config = load({**small, "algorithm": robust, "vary": {"attack": attacks}, "compare": rules})
     prepared = study.prepare(study.plan(config, [], 1, "eval/accuracy=0.11"), SILENT)
     found = study.run(prepared, tmp_path / "study", SILENT, 1)
     assert found.study["attack"].tolist() == ["none", "sign_flip"] * 2
@@ -365,24 +328,13 @@ def test_rules_against_attacks_are_one_table_and_traffic_is_in_bytes_where_it_is
     assert "floats to it" not in page
 
 
-def test_the_first_evaluation_that_reaches_a_target_counts():
-    curve = pd.DataFrame(
-        {
-            "round": [0, 5, 10],
-            "floats": [0, 7, 9],
-            "bytes_up": [0, 8, 9],
-            "bytes_down": [0, 3, 4],
-            "virtual_s": [0.0, 1.5, 2.5],
-            "eval/auc": [0.5, 0.9, 0.8],
-        }
-    )
+def test_targets_intervals_and_pairs():
+    curve = pd.DataFrame({"round": [0, 5, 10], "floats": [0, 7, 9], "bytes_up": [0, 8, 9], "bytes_down": [0, 3, 4]})
+    curve = curve.assign(**{"virtual_s": [0.0, 1.5, 2.5], "eval/auc": [0.5, 0.9, 0.8]})
     assert reached(curve, Target("eval/auc", True, 0.8)) == (5, 7, 8, 3, 1.5)
     assert reached(curve, Target("eval/auc", False, 0.5)) == (0,) * 5
     assert all(math.isnan(v) for v in reached(curve, Target("eval/auc", True, 0.95)))
     assert all(math.isnan(v) for v in reached(curve, Target("eval/loss", True, 0.1)))
-
-
-def test_intervals_are_students_and_pairs_are_seeds():
     mean, half = interval(np.array([1.0, 2.0, 3.0, math.nan]))
     assert (mean, half) == (2.0, pytest.approx(4.302653 / math.sqrt(3)))
     assert math.isnan(interval(np.array([1.0]))[1])
@@ -398,54 +350,44 @@ def config(tmp_path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ([], "--vary: nothing varies: give --vary dotted.key=value,value"),
-        (["--vary", "availability.rat=0.1"], "availability.rat=0.1: unknown key; did you mean availability.rate?"),
-        (["--vary", "availability.rate"], "--vary 'availability.rate': write dotted.key=value,value"),
-        (
-            ["--vary", "availability.rate="],
-            "--vary 'availability.rate=': no value: write availability.rate=value,value",
-        ),
-        (["--vary", "availability.rate=[0.1"], "--vary 'availability.rate=[0.1': not a dotted key and values in YAML"),
-        (["--vary", "availability.rate=0.1,0.1"], "vary.availability.rate=[0.1, 0.1]: give each value once"),
-        (["--vary", "availability.rate=2"], "availability.rate=2: input should be less than or equal to 1"),
-        (["--vary", "seed=1,2"], "vary.seed=[1, 2]: not here: set seed or seeds at the top"),
-        (["--vary", "algorithm=fedavg"], "vary.algorithm=['fedavg']: write algorithm.name"),
-        ([*("--vary", VARY[0]), "--seeds", "0"], "Invalid value for '--seeds': "),
-        ([*("--vary", VARY[0]), "--target", "eval/acu=0.9"], "--target='eval/acu': unknown; did you mean 'eval/auc'?"),
-        (
-            [*("--vary", VARY[0]), "--target", "0.9"],
-            "--target='0.9': write a metric and a number, such as eval/auc=0.95",
-        ),
-        ([*("--vary", VARY[0]), "--executor", "ray"], "--executor 'ray': give local or config"),
-        ([*("--vary", VARY[0]), "--executor", "config", "--jobs", "2"], "--jobs 2: with --executor config each trial"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, says, config, tmp_path, command):
-    status, _, error = command("study", config, "--out", str(tmp_path / "out"), *arguments)
-    *before, last = error.strip().splitlines()
-    assert status == 2
-    assert last.startswith("error: ")
-    assert says in last
-    assert [line for line in before if not line.startswith("left out ")] in ([], ["checking 4 trials"])
-    assert not (tmp_path / "out").exists()
+GIVEN = ["--vary", VARY[0]]
+REFUSED = [
+    ([], "--vary: nothing varies"),
+    (["--vary", "availability.rat=0.1"], "availability.rat=0.1: unknown key; did you mean availability.rate?"),
+    (["--vary", "availability.rate"], "--vary 'availability.rate'"),
+    (["--vary", "availability.rate="], "--vary 'availability.rate=': no value"),
+    (["--vary", "availability.rate=[0.1"], "--vary 'availability.rate=[0.1'"),
+    (["--vary", "availability.rate=0.1,0.1"], "vary.availability.rate=[0.1, 0.1]"),
+    (["--vary", "availability.rate=2"], "availability.rate=2"), (["--vary", "seed=1,2"], "vary.seed=[1, 2]"),
+    (["--vary", "algorithm=fedavg"], "vary.algorithm=['fedavg']"),
+    ([*GIVEN, "--seeds", "0"], "Invalid value for '--seeds': "),
+    ([*GIVEN, "--target", "eval/acu=0.9"], "--target='eval/acu': unknown; did you mean 'eval/auc'?"),
+    ([*GIVEN, "--target", "0.9"], "--target='0.9'"), ([*GIVEN, "--executor", "ray"], "--executor 'ray'"),
+    ([*GIVEN, "--executor", "config", "--jobs", "2"], "--jobs 2"),
+]  # fmt: skip
 
 
-def test_a_folder_that_is_no_study_is_left_alone(config, tmp_path, command):
-    status, _, error = command("study", config, "--vary", VARY[0], "--out", str(tmp_path))
-    assert status == 2
-    assert "it exists and is not empty" in error
-    status, _, error = command("study", config, "--vary", VARY[0])
-    assert (status, error) == (2, "error: --out: not given: give the folder of the study\n")
+def test_bad_input_is_one_line(subtests, config, tmp_path, command):
+    for arguments, says in REFUSED:
+        with subtests.test(str(arguments)):
+            status, _, error = command("study", config, "--out", str(tmp_path / "out"), *arguments)
+            *before, last = error.strip().splitlines()
+            assert status == 2
+            assert last.startswith("error: ")
+            assert says in last
+            assert [line for line in before if not line.startswith("left out ")] in ([], ["checking 4 trials"])
+            assert not (tmp_path / "out").exists()
 
 
-def test_an_ordinary_report_does_not_replace_that_of_a_study(done, tmp_path, command):
+def test_a_folder_that_is_no_study_and_the_report_of_one_are_left_alone(config, done, tmp_path, command):
     before = (done / "report.html").read_bytes()
-    status, _, error = command("report", done)
-    assert status == 2
-    assert "give --out" in error
+    for words, says in (
+        (("study", config, *GIVEN, "--out", tmp_path), "it exists and is not empty"),
+        (("study", config, *GIVEN), "error: --out: not given"),
+        (("report", done), "give --out"),
+    ):
+        status, _, error = command(*words)
+        assert (status, says in error) == (2, True)
     assert (done / "report.html").read_bytes() == before
 
 
@@ -475,15 +417,8 @@ def test_the_command_runs_it_and_tells_how_far_it_is(config, tmp_path, command):
     cells = [[c.strip() for c in line.split("│")[1:4]] for line in said.splitlines() if line.startswith("│")]
     assert cells == [["cdma_one", rate, "1"] for rate in ("1", "0.2")]
     assert all(f"{value:.4f}" in said for value in rows["final/auc"])
-    failing = [
-        *arguments[:-1],
-        str(tmp_path / "failing"),
-        "cohort.attempts=1",
-        "cohort.respond=all",
-        "--vary",
-        "cohort.min_responses=6",
-    ]
-    assert command("study", *failing)[0] == 1
+    void = ["cohort.attempts=1", "cohort.respond=all", "--vary", "cohort.min_responses=6"]
+    assert command("study", *arguments[:-1], str(tmp_path / "failing"), *void)[0] == 1
 
 
 @pytest.mark.parametrize("name", ["dropout_study", "dropout_study_quick"])

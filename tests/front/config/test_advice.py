@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,12 +16,9 @@ from fedfleet.commands.plan import describe
 from fedfleet.config.advice import advice
 
 CONFIG = {
-    "rounds": 1,
-    "task": {"model": "logistic"},
-    "algorithm": {"lr": 1e-9, "batch_size": 5},
-    "cohort": {"invite": 2},
+    "rounds": 1, "task": {"model": "logistic"}, "algorithm": {"lr": 1e-9, "batch_size": 5}, "cohort": {"invite": 2},
     "executor": {"kind": "local"},
-}
+}  # fmt: skip
 
 
 def data(income: float) -> fedfleet.FederatedDataset:
@@ -56,34 +52,22 @@ def test_a_feature_that_is_far_from_one_is_named(tmp_path: Path) -> None:
     assert "mend" not in near
 
 
-@pytest.mark.parametrize(
-    ("made", "says"),
-    [
-        (
-            lambda: nn.Sequential(nn.Linear(2, 2), nn.Softmax(1)),
-            ["the net's outputs are probabilities, of which cross-entropy"],
-        ),
-        (lambda: nn.Linear(2, 7), ["the net has 7 outputs, and the data have 2 classes: end it in as many"]),
-        (lambda: nn.Linear(2, 2), []),
-        (lambda: nn.Sequential(nn.Linear(2, 2), nn.Sigmoid()), []),
-        (lambda: nn.Sequential(nn.Linear(2, 2), nn.LogSoftmax(1)), []),
-    ],
-)
-def test_outputs_that_cross_entropy_does_not_mean_are_told(made: Any, says: list[str]) -> None:
-    found = fedfleet.Experiment(
-        fedfleet.load(CONFIG, {"task": None}), data=data(0), task=fedfleet.tasks.from_module(made)
-    ).advice()
+@pytest.mark.parametrize(("after", "says"), [
+    (lambda: [nn.Linear(2, 2), nn.Softmax(1)], ["the net's outputs are probabilities, of which cross-entropy"]),
+    (lambda: [nn.Linear(2, 7)], ["the net has 7 outputs, and the data have 2 classes"]), (lambda: [nn.Linear(2, 2)], []),
+    (lambda: [nn.Linear(2, 2), nn.Sigmoid()], []), (lambda: [nn.Linear(2, 2), nn.LogSoftmax(1)], []),
+])  # fmt: skip
+def test_outputs_that_cross_entropy_does_not_mean_are_told(after, says):
+    task = fedfleet.tasks.from_module(lambda: nn.Sequential(*after()))
+    found = fedfleet.Experiment(fedfleet.load(CONFIG, {"task": None}), data=data(0), task=task).advice()
     assert [line[: len(said)] for line, said in zip(found, says, strict=True)] == says
 
 
-def test_probabilities_that_are_wanted_are_none_of_it() -> None:
-    task = fedfleet.tasks.from_module(lambda: nn.Sequential(nn.Linear(2, 2), nn.Softmax(1)), loss="mse")
-    x, y = np.zeros((40, 2)), np.eye(2)[np.arange(40) % 2]
-    targets = fedfleet.data.from_arrays(x, target=y, client=np.arange(40) // 10)
-    assert not fedfleet.Experiment(fedfleet.load(CONFIG, {"task": None}), data=targets, task=task).advice()
-
-
 def test_of_what_nothing_is_said() -> None:
+    task = fedfleet.tasks.from_module(lambda: nn.Sequential(nn.Linear(2, 2), nn.Softmax(1)), loss="mse")
+    y = np.eye(2)[np.arange(40) % 2]
+    targets = fedfleet.data.from_arrays(np.zeros((40, 2)), target=y, client=np.arange(40) // 10)
+    assert not fedfleet.Experiment(fedfleet.load(CONFIG, {"task": None}), data=targets, task=task).advice()
     far = torch.full((4, 3), 1e3)
     assert advice(far, (), 0)[0].startswith("feature number 0 is about 1e+03 in size, and 2 more are above 30")
     assert advice(far.long(), ("a", "b", "c"), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,30 +39,23 @@ def checked(source: Any, overrides: Any = None) -> Config | None:
     return None
 
 
-def test_an_empty_file_is_every_default(tmp_path: Path) -> None:
+def test_an_empty_file_is_every_default_and_input_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "empty.yaml"
     path.write_text("# nothing\n", encoding="utf-8")
     assert load(path) == load({})
     assert complete(load(path)) == complete(Config())
-
-
-def test_input_is_left_alone() -> None:
     source = {"algorithm": {"name": "fedavg"}, "compare": {"a": {"rounds": 2}}}
     load(source, {"algorithm.lr": 0.5, "compare": {"b": {}}})
     assert source == {"algorithm": {"name": "fedavg"}, "compare": {"a": {"rounds": 2}}}
 
 
-@pytest.mark.parametrize("short", [["population.partition=dirichlet"], ["population={partition: {kind: dirichlet}}"]])
-def test_the_short_form_of_a_named_section(short: list[str]) -> None:
-    config = load({}, [*short, "population.partition.alpha=0.1"])
-    assert config.population.partition == {"kind": "dirichlet", "alpha": 0.1}
-    assert options(config, "population.partition").min_size == 1
-
-
-def test_an_optimiser_may_be_named_alone() -> None:
-    config = load({"algorithm": {"client_optimizer": "adam", "server_optimizer": "yogi"}})
-    assert complete(config)["algorithm"]["client_optimizer"]["name"] == "adam"
-    assert complete(config)["algorithm"]["server_optimizer"]["name"] == "yogi"
+def test_the_short_form_of_a_named_section() -> None:
+    for short in ("population.partition=dirichlet", "population={partition: {kind: dirichlet}}"):
+        config = load({}, [short, "population.partition.alpha=0.1"])
+        assert config.population.partition == {"kind": "dirichlet", "alpha": 0.1}
+        assert options(config, "population.partition").min_size == 1
+    found = complete(load({"algorithm": {"client_optimizer": "adam", "server_optimizer": "yogi"}}))["algorithm"]
+    assert (found["client_optimizer"]["name"], found["server_optimizer"]["name"]) == ("adam", "yogi")
 
 
 def test_a_cosine_lasts_as_long_as_the_run() -> None:
@@ -80,30 +74,20 @@ def test_a_cosine_lasts_as_long_as_the_run() -> None:
         options(cut_off, "algorithm")
 
 
-@pytest.mark.parametrize("name", OTHERWISE)
-def test_what_goes_by_another_name_here_is_there(name: str) -> None:
-    with pytest.raises(ConfigError) as e:
-        load({"algorithm": name})
-    _, _, mend = str(e.value).partition("here it is ")
-    called, _, option = mend.partition(" with ")
-    load({"algorithm": called}, option.split(" and "))
+def test_what_goes_by_another_name_here_is_there(subtests: pytest.Subtests) -> None:
+    for name in OTHERWISE:
+        with subtests.test(name):
+            _, _, mend = message({"algorithm": name}).partition("here it is ")
+            called, _, option = mend.partition(" with ")
+            load({"algorithm": called}, option.split(" and "))
 
 
-def test_dotted_keys_mean_the_same_in_a_file() -> None:
+def test_layers() -> None:
     dotted = load({"population.clients": 7, "algorithm": "fedprox", "algorithm.mu": 0.5})
     assert dotted == load({"population": {"clients": 7}, "algorithm": {"name": "fedprox", "mu": 0.5}})
-
-
-def test_an_override_that_is_a_mapping_leaves_the_other_keys() -> None:
     config = load({"population": {"clients": 7, "dataset": "mnist"}}, ["population={clients: 8}"])
     assert (config.population.clients, named(config, "population.dataset")) == (8, "mnist")
-
-
-def test_the_later_override_wins() -> None:
     assert load({"rounds": 1}, ["rounds=2", "rounds=3"]).rounds == 3
-
-
-def test_numbers_in_scientific_notation() -> None:
     assert options(load({}, ["algorithm.lr=1e-3"]), "algorithm").lr == 0.001
     assert load({}, ["until=eval/loss<=1e-3"]).until == "eval/loss<=1e-3"
 
@@ -116,14 +100,11 @@ def test_another_name_leaves_out_the_options_it_lacks() -> None:
     assert load(source, either_order) == load(source, either_order[::-1])
 
 
-def test_another_name_keeps_its_own_defaults() -> None:
+def test_another_name_keeps_its_own_defaults_and_typing_mistakes() -> None:
     """The default server of FedOpt is Adam, also where a comparison starts from FedAvg, whose default is SGD."""
     config = with_overrides(load({"algorithm": {"name": "fedavg", "lr": 0.5}}), {"algorithm.name": "fedopt"})
     assert options(config, "algorithm").server_optimizer.name == "adam"
     assert options(config, "algorithm").lr == 0.5
-
-
-def test_another_name_keeps_typing_mistakes() -> None:
     assert "unknown key" in message({"algorithm": {"stpes": 3}}, ["algorithm.name=fedprox"])
 
 
@@ -159,104 +140,57 @@ def test_auto_does_not_depend_on_the_workers() -> None:
     assert (one.inner, one.block_size, one.device) == (two.inner, two.block_size, two.device)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["rouns=3"], "rouns=3: unknown key; did you mean rounds?"),
-        (["population.clientz=3"], "did you mean population.clients?"),
-        (["algorithm.bach_size=3"], "did you mean algorithm.batch_size?"),
-        (["algorithm.server_optimizer.nme=adam"], "did you mean algorithm.server_optimizer.name?"),
-        (["population.partition=dirichlett"], "did you mean 'dirichlet'?"),
-        (["algorithm=FedAdam"], "algorithm.name='FedAdam': here it is fedopt with algorithm.server_optimizer=adam"),
-        (["algorithm=cdma_adda"], "algorithm.name='cdma_adda': unknown; did you mean 'cdma_ada'?"),
-        (["task=acu"], "did you mean 'auc'?"),
-        (["population.dataset=digit"], "did you mean 'digits'?"),
-        (["xyz=1"], "known here: schema_version"),
-        (["lr=1"], "lr=1: unknown key; did you mean algorithm.lr?"),
-        (["vary={}", "hidden=[3]"], "hidden=[3]: unknown key; did you mean task.hidden?"),
-        (["algorithm.learning_rate=1"], "unknown key; did you mean algorithm.lr?"),
-        (["algorithm.momentum=0.9"], "unknown key; did you mean algorithm.client_optimizer.momentum?"),
-        (["algorithm=omg", "algorithm.momentum=0.9"], "unknown key; known here: of, kappa"),
-        (["invite=3"], "invite=3: unknown key; did you mean cohort.invite?"),
-        (["algorithm.client_optimizer=adm"], "algorithm.client_optimizer='adm'"),
-        (["algorithm.lr_schedule=step"], "step needs every"),
-        (["algorithm.lr_schedule={kind: cosine, every: 5}"], "every=5 is not for cosine, which takes rounds"),
-        (["algorithm.lr_schedule={kind: constant, factor: 0.5}"], "factor=0.5 is not for constant: leave it out"),
-        (["algorithm=cdma_one", "algorithm.theory={pl: 1}"], "algorithm.theory.smoothness: missing"),
-        (["executor.actors=many"], "a valid integer or input should be 'auto'"),
-        (["cohort.respond=0"], "greater than or equal to 1"),
-        (["algorithm.steps=1", "algorithm.epochs=1"], "algorithm: give steps or epochs, not both"),
-        (["seeds=[1, x]"], "seeds.1='x'"),
-        (["schema_version=7"], "schema_version=7: this fedfleet reads version 1"),
-    ],
-)
-def test_messages(overrides: list[str], said: str) -> None:
-    assert said in message({}, overrides)
+REFUSED = [
+    ("rouns=3", "rouns=3: unknown key; did you mean rounds?"),
+    ("population.clientz=3", "population.clientz=3: unknown key; did you mean population.clients?"),
+    ("algorithm.server_optimizer.nme=adam", "did you mean algorithm.server_optimizer.name?"),
+    ("population.partition=dirichlett", "did you mean 'dirichlet'?"),
+    ("algorithm=FedAdam", "algorithm.name='FedAdam': here it is fedopt with algorithm.server_optimizer=adam"),
+    ("algorithm=cdma_adda", "algorithm.name='cdma_adda': unknown; did you mean 'cdma_ada'?"),
+    ("task=acu", "did you mean 'auc'?"), ("population.dataset=fashion-mnist", "did you mean 'fashion_mnist'"),
+    ("selection=oorts", "did you mean 'oort'?"), ("xyz=1", "known here: schema_version"),
+    ("lr=1", "lr=1: unknown key; did you mean algorithm.lr?"),
+    ("vary={} hidden=[3]", "hidden=[3]: unknown key; did you mean task.hidden?"),
+    ("algorithm.learning_rate=1", "unknown key; did you mean algorithm.lr?"),
+    ("algorithm.momentum=0.9", "unknown key; did you mean algorithm.client_optimizer.momentum?"),
+    ("algorithm=omg algorithm.momentum=0.9", "unknown key; known here: of, kappa"),
+    ("algorithm.client_optimizer=adm", "algorithm.client_optimizer='adm'"),
+    ("algorithm.lr_schedule=step", "step needs every"),
+    ("algorithm.lr_schedule={kind: cosine, every: 5}", "every=5 is not for cosine"),
+    ("algorithm.lr_schedule={kind: constant, factor: 0.5}", "factor=0.5 is not for constant"),
+    ("algorithm=cdma_one algorithm.theory={pl: 1}", "algorithm.theory.smoothness: missing"),
+    ("executor.actors=many", "executor.actors='many'"), ("cohort.respond=0", "cohort.respond=0"),
+    ("algorithm.steps=1 algorithm.epochs=1", "algorithm: give steps or epochs, not both"),
+    ("seeds=[1, x]", "seeds.1='x'"), ("seed.deep=1", "seed="), ("schema_version=7", "schema_version=7"),
+]  # fmt: skip
 
 
 class Odd:
     """An object of the user's own."""
 
 
-@pytest.mark.parametrize("value", [Odd(), {1, 2}, b"3", float("nan"), 10**400, {"x": {None: 1}}, {"x": {True: 1}}])
-def test_values_that_no_key_takes(value: Any) -> None:
-    message({"rounds": value})
+def test_messages(subtests: pytest.Subtests) -> None:
+    for value in (Odd(), {1, 2}, b"3", float("nan"), 10**400, {"x": {None: 1}}, {"x": {True: 1}}):
+        with subtests.test(str(value)[:40]):
+            message({"rounds": value})
+    for overrides, said in REFUSED:
+        with subtests.test(overrides):
+            assert said in message({}, re.split(r" (?=[a-z_.]+=)", overrides))
 
 
 def test_python_values_of_other_types() -> None:
     numpy = pytest.importorskip("numpy")
-    config = load(
-        {"rounds": numpy.int64(3), "seeds": (1, 2), "warm_start": Path("a") / "b", "max_seconds": numpy.float32(2)}
-    )
-    assert (config.rounds, config.seeds, config.warm_start, config.max_seconds) == (
-        3,
-        [1, 2],
-        str(Path("a") / "b"),
-        2.0,
-    )
+    given = {"rounds": numpy.int64(3), "seeds": (1, 2), "warm_start": Path("a") / "b", "max_seconds": numpy.float32(2)}
+    config = load(given)
+    found = (config.rounds, config.seeds, config.warm_start, config.max_seconds)
+    assert found == (3, [1, 2], str(Path("a") / "b"), 2.0)
 
 
 KEYS = [
-    *(
-        "rounds",
-        "seed",
-        "seeds",
-        "label",
-        "until",
-        "compare",
-        "vary",
-        "population",
-        "task",
-        "algorithm",
-        "cohort",
-        "executor",
-    ),
-    *(
-        "availability",
-        "devices",
-        "evaluation",
-        "name",
-        "kind",
-        "partition",
-        "clients",
-        "model",
-        "hidden",
-        "lr",
-        "steps",
-    ),
-    *(
-        "server_optimizer",
-        "theory",
-        "invite",
-        "respond",
-        "actors",
-        "dataset",
-        "rate",
-        "alpha",
-        "warm_start",
-        "max_seconds",
-    ),
-]
+    "rounds", "seed", "seeds", "label", "until", "compare", "vary", "population", "task", "algorithm", "cohort", "executor",
+    "availability", "devices", "evaluation", "name", "kind", "partition", "clients", "model", "hidden", "lr", "steps", "rate",
+    "server_optimizer", "theory", "invite", "respond", "actors", "dataset", "alpha", "warm_start", "max_seconds",
+]  # fmt: skip
 NAMES = ["fedavg", "cdma_ada", "auc", "dirichlet", "bernoulli", "auto", "local", "all", "siwer", "digits", "adam"]
 KEY = (
     st.sampled_from(KEYS) | st.lists(st.sampled_from(KEYS), min_size=2, max_size=3).map(".".join) | st.text(max_size=8)

@@ -14,24 +14,26 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 TABLES = sorted(CONFIGS.rglob("*_table.yaml"))
 
 
-@pytest.mark.parametrize("path", sorted({*CONFIGS.rglob("*.yaml")} - {*TABLES}), ids=lambda p: p.stem)
-def test_configurations(path):
-    found = config.load(path)
-    assert config.load(found) == found
-    assert config.load(found, {"seed": 7}) == config.load(path, {"seed": 7})
-    if found.tune is not None:
-        assert tuning.checked(found.tune, found.rounds)
-    for trial in trials.distinct(trials.planned(config.with_overrides(found, {"tune": None}))):
-        for section in ("algorithm", "task"):
-            config.options(trial.config, section)
+def test_configurations(subtests):
+    for path in sorted({*CONFIGS.rglob("*.yaml")} - {*TABLES}):
+        with subtests.test(str(path.relative_to(CONFIGS))):
+            found = config.load(path)
+            assert config.load(found) == found
+            assert config.load(found, {"seed": 7}) == config.load(path, {"seed": 7})
+            if found.tune is not None:
+                assert tuning.checked(found.tune, found.rounds)
+            for trial in trials.distinct(trials.planned(config.with_overrides(found, {"tune": None}))):
+                for section in ("algorithm", "task"):
+                    config.options(trial.config, section)
 
 
-@pytest.mark.parametrize("path", TABLES, ids=lambda p: p.stem)
-def test_tables(path):
-    table = paper.read(path)
-    labels = config.load(path.parent / table.config).compare or {}
-    compared = table.compared(labels)
-    assert {*compared, *compared.values(), *table.paper} <= {*labels}
+def test_tables(subtests):
+    for path in TABLES:
+        with subtests.test(str(path.relative_to(CONFIGS))):
+            table = paper.read(path)
+            labels = config.load(path.parent / table.config).compare or {}
+            compared = table.compared(labels)
+            assert {*compared, *compared.values(), *table.paper} <= {*labels}
 
 
 def test_fashion_mnist_can_be_dealt_to_fedomgs_clients():
@@ -41,3 +43,60 @@ def test_fashion_mnist_can_be_dealt_to_fedomgs_clients():
     for seed in range(3):
         dealt = config.options(said, "population.partition").split(labels, None, said.population.clients, seed)
         assert int(dealt.offsets.diff().min()) >= 20
+
+
+METHODS = ("ADA", "ONE", "NC", "Local SGDA+", "Catalyst-Scaffold-S", "Extra Step", "CODA+", "CODASCA", "Parallel SGDA")
+T2, T4 = {"stage_iterations": 2000}, {"stage_iterations": 4000}
+AUTHORS = {
+    "auc_mnist": (
+        (0.7, 0.3162, {"decay": 0.2, "alpha": 5}),
+        *((0.3162, 1), (0.3162, 0.1), (0.3162, 0.1), (0.1, 0.1, T2), (0.3162, 0.3162)),
+        *((0.3162, 0.3162, T4), (0.3162, 0.3162, T4), (1, 1)),
+    ),
+    "auc_cifar10": (
+        (0.25, 0.3162, {"decay": 0, "alpha": 0.95}),
+        *((0.2, 0.3162), (0.1, 0.1), (0.1, 0.1), (0.3162, 0.3162, T4), (0.3162, 0.3162)),
+        *((0.1, 0.1, T2), (0.03162, 0.03162, T4 | {"global_lr": 0.99}), (1, 0.3162)),
+    ),
+    "robust_mnist": (
+        (0.01, 1, {"decay": 0.333, "alpha": 5}),
+        *((0.001, 0.3162), (0.0003162, 0.03162), (0.0003162, 0.03162), (0.001, 0.001, T4 | {"theta": 0.1})),
+        *((0.0003162, 0.0003162), (0.001, 0.001, T2), (0.003162, 0.003162, T2), (0.01, 1)),
+    ),
+    "robust_fashion_mnist": (
+        (0.01, 1, {"decay": 0.333, "alpha": 5}),
+        *((0.001, 0.1), (0.001, 0.03162), (0.001, 0.03162), (0.001, 0.001, T4), (0.0003162, 0.0003162)),
+        (0.001, 0.001, T4 | {"theta": 0.1}),
+        *((0.003162, 0.003162, T4 | {"theta": 0.1, "global_lr": 1.1}), (0.01, 0.1)),
+    ),
+    "gan_mnist": (
+        (0.01, 0.01, {"decay": 0, "alpha": 0.99}),
+        *((0.01, 0.01), (0.01, 0.001), (0.01, 0.001), (0.01, 0.01, T2), (0.001, 0.001), (0.01, 0.01, T4)),
+        *((0.01, 0.01, T4 | {"theta": 0.1}), (0.01, 0.01)),
+    ),
+    "gan_fashion_mnist": (
+        (0.01, 0.001, {"decay": 0, "alpha": 0.99}),
+        *((0.01, 0.001), (0.001, 0.001), (0.001, 0.001), (0.01, 0.01, T4), (0.001, 0.001), (0.01, 0.01, T4)),
+        *((0.01, 0.01, T4 | {"global_lr": 1.1}), (0.001, 0.01)),
+    ),
+    "gan_celeba": (
+        (0.01, 0.01, {"decay": 0, "alpha": 0.99, "steps": 25}),
+        *((0.01, 0.01), (0.001, 0.01), (0.001, 0.01), (0.01, 0.01, T2), (0.01, 0.01, {"steps": 10})),
+        *((0.01, 0.01, T4), (0.01, 0.01, T4 | {"global_lr": 1.1, "steps": 25}), (0.01, 0.01)),
+    ),
+}
+DEFAULTS = {"decay": 0, "theta": 0, "global_lr": 1}
+
+
+@pytest.mark.parametrize("name", AUTHORS)
+def test_the_authors_steps(name):
+    """CDMA's configurations have those of its authors' scripts: primal, dual, what differs from a method's defaults."""
+    loaded = config.load(CONFIGS / "cdma" / f"{name}.yaml")
+    algorithms = {t.label: config.options(t.config, "algorithm") for t in trials.distinct(trials.planned(loaded))}
+    assert set(algorithms) == set(METHODS)
+    for method, (lr, dual, *more) in zip(METHODS, AUTHORS[name], strict=True):
+        options = algorithms[method]
+        given = options.lr if options.dual_lr is None else options.dual_lr
+        assert (options.lr, given) == (lr, dual), method
+        for key, value in {**DEFAULTS, **(more[0] if more else {})}.items():
+            assert getattr(options, key, value) == value, (method, key)

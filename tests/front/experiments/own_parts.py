@@ -118,8 +118,6 @@ class Stop(fedfleet.Callback):
 
 
 # What will not do
-
-
 @dataclass
 class Counting(Coin):
     """Answers otherwise the more often it is asked."""

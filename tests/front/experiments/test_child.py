@@ -26,7 +26,6 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path, monkeypatch):
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
         try:
             pid, said = parent.stdout.readline().split(maxsplit=1)
             assert said == "child of a b\n"

@@ -15,14 +15,10 @@ import fedfleet
 from fedfleet.simulator.driver.evaluation import confusions, says_classes
 
 BASE: dict[str, Any] = {
-    "rounds": 3,
-    "population": {"clients": 9, "partition": {"kind": "dirichlet", "alpha": 0.3}},
-    "task": {"name": "classification", "model": "logistic"},
-    "algorithm": {"name": "fedavg", "lr": 0.05, "steps": 2},
-    "cohort": {"invite": 6},
-    "executor": {"kind": "local"},
-    "evaluation": {"every": 2},
-}
+    "rounds": 3, "population": {"clients": 9, "partition": {"kind": "dirichlet", "alpha": 0.3}},
+    "task": {"name": "classification", "model": "logistic"}, "algorithm": {"name": "fedavg", "lr": 0.05, "steps": 2},
+    "cohort": {"invite": 6}, "executor": {"kind": "local"}, "evaluation": {"every": 2},
+}  # fmt: skip
 
 
 def right(table: pd.DataFrame) -> float:
@@ -33,8 +29,7 @@ def test_counts_are_of_the_last_model_and_all_test_examples(tmp_path):
     done = fedfleet.run(BASE, {"evaluation.test_examples": 50}, out=tmp_path / "run")
     found = pd.read_parquet(done.folder / "classes.parquet")
     assert list(found.columns) == ["rounds", "label", "predicted", "examples"]
-    assert set(found.dtypes) == {np.dtype("int64")}
-    assert set(found["rounds"]) == {3}
+    assert (set(found.dtypes), set(found["rounds"])) == ({np.dtype("int64")}, {3})
     final = done.summary["final"]
     assert right(found) == pytest.approx(final["eval/all_accuracy"], abs=1e-12)
     assert final["eval/all_accuracy"] != final["eval/accuracy"], "a test that cannot fail"
@@ -61,10 +56,8 @@ def test_domains_are_counted_apart(tmp_path):
 
 def test_a_robust_task_is_counted_under_its_perturbation_and_one_without_classes_not_at_all(tmp_path):
     robust = {
-        **BASE,
-        "task": {"name": "robust", "model": "logistic", "ascent_steps": 3, "ascent_lr": 30.0},
-        "rounds": 1,
-    }
+        **BASE, "task": {"name": "robust", "model": "logistic", "ascent_steps": 3, "ascent_lr": 30.0}, "rounds": 1,
+    }  # fmt: skip
     done = fedfleet.run(robust, {"algorithm": {"name": "local_sgda"}}, out=tmp_path / "robust")
     found, final = pd.read_parquet(done.folder / "classes.parquet"), done.summary["final"]
     assert right(found) == pytest.approx(final["eval/robust_accuracy"], abs=1e-12)
@@ -74,14 +67,10 @@ def test_a_robust_task_is_counted_under_its_perturbation_and_one_without_classes
     assert not (done.folder / "classes.parquet").exists()
 
 
-@pytest.mark.parametrize(
-    ("loss", "outputs", "y"),
-    [
-        ("cross_entropy", 3, [0, 1, 2]),
-        ("bce_with_logits", 1, [0, 1, 1]),
-        (lambda outputs, y: nn.functional.cross_entropy(outputs, y, reduction="none"), 3, [0, 1, 2]),
-    ],
-)
+@pytest.mark.parametrize(("loss", "outputs", "y"), [
+    ("cross_entropy", 3, [0, 1, 2]), ("bce_with_logits", 1, [0, 1, 1]),
+    (lambda outputs, y: nn.functional.cross_entropy(outputs, y, reduction="none"), 3, [0, 1, 2]),
+])  # fmt: skip
 def test_a_net_of_ones_own_is_counted_where_an_example_has_a_class(tmp_path, loss, outputs, y):
     x = np.random.default_rng(0).normal(size=(90, 2)).astype("float32")
     data = fedfleet.data.from_arrays(x, y * 30, client=np.arange(90) // 10, test=0.4)
@@ -100,7 +89,6 @@ def test_what_is_left_out_has_no_class_and_numbers_and_several_labels_have_none(
     logits = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0]])
     task = fedfleet.tasks.from_module(lambda: nn.Linear(2, 2))
     found = confusions(task, logits, {"y": torch.tensor([0, -100, 1])})
-    assert found is not None
     assert [found[name].tolist() for name in ("label", "predicted", "examples")] == [[0, 1], [0, 0], [1, 1]]
     yes_no = fedfleet.tasks.from_module(lambda: nn.Linear(2, 2), loss="bce_with_logits")
     assert confusions(yes_no, logits[:, 0], {"y": torch.tensor([1.0, 0.7, 0.0])}) is None
@@ -114,7 +102,6 @@ def test_by_hand_and_what_is_no_class_an_example():
     data = {"y": torch.tensor([0, 1, 1, 0]), "domain": torch.tensor([1, 0, 0, 1])}
     likely: Any = SimpleNamespace(probabilities=lambda outputs: outputs.softmax(1))
     found = confusions(likely, logits, data)
-    assert found is not None
     assert {name: column.tolist() for name, column in found.items()} == {
         "domain": [0, 0, 1],
         "label": [1, 1, 0],
@@ -123,7 +110,6 @@ def test_by_hand_and_what_is_no_class_an_example():
     }
     says: Any = SimpleNamespace(probabilities=None, predicted=lambda outputs: 1 - outputs.argmax(1))
     found = confusions(says, logits, {"y": data["y"]})
-    assert found is not None
     assert found["predicted"].tolist() == [1, 0, 1]
     assert confusions(SimpleNamespace(probabilities=None), logits, data) is None  # type: ignore[arg-type]
     odd: Any = SimpleNamespace(probabilities=lambda outputs: outputs[:, 0])

@@ -13,17 +13,15 @@ from fedfleet.simulator.block.compiled import compiler
 from fedfleet.simulator.errors import ConfigError
 
 CONFIG = {
-    "rounds": 8,
-    "population": {"dataset": "digits", "clients": 20},
+    "rounds": 8, "population": {"dataset": "digits", "clients": 20},
     "task": {"name": "classification", "model": "logistic"},
-    "algorithm": {"name": "fedavg", "steps": 2, "batch_size": 5, "lr": 0.1},
-    "cohort": {"invite": 8},
-    "executor": {"kind": "local", "inner": "batched", "block_size": 4},
-    "evaluation": {"every": 8},
-}
+    "algorithm": {"name": "fedavg", "steps": 2, "batch_size": 5, "lr": 0.1}, "cohort": {"invite": 8},
+    "executor": {"kind": "local", "inner": "batched", "block_size": 4}, "evaluation": {"every": 8},
+}  # fmt: skip
 
 
 @pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
+@pytest.mark.slow
 def test_a_compiled_run_says_so(tmp_path, monkeypatch):
     made = []
     compiled = capture.compiled

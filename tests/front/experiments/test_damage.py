@@ -20,8 +20,9 @@ from fedfleet.experiments import parts, runfolder
 from fedfleet.experiments.checkpoint import Damaged, load
 from fedfleet.experiments.progress import Progress
 from fedfleet.simulator.driver import state
-from fedfleet.simulator.errors import ConfigError, FedfleetError
+from fedfleet.simulator.errors import FedfleetError
 from tests.front.experiments.resuming import BASE, CASES, check_equal, config
+from tests.saying import tells
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "{", ""])
@@ -66,8 +67,7 @@ def test_damaged_client_states_are_found(tmp_path, undisturbed):
     out = shutil.copytree(undisturbed("client state"), tmp_path / "run")
     path = out / "checkpoints" / "states.bin"
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(FedfleetError, match=r"states\.bin: cut short"):
-        fedfleet.resume(out, ["rounds=12"])
+    tells(lambda: fedfleet.resume(out, ["rounds=12"]), "states.bin: cut short", FedfleetError)
 
 
 def test_a_second_process_is_kept_out(tmp_path, undisturbed):
@@ -75,10 +75,8 @@ def test_a_second_process_is_kept_out(tmp_path, undisturbed):
     holder = f"import fcntl, time; f = open({str(out / '.lock')!r}, 'a'); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True)"
     process = subprocess.Popen([sys.executable, "-c", f"{holder}; time.sleep(60)"], stdout=subprocess.PIPE)
     try:
-        assert process.stdout is not None
         process.stdout.readline()
-        with pytest.raises(ConfigError, match="another process is at work in it"):
-            fedfleet.resume(out, ["rounds=12"])
+        tells(lambda: fedfleet.resume(out, ["rounds=12"]), "another process is at work in it")
     finally:
         process.kill()
         process.wait()
@@ -129,8 +127,7 @@ def test_a_disk_that_fails_in_the_middle_of_a_commit(tmp_path, undisturbed, monk
 
     x = fedfleet.Experiment(config("client state"))
     monkeypatch.setattr(state, "write_at", failing)
-    with pytest.raises(FedfleetError, match="Input/output error"):
-        x.run(out)
+    tells(lambda: x.run(out), "Input/output error", FedfleetError)
     assert fedfleet.resume(out).summary["rounds"] > 0
     check_equal(out, undisturbed("client state"))
 
@@ -167,8 +164,7 @@ def test_what_goes_wrong_beside_a_round_ends_the_run_and_loses_nothing(
         write(*args, **options)
 
     monkeypatch.setattr(parts.pq, "write_table", failing)
-    with pytest.raises(FedfleetError, match="No space left on device"):
-        fedfleet.Experiment(config("client state")).run(out)
+    tells(lambda: fedfleet.Experiment(config("client state")).run(out), "No space left on device", FedfleetError)
     rounds, fates = (pd.read_parquet(out / f"{name}.parquet")["round"] for name in ("rounds", "fates"))
     assert len(rounds) > 1
     assert set(fates) == set(rounds)

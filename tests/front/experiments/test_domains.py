@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import fedfleet
 from fedfleet.algorithms.mixture import Dual, DualOptions
-from fedfleet.commands import cli
 from fedfleet.commands.plan import describe
 from fedfleet.datasets.files import DataError
 from fedfleet.experiments import campaign
@@ -25,20 +24,16 @@ from fedfleet.simulator.algorithm import Saddle
 from fedfleet.simulator.errors import ConfigError
 from tests.algorithms.agnostic import TWO, at
 from tests.algorithms.harness import Bowl
+from tests.front.experiments.resuming import THREE
+from tests.saying import all_say
 
 BASE: dict[str, Any] = {
     "rounds": 6,
-    "population": {
-        "dataset": {"name": "digits", "classes": [1, 4, 8], "label_domains": True},
-        "clients": 9,
-        "partition": {"kind": "by_domain"},
-    },
+    "population": THREE,
     "task": {"name": "classification", "model": "logistic"},
-    "algorithm": {"name": "afl", "lr": 0.05, "dual": {"lr": 0.05}},
-    "cohort": {"invite": 9},
-    "executor": {"kind": "local"},
-    "evaluation": {"every": 3},
-}
+    "algorithm": {"name": "afl", "lr": 0.05, "dual": {"lr": 0.05}}, "cohort": {"invite": 9},
+    "executor": {"kind": "local"}, "evaluation": {"every": 3},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +43,7 @@ def run(tmp_path_factory) -> fedfleet.Run:
 
 def test_every_domain_is_evaluated_on_its_own_test_examples(run):
     x = fedfleet.Experiment(fedfleet.load(BASE))
-    z = {"x": {k.removeprefix("x."): v for k, v in torch_load(run.folder / "model.safetensors").items()}}
+    z = {"x": {k.removeprefix("x."): v for k, v in load_file(run.folder / "model.safetensors").items()}}
     data = x.evaluation["test"]
     right = x.task.logits(z, data["x"]).argmax(1) == data["y"]
     wanted = [float(right[data["y"] == k].double().mean()) for k in range(3)]
@@ -95,12 +90,6 @@ def test_the_plan_tells_the_domains():
     )
 
 
-def torch_load(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(path)
-
-
 class Losses(Bowl):
     functions = {  # noqa: RUF012
         "per_example": lambda z, batch: {"loss": batch.x[:, 0] * (z["x"]["w"] - batch.x[:, 1]) ** 2 / 2}
@@ -130,37 +119,29 @@ v0 = torch.zeros(())
 
 
 def test_the_duality_gap_of_a_run_falls(tmp_path):
-    x = fedfleet.Experiment(
-        fedfleet.load(
-            BASE, {"evaluation.duality_gap": True, "evaluation.every": 50, "rounds": 200, "algorithm.batch_size": None}
-        )
-    )
-    found = x.run(tmp_path / "run")
+    given = {"evaluation.duality_gap": True, "evaluation.every": 50, "rounds": 200, "algorithm.batch_size": None}
+    found = fedfleet.run(BASE, given, out=tmp_path / "run")
     gaps = [found.summary["initial"]["eval/duality_gap"], *found.rounds["eval/duality_gap"].dropna()]
     assert gaps == sorted(gaps, reverse=True)
     assert 0 < gaps[-1] < 0.6 * gaps[1]
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
+def test_a_duality_gap_that_is_none(subtests):
+    def call(change):
+        fedfleet.Experiment(fedfleet.load(BASE, {"evaluation.duality_gap": True, **change}))
+
+    rows = [
         ({"algorithm": "fedavg"}, "fedavg does not say between what: use afl"),
         ({"task.model": "mlp"}, "not convex: set task.model=logistic"),
-    ],
-)
-def test_a_duality_gap_that_is_none(change, says):
-    with pytest.raises(ConfigError, match=says):
-        fedfleet.Experiment(fedfleet.load(BASE, {"evaluation.duality_gap": True, **change}))
+    ]  # fmt: skip
+    all_say(subtests, call, rows)
 
 
 CLUSTERS = {
-    "population.clients": 40,
-    "population.partition.kind": "label_sorted",
-    "population.dataset.label_domains": False,
-    "domains": {"kind": "clusters", "count": 3, "min_examples": 30},
-    "evaluation": {"every": 3, "per_client": True},
+    "population.clients": 40, "population.partition.kind": "label_sorted", "population.dataset.label_domains": False,
+    "domains": {"kind": "clusters", "count": 3, "min_examples": 30}, "evaluation": {"every": 3, "per_client": True},
     "cohort.invite": 20,
-}
+}  # fmt: skip
 
 
 def test_domains_without_test_examples_are_measured_on_their_clients_own(tmp_path):
@@ -193,8 +174,7 @@ def test_a_run_that_goes_on_has_the_same_domains(run, tmp_path):
 def test_drfa_with_every_client_a_domain(tmp_path):
     given = {"algorithm": {"name": "drfa", "steps": 3, "dual.lr": 0.01}, "domains": "client", "cohort.invite": 4}
     done = fedfleet.Experiment(fedfleet.load(BASE, given)).run(tmp_path / "run")
-    assert len(done.table("domains")) == 2 * 9
-    assert done.table("phases")["phase"].tolist() == ["train", "loss"] * 6
+    assert (len(done.table("domains")), done.table("phases")["phase"].tolist()) == (2 * 9, ["train", "loss"] * 6)
     assert "accuracy" not in done.table("domains")  # no test example is of a client
     assert "eval/accuracy_worst_domain" not in done.summary["final"]
     last = done.table("domains").query("round == 5")["train_loss"]
@@ -206,11 +186,8 @@ def test_the_agnostic_model_is_better_where_the_other_is_worst(tmp_path):
     """The largest loss of a domain is lower at the end, with every example in every step."""
     more = {"population.dataset.classes": [1, 8, 9, 5], "population.clients": 12, "cohort.invite": 12, "rounds": 60}
     more |= {
-        "evaluation.every": 60,
-        "algorithm.optimizer.name": "adam",
-        "algorithm.lr": 0.01,
-        "algorithm.average": False,
-    }
+        "evaluation.every": 60, "algorithm.optimizer.name": "adam", "algorithm.lr": 0.01, "algorithm.average": False,
+    }  # fmt: skip
     more |= {"algorithm.batch_size": None}
     worst = {}
     for name, dual in {"agnostic": {"lr": 0.02}, "uniform": {"lambda_set": {"kind": "sizes"}}}.items():
@@ -227,84 +204,47 @@ def test_the_report_draws_lambda(run, tmp_path):
     assert (tmp_path / "figures" / "domains-lambda.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_the_report_draws_many_domains_as_a_heat_map(tmp_path):
-    given = {
-        "population": {
-            "dataset": {"name": "synthetic", "domains": 40, "features": 5, "test_examples": 200},
-            "clients": 80,
-        },
-        "cohort.invite": 20,
-    }
-    config = {**BASE, "population": given["population"], "cohort": {"invite": 20}}
+    dataset = {"name": "synthetic", "domains": 40, "features": 5, "test_examples": 200}
+    config = {**BASE, "population": {"dataset": dataset, "clients": 80}, "cohort": {"invite": 20}}
     done = fedfleet.Experiment(fedfleet.load(config)).run(tmp_path / "run")
     assert done.summary["final"]["eval/accuracy_worst_tenth"] >= done.summary["final"]["eval/accuracy_worst_domain"]
     text = write_report([done.folder], tmp_path).read_text(encoding="utf-8")
     assert "Colour is the mean of neighbouring domains" in text
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
+def test_mistakes_are_told_in_one_line_before_work_starts(subtests, tmp_path):
+    rows = [
         ({"domains": {"kind": "clusters", "count": 20}}, "domains='clusters': count=20: there are only 9 clients"),
         ({"domains": "clients"}, "domains.kind='clients': unknown; did you mean 'client'?"),
-        (
-            {"population.dataset.classes": [1, 11]},
-            "population.dataset.classes=[1, 11]: give different labels from 0 to 9",
-        ),
+        ({"population.dataset.classes": [1, 11]},
+         "population.dataset.classes=[1, 11]: give different labels from 0 to 9"),
         ({"algorithm.dual.lambda_set": {"kind": "simplex", "domains": [7]}}, "there is no domain 7, they are 0 to 2"),
         ({"algorithm.dual.lambda_set.kind": "hull"}, "kind: hull needs vertices"),
         ({"algorithm.dual.lambda_set.high": 1.5}, "high does not belong to kind: simplex"),
-        ({"selection": "examples"}, "selection.kind='examples': afl weighs clients as drawn uniformly"),
-        ({"population.partition": "iid"}, "population.partition='iid': clients hold examples of several domains"),
-        (
-            {"algorithm.norm_penalty": 0.1, "algorithm.steps": 2},
-            "norm_penalty is a proximal step after one of plain SGD",
-        ),
-        (
-            {"algorithm": {"method": "best_response", "dual": {"chi2": 1.0, "lambda_set": {"kind": "capped"}}}},
-            "the best response to it is known on the whole simplex only",
-        ),
-        (
-            {"algorithm": {"name": "drfa", "lambda_floor": 0.1, "dual": {"lambda_set": {"domains": [0, 2]}}}},
-            "algorithm.lambda_floor: needs lambda_set simplex with all domains",
-        ),
-        (
-            {"algorithm": {"name": "drfa", "lambda_floor": 0.5}},
-            "algorithm.lambda_floor=0.5: 3 domains would weigh more than 1",
-        ),
-        (
-            {"algorithm": {"name": "drfa"}, "cohort.resample": False},
-            "cohort.resample=false: drfa draws the cohort of each of its phases by itself",
-        ),
+        ({"selection": "examples"}, "selection.kind='examples'"),
+        ({"population.partition": "iid"}, "population.partition='iid'"),
+        ({"algorithm.norm_penalty": 0.1, "algorithm.steps": 2},
+         "norm_penalty is a proximal step after one of plain SGD"),
+        ({"algorithm": {"method": "best_response", "dual": {"chi2": 1.0, "lambda_set": {"kind": "capped"}}}},
+         "the best response to it is known on the whole simplex only"),
+        ({"algorithm": {"name": "drfa", "lambda_floor": 0.1, "dual": {"lambda_set": {"domains": [0, 2]}}}},
+         "algorithm.lambda_floor"),
+        ({"algorithm": {"name": "drfa", "lambda_floor": 0.5}},
+         "algorithm.lambda_floor=0.5: 3 domains would weigh more than 1"),
+        ({"algorithm": {"name": "drfa"}, "cohort.resample": False}, "cohort.resample=false"),
         ({"algorithm": {"gradient": "weighted"}, "cohort.resample": False}, "cohort.resample=false: afl draws"),
         ({"algorithm": {"name": "drfa"}, "cohort.late": "keep"}, "what clients of drfa send in phase 'train'"),
         ({"algorithm": {"name": "qffl"}, "task": "auc"}, "algorithm.name='qffl': it minimises, and task.name='auc'"),
-        (
-            {
-                "algorithm": {"theory": {"rounds": 7, "gradient": 1.0, "losses": 1.0}, "radius": 1.0, "lr": 0.1},
-                "algorithm.dual.lr": 0.01,
-            },
-            "algorithm.theory.rounds=7: the run has rounds=",
-        ),
-        (
-            {
-                "algorithm": {"method": "best_response", "strong_convexity": 1.0},
-                "cohort.invite": 9,
-                "task.model": "mlp",
-            },
-            "task.model='mlp': the steps of afl are those of a theorem about convex losses",
-        ),
-        (
-            {"population": {"dataset": {"name": "synthetic", "classes": 4}, "clients": 10**9, "partition": "iid"}},
-            "algorithm='afl': it looks at every client once, 1,000,000,000 of them",
-        ),
-    ],
-)
-def test_mistakes_are_told_in_one_line_before_work_starts(tmp_path, given, says):
-    with pytest.raises((ConfigError, DataError)) as e:
-        fedfleet.Experiment(fedfleet.load(BASE, given))
-    assert says in str(e.value)
-    assert "\n" not in str(e.value)
+        ({"algorithm": {"theory": {"rounds": 7, "gradient": 1.0, "losses": 1.0}, "radius": 1.0, "lr": 0.1},
+         "algorithm.dual.lr": 0.01}, "algorithm.theory.rounds=7: the run has rounds="),
+        ({"algorithm": {"method": "best_response", "strong_convexity": 1.0}, "cohort.invite": 9, "task.model": "mlp"},
+         "task.model='mlp'"),
+        ({"population": {"dataset": {"name": "synthetic", "classes": 4}, "clients": 10**9, "partition": "iid"}},
+         "algorithm='afl': it looks at every client once, 1,000,000,000 of them"),
+    ]  # fmt: skip
+    all_say(subtests, lambda given: fedfleet.Experiment(fedfleet.load(BASE, given)), rows, (ConfigError, DataError))
 
 
 TABLE = """
@@ -319,37 +259,26 @@ paper: {plain: {all: [90.0, 1.5], ones: 91, worst: 88.0}}
 """
 
 
-def test_a_table_is_written_though_runs_failed(tmp_path, capsys, monkeypatch):
+def test_a_table_is_written_though_runs_failed(tmp_path, command):
     compare = {"plain": {}, "diverging": {"algorithm.lr": 1e30, "algorithm.average": False}}
     (tmp_path / "digits.yaml").write_text(json.dumps({**BASE, "seeds": [0, 1], "compare": compare}))
     table = "title: Digits\nsource: a paper\nconfig: digits.yaml\ncolumns: {all: accuracy, ones: 'accuracy[0]'}\nbaseline: plain\n"
     (tmp_path / "table.yaml").write_text(table)
-    monkeypatch.setattr(
-        "sys.argv", ["fedfleet", "paper", str(tmp_path / "table.yaml"), "--jobs", "1", "--out", str(tmp_path / "out")]
-    )
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert "2 of 4 trials: diverging" in capsys.readouterr().err
+    _, _, error = command("paper", tmp_path / "table.yaml", "--jobs", 1, "--out", tmp_path / "out")
+    assert "2 of 4 trials: diverging" in error
     lines = (tmp_path / "out" / "table.md").read_text().splitlines()
     assert any(line.startswith("| diverging | ours | none | none") for line in lines)
     assert any(line.startswith("| plain | ours | 0.") for line in lines)
     assert json.loads((tmp_path / "out" / "table.json").read_text())["diverging"]["all"] == [None, None]
 
 
-def test_a_papers_table(tmp_path, capsys, monkeypatch):
+def test_a_papers_table(tmp_path, command, monkeypatch):
     compare = {"plain": {"algorithm.dual.lambda_set.kind": "sizes"}, "agnostic": {}}
     (tmp_path / "digits.yaml").write_text(json.dumps({**BASE, "seeds": [0, 1], "compare": compare}))
     (tmp_path / "table.yaml").write_text(TABLE)
     made: list[str] = []
     ready = campaign.prepare
     monkeypatch.setattr(campaign, "prepare", lambda trial, data: made.append(trial.name) or ready(trial, data))
-
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["fedfleet", *map(str, arguments)])
-        with pytest.raises(SystemExit) as e:
-            cli.main()
-        said = capsys.readouterr()
-        return int(e.value.code or 0), said.out, said.err
 
     status, said, _ = command("paper", tmp_path / "table.yaml", "--out", tmp_path / "out", "--jobs", 1)
     assert status == 0

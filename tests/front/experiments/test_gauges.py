@@ -10,13 +10,10 @@ from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.simulator.executors.base import Host
 
 CONFIG = {
-    "seed": 3,
-    "rounds": 3,
-    "population": {"dataset": {"name": "synthetic", "features": 4}, "clients": 30},
-    "algorithm": {"name": "fedavg", "steps": 2, "batch_size": 5},
-    "cohort": {"invite": 12, "min_responses": 1},
+    "seed": 3, "rounds": 3, "population": {"dataset": {"name": "synthetic", "features": 4}, "clients": 30},
+    "algorithm": {"name": "fedavg", "steps": 2, "batch_size": 5}, "cohort": {"invite": 12, "min_responses": 1},
     "availability": {"kind": "bernoulli", "rate": 0.5},
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -40,15 +37,11 @@ def test_a_run_shows_its_last_round_and_its_workers(shown, monkeypatch, tmp_path
     run = fedfleet.run(CONFIG, {"executor.kind": "local"}, out=tmp_path / "out")
     last, clock = run.rounds.iloc[-1], run.rounds["virtual_s"].sum()
     of_round = {
-        "rounds": 3,
-        "rounds_per_second": 1 / last["seconds"],
+        "rounds": 3, "rounds_per_second": 1 / last["seconds"],
         "client_steps_per_second": last["client_steps"] / last["seconds"],
-        "heard_share": last["heard"] / last["invited"],
-        "bytes_up": last["bytes_up"],
-        "bytes_down": last["bytes_down"],
-        "virtual_seconds": clock,
-        **{"actors": 1, "nodes": 1, "dead_actors": 0, "retried_blocks": 0},
-    }
+        "heard_share": last["heard"] / last["invited"], "bytes_up": last["bytes_up"], "bytes_down": last["bytes_down"],
+        "virtual_seconds": clock, **{"actors": 1, "nodes": 1, "dead_actors": 0, "retried_blocks": 0},
+    }  # fmt: skip
     assert 0 < last["heard"] < last["invited"]
     assert shown.keys() == {f"fedfleet_{name}" for name in gauges.WHAT}
     assert {name: shown[f"fedfleet_{name}"] for name in of_round} == pytest.approx(of_round)

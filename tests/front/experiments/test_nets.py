@@ -12,12 +12,9 @@ from fedfleet.tasks.losses import cross_entropy
 from fedfleet.tasks.options import DataShape, ModelOptions
 
 CONFIG = {
-    "rounds": 1,
-    "population": {"clients": 20},
-    "cohort": {"invite": 3},
-    "algorithm": {"batch_size": 5, "steps": 2},
+    "rounds": 1, "population": {"clients": 20}, "cohort": {"invite": 3}, "algorithm": {"batch_size": 5, "steps": 2},
     "executor": {"kind": "local"},
-}
+}  # fmt: skip
 
 
 class Normed(Classification):
@@ -62,10 +59,7 @@ def test_what_the_error_advises_works(tmp_path, inner):
     frozen = nn.BatchNorm1d(8)
     for layer, trained in ((nn.GroupNorm(2, 8), True), (frozen, False)):
         run = fedfleet.run(
-            CONFIG,
-            {"executor.inner": inner},
-            task=Normed(layer, trained=trained),
-            out=tmp_path / type(layer).__name__,
+            CONFIG, {"executor.inner": inner}, task=Normed(layer, trained=trained), out=tmp_path / type(layer).__name__
         )
         assert run.summary["bit_exact"]
     assert int(frozen.get_buffer("num_batches_tracked")) == 0

@@ -13,19 +13,16 @@ import fedfleet
 from fedfleet.datasets.vocabulary import VOCABULARY
 from fedfleet.experiments.run import Run
 from fedfleet.report import write_card
+from tests.saying import tells
 
 GOOD, BAD = "a lovely film", "a dull film"
 TEXTS = [f"{GOOD} it was" if i % 2 else BAD for i in range(80)]
 LIKED = [i % 2 for i in range(80)]
 CLIENT = [f"critic {i // 8}" for i in range(80)]
 CONFIG: dict[str, Any] = {
-    "rounds": 3,
-    "task": {"model": "bag", "hidden": [8]},
-    "algorithm": {"lr": 1.0, "batch_size": 4},
-    "cohort": {"invite": 6},
-    "evaluation": {"per_client": True},
-    "executor": {"kind": "local"},
-}
+    "rounds": 3, "task": {"model": "bag", "hidden": [8]}, "algorithm": {"lr": 1.0, "batch_size": 4},
+    "cohort": {"invite": 6}, "evaluation": {"per_client": True}, "executor": {"kind": "local"},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +41,7 @@ def test_a_net_reads_new_texts_as_it_learnt_to(run: Run):
     opened = fedfleet.open_run(run.folder)
     tokens, mask = opened.encode([GOOD, "Dull! and never seen", "dull"])
     assert tokens.shape == (3, 4)  # cut off where the run's were
-    assert mask.sum(1).tolist() == [3, 4, 1]
-    assert opened.model()(tokens, mask).argmax(1).tolist() == [1, 0, 0]
+    assert (mask.sum(1).tolist(), opened.model()(tokens, mask).argmax(1).tolist()) == ([3, 4, 1], [1, 0, 0])
     alone = opened.model()(*opened.encode(["dull"]))
     torch.testing.assert_close(opened.model()(tokens, mask)[2:], alone)  # whatever stands beside it
     assert run.summary["examples"]["vocabulary"] == opened.vocabulary.digest  # pyright: ignore
@@ -70,21 +66,16 @@ def test_weights_that_read_other_numbers_are_refused(run: Run, tmp_path: Path):
     run.model().load_state_dict(torch.load(plain, weights_only=True))
     for path in (run.folder / "model.safetensors", run.save_state_dict(tmp_path / "net.safetensors"), plain):
         config = {**CONFIG, "warm_start": str(path)}
-        with pytest.raises(
-            fedfleet.ConfigError, match=r"^warm_start=.*: it has learnt with another vocabulary \(\w{12}\) than"
-        ):
+        with pytest.raises(fedfleet.ConfigError, match=r"^warm_start=.*: it has .* another vocabulary \(\w{12}\) than"):
             fedfleet.run(config, data=other(), out=tmp_path / "refused")
         if path.parent == run.folder:
             config["warm_start"] = str(run.folder)  # its last model's
         again = fedfleet.run(config, data=other(tokenizer=f"vocabulary:{run.folder}"), out=tmp_path / path.stem)
-        assert again.vocabulary is not None
-        assert run.vocabulary is not None
         assert again.vocabulary.digest == run.vocabulary.digest
     torch.save(dict(torch.load(plain, weights_only=True)), tmp_path / "theirs.pt")  # as other programs write it
     assert fedfleet.run({**CONFIG, "warm_start": str(tmp_path / "theirs.pt")}, data=other(), out=tmp_path / "theirs")
     base = {"task": {**CONFIG["task"], "adapters": {"rank": 1, "base": str(run.folder)}}}
-    with pytest.raises(fedfleet.ConfigError, match=r"^task.adapters.base=.*: it has learnt with another vocabulary"):
-        fedfleet.run({**CONFIG, **base}, data=other(), out=tmp_path / "refused")
+    tells(lambda: fedfleet.run({**CONFIG, **base}, data=other(), out=tmp_path / "refused"), "^task.adapters.base=")
 
 
 def test_a_run_without_texts_has_none(tmp_path: Path):
@@ -93,5 +84,4 @@ def test_a_run_without_texts_has_none(tmp_path: Path):
     )
     assert not (run.folder / VOCABULARY).exists()
     assert run.vocabulary is None
-    with pytest.raises(fedfleet.ConfigError, match="it read no texts, or numbers of tokens that others made"):
-        run.encode(["a"])
+    tells(lambda: run.encode(["a"]), "it read no texts, or numbers of tokens that others made")

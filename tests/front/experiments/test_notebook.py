@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 import types
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -47,13 +46,7 @@ def test_a_run_that_stopped_says_why_and_one_whose_tables_are_gone_has_no_curve(
     assert "<svg" not in run._repr_html_()  # one point is no line
     shutil.rmtree(run.folder)
     assert "accuracy" in run._repr_html_()
-    assert parsed(fedfleet_run({}, tmp_path)._repr_html_()) is not None
-
-
-def fedfleet_run(summary: dict[str, Any], folder: Path) -> Any:
-    from fedfleet.experiments.run import Run
-
-    return Run(folder, summary)
+    assert parsed(fedfleet.Run(tmp_path, {})._repr_html_()) is not None
 
 
 def test_a_curve_stays_within_its_frame():
@@ -65,6 +58,7 @@ def test_a_curve_stays_within_its_frame():
             assert 0 <= y <= 150
 
 
+@pytest.mark.slow
 def test_a_notebook_gets_one_line_that_replaces_itself(tmp_path, monkeypatch):
     shown: list[str] = []
     lines: list[list[str]] = []

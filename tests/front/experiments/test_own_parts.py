@@ -18,27 +18,20 @@ from fedfleet.experiments.progress import Progress
 from fedfleet.report.groups import grouped
 from fedfleet.report.study_tables import MARK
 from fedfleet.report.tables import read
-from fedfleet.simulator import named
 from tests.front.experiments import own_parts
 from tests.front.experiments.resuming import check_equal
+from tests.saying import all_say, tells
 
 HERE = "tests.front.experiments.own_parts:"
 CONFIG: dict[str, Any] = {
-    "rounds": 4,
-    "population": {"dataset": {"name": "digits"}, "clients": 12},
-    "task": {"model": "logistic"},
-    "algorithm": {"name": "scaffold", "lr": 0.1, "batch_size": 4, "steps": 3},
-    "cohort": {"invite": 6, "respond": 3},
-    "executor": {"kind": "local", "block_size": 2},
-    "evaluation": {"every": 2},
-    "checkpoint": {"every_s": 0},
-}
+    "rounds": 4, "population": {"dataset": {"name": "digits"}, "clients": 12}, "task": {"model": "logistic"},
+    "algorithm": {"name": "scaffold", "lr": 0.1, "batch_size": 4, "steps": 3}, "cohort": {"invite": 6, "respond": 3},
+    "executor": {"kind": "local", "block_size": 2}, "evaluation": {"every": 2}, "checkpoint": {"every_s": 0},
+}  # fmt: skip
 BUILT_IN: dict[str, Any] = {
-    "availability": {"kind": "bernoulli", "rate": 0.7},
-    "selection": "uniform",
-    "devices": {"kind": "alike", "median_s": 2.0},
-    "transforms": {"up": ["fp16"], "down": ["fp16"]},
-}
+    "availability": {"kind": "bernoulli", "rate": 0.7}, "selection": "uniform",
+    "devices": {"kind": "alike", "median_s": 2.0}, "transforms": {"up": ["fp16"], "down": ["fp16"]},
+}  # fmt: skip
 
 
 def own(here: str = HERE) -> dict[str, Any]:
@@ -63,14 +56,9 @@ def experiment(*overrides: dict[str, Any]) -> fedfleet.Experiment:
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, beside):
     """A folder with a configuration and the parts beside it, under a name that no other test has; and one to run in."""
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(named, "_mine", {})
-    found, name = tmp_path / "parts", f"part_{''.join(c for c in tmp_path.name if c.isalnum())}"
-    found.mkdir()
+    found, name = beside, f"part_{''.join(c for c in tmp_path.name if c.isalnum())}"
     (found / f"{name}.py").write_text(Path(own_parts.__file__).read_text())
     data = {"name": f"{name}:digits", "arguments": {"rows": 300}}
     stop = [{"name": f"{name}:Stop", "arguments": {"rounds": 2}}]
@@ -126,8 +114,7 @@ def test_they_go_on_to_the_bit_and_with_the_same_code_alone(folder, monkeypatch,
     whole = fedfleet.run(folder / "run.yaml", {"callbacks": None}, out=tmp_path / "whole")
     run = fedfleet.run(folder / "run.yaml", out=tmp_path / "run")
     (stem,) = (path.stem for path in folder.glob("part_*.py"))
-    assert run.summary["stopped"] == {"by": f"{stem}:Stop", "why": "enough seen"}
-    assert run.summary["rounds"] == 2
+    assert (run.summary["stopped"], run.summary["rounds"]) == ({"by": f"{stem}:Stop", "why": "enough seen"}, 2)
     written = yaml.safe_load((run.folder / "config.yaml").read_text())
     sections = [written[section] for section in ("availability", "selection", "devices")]
     listed = [*written["transforms"]["up"], *written["transforms"]["down"], *written["callbacks"]]
@@ -164,6 +151,7 @@ def test_workers_are_sent_them(folder, tmp_path):
         assert model(local) == model(ray)
 
 
+@pytest.mark.slow
 def test_several_runs_and_studies_and_plans(folder, tmp_path, command):
     changes = {"compare": {"a": {}, "b": {"availability": "always"}}, "seeds": [0, 1], "rounds": 3}
     config = fedfleet.load(folder / "run.yaml", changes)
@@ -182,8 +170,7 @@ def test_several_runs_and_studies_and_plans(folder, tmp_path, command):
     assert "callbacks[0]: part_" in out
     assert "Coin," in out
     status, _, said = command("run", folder / "run.yaml", "availability.arguments.rate=1.5", "--out", tmp_path / "no")
-    assert status == 2
-    assert said == "error: availability.arguments.rate=1.5: input should be less than or equal to 1\n"
+    assert (status, said) == (2, "error: availability.arguments.rate=1.5: input should be less than or equal to 1\n")
 
 
 def test_own_data_are_dealt_and_recorded(tmp_path):
@@ -195,76 +182,45 @@ def test_own_data_are_dealt_and_recorded(tmp_path):
         experiment(given, {"population.dataset.arguments.rows": 299, "population.dataset.sha256": sha256})
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
-    (
-        {"availability": {"kind": f"{HERE}Coin", "arguments": {"rat": 1}}},
-        "availability.arguments.rat=1: Coin takes no such",
-    ),
+WRONG = [
+    ({"availability": {"kind": f"{HERE}Coin", "arguments": {"rat": 1}}}, "^availability.arguments.rat=1: Coin"),
     ({"availability": {"kind": f"{HERE}Coin", "arguments": {"rate": "1"}}}, "rate='1': input should be a valid number"),
-    ({"availability": {"kind": f"{HERE}Coin", "rate": 1}}, "availability.rate=1: unknown key"),
+    ({"availability": {"kind": f"{HERE}Coin", "rate": 1}}, "^availability.rate=1: unknown key"),
     ({"availability": f"{HERE}Counting"}, "its 'online' changed"),
     ({"availability": f"{HERE}Global"}, "global generator"),
-    ({"availability": f"{HERE}Together"}, "its 'online' says something else of a client when others are asked about"),
-    ({"availability": f"{HERE}Numbers"}, "its 'online' returned float32 (12,) for 12 clients: return bool (12,)"),
-    ({"availability": f"{HERE}unlike"}, "two that are made of one seed say different things"),
+    ({"availability": f"{HERE}Together"}, "its 'online' says something else of a client"),
+    ({"availability": f"{HERE}Numbers"}, "its 'online' returned float32 (12,) … bool (12,)"),
+    ({"availability": f"{HERE}unlike"}, "two that are made of one seed"),
     ({"availability": f"{HERE}whole"}, "a Tensor without 'online'"),
-    (
-        {"selection": {"kind": f"{HERE}Even", "arguments": {"first": 0}}},
-        "selection.arguments.first=0: input should be gr",
-    ),
+    ({"selection": {"kind": f"{HERE}Even", "arguments": {"first": 0}}}, "^selection.arguments.first=0"),
     ({"selection": {"kind": f"{HERE}Even", "arguments": {"least": 13}}}, "Even: least is above first"),
-    ({"selection": f"{HERE}Nobody"}, "named clients twice, or such as there are not: each of 0 … 11"),
-    ({"selection": f"{HERE}Twice"}, "named clients twice"),
+    ({"selection": f"{HERE}Nobody"}, "each of 0 … 11"), ({"selection": f"{HERE}Twice"}, "named clients twice"),
     ({"selection": f"{HERE}Writing"}, "its 'invite' changed"),
-    ({"devices": f"{HERE}Backwards"}, "finite and not below 0"),
-    ({"devices": f"{HERE}Coin"}, "a Coin without 'times'"),
-    (
-        {"transforms.up": [f"{HERE}Coin"]},
-        "transforms.up[0].name='tests.front.experiments.own_parts:Coin': what it returns",
-    ),
-    ({"transforms.up": ["fp16", f"{HERE}half"]}, "transforms.up[1].name=.*half': fp16 leaves no floats behind it"),
-    (
-        {"transforms.down": [{"name": f"{HERE}half", "arguments": {"feedback": True}}]},
-        "on the way down delta remembers",
-    ),
+    ({"devices": f"{HERE}Backwards"}, "finite and not below 0"), ({"devices": f"{HERE}Coin"}, "a Coin without 'times'"),
+    ({"transforms.up": [f"{HERE}Coin"]}, f"^transforms.up[0].name='{HERE}Coin'"),
+    ({"transforms.up": ["fp16", f"{HERE}half"]}, "transforms.up[1].name= … fp16 leaves no floats behind it"),
+    ({"transforms.down": [{"name": f"{HERE}half", "arguments": {"feedback": True}}]}, "delta remembers"),
     ({"transforms.up": [{"name": f"{HERE}Drawn", "arguments": {"feedback": False}}]}, "torch's global generator"),
-    *(
-        (
-            {
-                f"transforms.{way}": ["rotation"] * (how == "scalar")
-                + [{"name": f"{HERE}Wrong", "arguments": {"how": how}}]
-            },
-            f"transforms.{way}[{int(how == 'scalar')}].*'back' of what its 'code' returns makes {says}",
-        )
-        for way in ("up", "down")
-        for how, says in (
-            ("scalar", "float32 () of a leaf"),
-            ("whole", "int64"),
-            ("less", "leaves"),
-            ("more", "leaves .*'more'"),
-            ("slots", "slots [] of ["),
-            ("nothing", "slots NoneType"),
-        )
-    ),
-    ({"callbacks": f"{HERE}Coin"}, "callbacks[0].name='tests.front.experiments.own_parts:Coin': it is no callback"),
-    ({"callbacks": ["Stop"]}, "callbacks[0].name='Stop': give module:name, such as stops:Rising"),
-    ({"callbacks": [{"name": f"{HERE}Stop", "rounds": 2}]}, "callbacks[0].rounds=2: unknown key"),
-    ({"population.dataset": f"{HERE}whole"}, "population=a Tensor: it has no 'summary': give an object"),
-    (
-        {"selection": f"{HERE}Even", "privacy": {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-3}},
-        "whom it asks may tell what",
-    ),
-]
+    *(({f"transforms.{way}": ["rotation"] * first + [{"name": f"{HERE}Wrong", "arguments": {"how": how}}]},
+     f"transforms.{way}[{first}] … 'back' of what its 'code' returns makes {says}") for way in ("up", "down") for how,
+     first,
+     says in (*(("scalar", 1, "float32 () of a leaf"), ("whole", 0, "int64"), ("less", 0, "leaves")),
+     *(("more", 0, "leaves … 'more'"), ("slots", 0, "slots [] of ["), ("nothing", 0, "slots NoneType")))),
+    ({"callbacks": f"{HERE}Coin"}, f"^callbacks[0].name='{HERE}Coin'"),
+    ({"callbacks": ["Stop"]}, "^callbacks[0].name='Stop'"),
+    ({"callbacks": [{"name": f"{HERE}Stop", "rounds": 2}]}, "^callbacks[0].rounds=2: unknown key"),
+    ({"population.dataset": f"{HERE}whole"}, "population=a Tensor: it has no 'summary'"),
+    ({"selection": f"{HERE}Even", "privacy": {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-3}},
+     "whom it asks"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "says"), WRONG, ids=lambda x: str(x)[:60])
-def test_what_will_not_do_is_refused_in_one_line(given, says):
-    base = {} if "privacy" not in given else {"algorithm": "fedavg", "algorithm.weight": "uniform"}
-    with pytest.raises(fedfleet.FedfleetError) as e:
+def test_what_will_not_do_is_refused(subtests):
+    def call(given):
+        base = {} if "privacy" not in given else {"algorithm": "fedavg", "algorithm.weight": "uniform"}
         experiment(base, given).try_out()
-    text = str(e.value)
-    assert [part for part in says.split(".*") if part not in text] == [], text
-    assert "\n" not in text
+
+    all_say(subtests, call, WRONG, fedfleet.FedfleetError)
 
 
 # Installed packages
@@ -307,8 +263,7 @@ def test_an_installed_package_adds_names(install, tmp_path, command):
     assert run.summary["stopped"]["by"] == "stop"
     written = yaml.safe_load((run.folder / "config.yaml").read_text())
     for said in (written["availability"], written["transforms"]["up"][0], written["callbacks"][0]):
-        assert said["version"] == "coins 1.2"
-        assert len(said["source"]) == 64
+        assert (said["version"], len(said["source"])) == ("coins 1.2", 64)
     by_path = {**parts, "availability": {"kind": "coins:Coin", "arguments": {"rate": 0.7}}}
     same = fedfleet.run({**CONFIG, **by_path}, out=tmp_path / "same")
     assert model(run) == model(same)
@@ -331,12 +286,8 @@ def test_an_installed_package_adds_names(install, tmp_path, command):
     assert (status, out.splitlines()[0]) == (0, "stop  coins:Stop of coins 1.2")
     status, _, error = command("show", "callback", "stopp")
     assert (status, error) == (2, "error: show callback='stopp': unknown; did you mean 'stop'? choose one of stop\n")
-    with pytest.raises(
-        fedfleet.ConfigError, match=r"availability\.version='coins 1\.1': the code of coin is other by now"
-    ):
-        experiment(parts, {"availability.version": "coins 1.1"})
-    with pytest.raises(fedfleet.ConfigError, match="did you mean 'coin'"):
-        experiment({"availability": "coinn"})
+    tells(lambda: experiment(parts, {"availability.version": "coins 1.1"}), "availability.version='coins 1.1'")
+    tells(lambda: experiment({"availability": "coinn"}), "did you mean 'coin'")
 
 
 def test_a_name_that_is_not_clear_is_refused(install, command):
@@ -356,5 +307,4 @@ def test_a_name_that_is_not_clear_is_refused(install, command):
     assert error.startswith("error: task: broken, dice 1.2='dice:Nothing': dice has no 'Nothing'")
     status, _, error = command("show", "availability", "mine")
     assert (status, error.count("both have that name")) == (2, 1)
-    with pytest.raises(fedfleet.ConfigError, match=r"coins 1\.2 and dice 1\.2 both have that name"):
-        experiment({"availability": "mine"})
+    tells(lambda: experiment({"availability": "mine"}), "coins 1.2 and dice 1.2 both have that name")

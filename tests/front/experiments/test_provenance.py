@@ -108,35 +108,23 @@ PAIRS = {
     "how often an option": lambda c: [Term(1.0), Term((0.5, 1.0)[c]), Term(0.5)],
     "roles of functions": lambda c: by({"client": (up, down)[c], "server": (down, up)[c]}),
     "function of torch": lambda c: by((torch.sign, torch.tanh)[c]),
-    "function of fedfleet": lambda c: by((T.add, T.sub)[c]),
-    "ufunc": lambda c: by((np.add, np.subtract)[c]),
+    "function of fedfleet": lambda c: by((T.add, T.sub)[c]), "ufunc": lambda c: by((np.add, np.subtract)[c]),
     "method of torch": lambda c: by((torch.Tensor.add, torch.Tensor.sub)[c]),
-    "class of torch": lambda c: by((nn.ReLU, nn.Tanh)[c]),
-    "range": lambda c: by(range(c + 1)),
-    "slice": lambda c: by(slice(c)),
-    "Decimal": lambda c: by(Decimal(c)),
-    "Fraction": lambda c: by(Fraction(c)),
-    "number of numpy": lambda c: by(np.float32(c)),
-    "dtype": lambda c: by((torch.float32, torch.float64)[c]),
-    "deque": lambda c: by(deque([float(c)])),
-    "bytearray": lambda c: by(bytearray([c])),
-    "Series": lambda c: by(pd.Series([float(c)])),
-    "words": lambda c: by(pd.DataFrame({"a": ["x", ("y", "z")[c]]})),
+    "class of torch": lambda c: by((nn.ReLU, nn.Tanh)[c]), "range": lambda c: by(range(c + 1)),
+    "slice": lambda c: by(slice(c)), "Decimal": lambda c: by(Decimal(c)), "Fraction": lambda c: by(Fraction(c)),
+    "number of numpy": lambda c: by(np.float32(c)), "dtype": lambda c: by((torch.float32, torch.float64)[c]),
+    "deque": lambda c: by(deque([float(c)])), "bytearray": lambda c: by(bytearray([c])),
+    "Series": lambda c: by(pd.Series([float(c)])), "words": lambda c: by(pd.DataFrame({"a": ["x", ("y", "z")[c]]})),
     "array of objects": lambda c: by(np.array([None, c], dtype=object)),
     "strided array": lambda c: by(np.arange(6).reshape(2, 3)[:, c:].T),
-    "sparse tensor": lambda c: by(torch.tensor([0.0, c + 1.0]).to_sparse()),
-    "set": lambda c: by({"a", ("b", "c")[c]}),
-    "set of functions": lambda c: by({up, (down, times)[c]}),
-    "ordered": lambda c: by(OrderedDict(a=c)),
-    "private of pydantic": lambda c: opened(1.0, float(c)),
-    "tensor of pydantic": lambda c: opened(float(c)),
-    "private attribute": lambda c: Term(float(c)),
-    "dunder of a class": scaled_class,
-    "what pickle refuses": lambda c: Loose(c),
-    "number and text": lambda c: by((1, "1")[c]),
+    "sparse tensor": lambda c: by(torch.tensor([0.0, c + 1.0]).to_sparse()), "set": lambda c: by({"a", ("b", "c")[c]}),
+    "set of functions": lambda c: by({up, (down, times)[c]}), "ordered": lambda c: by(OrderedDict(a=c)),
+    "private of pydantic": lambda c: opened(1.0, float(c)), "tensor of pydantic": lambda c: opened(float(c)),
+    "private attribute": lambda c: Term(float(c)), "dunder of a class": scaled_class,
+    "what pickle refuses": lambda c: Loose(c), "number and text": lambda c: by((1, "1")[c]),
     "whole and broken": lambda c: by((1, 1.0)[c]),
     "after a long list": lambda c: by([[i + 0.5 for i in range(200_001)], times(c)]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("make", PAIRS.values(), ids=PAIRS)
@@ -165,8 +153,7 @@ def test_equal_options_at_other_places_differ_by_their_digest():
 
 def test_what_cannot_be_looked_into_is_said():
     found = describe(by([threading.Lock(), 1]))
-    assert found["not_recorded"] == ["lock"]
-    assert describe(by(x for x in ()))["not_recorded"] == ["generator"]
+    assert (found["not_recorded"], describe(by(x for x in ()))["not_recorded"]) == (["lock"], ["generator"])
 
 
 def test_a_limit_that_is_reached_is_said(monkeypatch):
@@ -179,8 +166,7 @@ def test_a_limit_that_is_reached_is_said(monkeypatch):
 
 def test_many_options_are_not_read_by_anybody():
     found = describe([Term(float(i)) for i in range(1000)])["options"]
-    assert len(found) == 101
-    assert found["…"] == "more, which only the digest tells"
+    assert (len(found), found["…"]) == (101, "more, which only the digest tells")
 
 
 def test_what_holds_itself_has_an_end():

@@ -14,11 +14,9 @@ from torch import nn
 import fedfleet
 
 CONFIG = {
-    "rounds": 1,
-    "algorithm": {"steps": 1, "batch_size": 2},
-    "cohort": {"invite": 3},
+    "rounds": 1, "algorithm": {"steps": 1, "batch_size": 2}, "cohort": {"invite": 3},
     "executor": {"kind": "local", "inner": "batched"},
-}
+}  # fmt: skip
 
 
 class Recurrent(nn.Module):
@@ -77,21 +75,11 @@ def loud() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("loud")
-@pytest.mark.parametrize(
-    ("net", "data"),
-    [
-        (lambda: Recurrent("LSTM"), sequences),
-        (lambda: Recurrent("GRU"), sequences),
-        (Attentive, texts),
-        (
-            lambda: nn.Sequential(
-                nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), nn.Flatten(), nn.Linear(12, 2)
-            ),
-            sequences,
-        ),
-    ],
-    ids=["LSTM", "GRU", "attention", "a transformer's layer"],
-)
+@pytest.mark.parametrize(("net", "data"), [
+    (lambda: Recurrent("LSTM"), sequences), (lambda: Recurrent("GRU"), sequences), (Attentive, texts),
+    (lambda: nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), nn.Flatten(),
+     nn.Linear(12, 2)), sequences),
+], ids=["LSTM", "GRU", "attention", "a transformer's layer"])  # fmt: skip
 def test_nothing_warns(net: Callable[[], nn.Module], data: Callable[[], Any], tmp_path: Path) -> None:
     run = fedfleet.run(CONFIG, task=fedfleet.tasks.from_module(net), data=data(), out=tmp_path / "run")
     assert run.summary["status"] == "finished"

@@ -15,16 +15,10 @@ from fedfleet.experiments import side_by_side
 from fedfleet.simulator.executors import cluster
 from fedfleet.simulator.executors.likeness import of_process
 
-CONFIG = fedfleet.load(
-    {
-        "rounds": 1,
-        "population": {"dataset": "digits", "clients": 8},
-        "task": {"name": "classification", "model": "logistic"},
-        "algorithm": {"name": "fedavg", "steps": 1},
-        "cohort": {"invite": 2},
-        "executor": {"kind": "local"},
-    }
-)
+CONFIG = fedfleet.load({
+    "rounds": 1, "population": {"dataset": "digits", "clients": 8}, "executor": {"kind": "local"}, "cohort": {"invite": 2},
+    "task": {"name": "classification", "model": "logistic"}, "algorithm": {"name": "fedavg", "steps": 1},
+})  # fmt: skip
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.tasks.classification import Classification
 from fedfleet.tasks.options import DataShape, ModelOptions
+from tests.saying import tells
 
 TASK = Classification(ModelOptions(model="logistic"), DataShape((3,), 4))
 X = rng.normal(rng.key(1), (9, 3))
@@ -72,11 +73,9 @@ def test_clients_with_other_labels_are_other_domains_for_every_seed(by):
     """Clients of the digits 0 to 4, and of 5 to 9, as sorted."""
     given = {
         "population": {"clients": 10, "partition": "label_sorted"},
-        "domains": {"kind": "clusters", "count": 2, "by": by},
-        "task.model": "logistic",
-        "executor.kind": "local",
+        "domains": {"kind": "clusters", "count": 2, "by": by}, "task.model": "logistic", "executor.kind": "local",
         "cohort.invite": 5,
-    }
+    }  # fmt: skip
     of = [fedfleet.Experiment(fedfleet.load({**given, "seed": s})).population.domains(torch.arange(10)) for s in (0, 1)]
     assert torch.equal(*of)
     assert len(of[0].unique()) == 2
@@ -85,5 +84,4 @@ def test_clients_with_other_labels_are_other_domains_for_every_seed(by):
 def test_a_task_without_losses_of_examples_says_so():
     bare = Classification(ModelOptions(model="logistic"), DataShape((3,), 4))
     bare.functions = {"predict": bare.functions["predict"]}
-    with pytest.raises(ValueError, match="by=loss: the task does not say the loss of each example"):
-        Vectors(bare, bare.init(0))("loss", CLIENTS)
+    tells(lambda: Vectors(bare, bare.init(0))("loss", CLIENTS), "by=loss", ValueError)

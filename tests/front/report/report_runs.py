@@ -12,19 +12,8 @@ import pandas as pd
 import yaml
 
 PNG = b"\x89PNG\r\n\x1a\n"
-COUNTS = [
-    "seconds",
-    "invited",
-    "heard",
-    "late",
-    "failed",
-    "offline",
-    "client_steps",
-    "floats_up",
-    "floats_down",
-    "bytes_up",
-    "bytes_down",
-]
+COUNTS = ["seconds", "invited", "heard", "late", "failed", "offline", "client_steps"]
+COUNTS += ["floats_up", "floats_down", "bytes_up", "bytes_down"]
 
 
 def rounds_table(rounds: int, floats: int = 100, accuracy: list[float | None] | None = None) -> pd.DataFrame:
@@ -41,35 +30,20 @@ def make_run(path: Path, **changes: Any) -> Path:
     """A run folder of 4 rounds, 5 clients; `changes` replace a table or a document, None leaves the file out."""
     fates = [(0, 0, "heard"), (0, 1, "late"), (1, 0, "heard"), (1, 2, "offline"), (2, 0, "heard"), (3, 1, "heard")]
     config = {
-        "seed": 0,
-        "rounds": 4,
-        "population": {"dataset": "digits", "clients": 5, "partition": {"kind": "iid"}},
-        "task": {"name": "classification", "model": "logistic"},
-        "algorithm": {"name": "fedavg"},
+        "seed": 0, "rounds": 4, "population": {"dataset": "digits", "clients": 5, "partition": {"kind": "iid"}},
+        "task": {"name": "classification", "model": "logistic"}, "algorithm": {"name": "fedavg"},
         "cohort": {"invite": 10},
-    }
+    }  # fmt: skip
     summary = {
-        "status": "finished",
-        "rounds": 4,
-        "initial": {"eval/accuracy": 0.1},
-        "final": {"eval/accuracy": 0.5},
-        "best": {"eval/accuracy": 0.625},
-        "median_seconds_per_round": 0.25,
-        "error": None,
-    }
-    parts: dict[str, Any] = {
-        "rounds": rounds_table(4),
-        "fates": pd.DataFrame(fates, columns=["round", "client", "fate"]).assign(phase="mean", virtual_s=1.0),
-        "phases": None,
-        "clients": None,
-        "classes": None,
-        "config": config,
-        "summary": summary,
-        "environment": {"python": "3.12"},
-    } | changes
+        "status": "finished", "rounds": 4, "initial": {"eval/accuracy": 0.1}, "final": {"eval/accuracy": 0.5},
+        "best": {"eval/accuracy": 0.625}, "median_seconds_per_round": 0.25, "error": None,
+    }  # fmt: skip
+    fate = pd.DataFrame(fates, columns=["round", "client", "fate"]).assign(phase="mean", virtual_s=1.0)
+    parts: dict[str, Any] = {"rounds": rounds_table(4), "fates": fate, "config": config, "summary": summary}
+    parts |= {"environment": {"python": "3.12"}} | changes
     path.mkdir(parents=True)
     for name in ("rounds", "fates", "phases", "clients", "classes"):
-        if parts[name] is not None:
+        if parts.get(name) is not None:
             parts[name].to_parquet(path / f"{name}.parquet")
     if parts["config"] is not None:
         (path / "config.yaml").write_text(yaml.safe_dump(parts["config"]), encoding="utf-8")

@@ -18,7 +18,10 @@ from fedfleet.report import write_report
 from tests.front.report.report_runs import comparison, make_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
+]
 PHONE, DESKTOP = 360, 1200
 
 PROBE = """
@@ -35,8 +38,7 @@ addEventListener("load", async () => {
   const count = () => svg.querySelectorAll(".lines > path").length, read = () => live.querySelector(".read").textContent;
   const key = (name) => svg.dispatchEvent(new phone.contentWindow.KeyboardEvent("keydown", { key: name }));
   const ends = () => [...svg.querySelectorAll("text[text-anchor=middle]")].slice(0, -1).map((each) => each.textContent);
-  told.lines = count();
-  told.names = [...live.querySelectorAll(".keys button")].map((each) => each.textContent);
+  told.lines = count(); told.names = [...live.querySelectorAll(".keys button")].map((each) => each.textContent);
   key("ArrowRight"); key("ArrowRight"); key("ArrowRight");
   told.read = read();
   const area = svg.getBoundingClientRect(), pointer = (name, share) => {
@@ -44,11 +46,8 @@ addEventListener("load", async () => {
     svg.dispatchEvent(new phone.contentWindow.PointerEvent(name, where));
   };
   svg.setPointerCapture = () => {};
-  told.before = ends();
-  pointer("pointerdown", 0.5); pointer("pointermove", 0.9); pointer("pointerup", 1);
-  told.zoomed = ends();
-  key("Escape");
-  told.after = ends();
+  told.before = ends(); pointer("pointerdown", 0.5); pointer("pointermove", 0.9); pointer("pointerup", 1);
+  told.zoomed = ends(); key("Escape"); told.after = ends();
   live.querySelector(".tools button:nth-child(2)").click();
   key("ArrowRight"); key("ArrowRight");
   told.floats = read();
@@ -101,14 +100,11 @@ def seen(page: Path) -> dict[str, Any]:
     return json.loads(html.unescape(dumped[1]))
 
 
-def test_the_pages_script_runs_and_a_strangers_does_not(seen: dict[str, Any]) -> None:
-    assert seen["script"]
-    assert not seen["stranger"]
-
-
-def test_nothing_but_tables_scrolls_sideways(seen: dict[str, Any]) -> None:
-    assert seen["overflow"] == [0, 0]
-    assert seen["scrolls"]
+def test_its_own_script_alone_runs_only_tables_scroll_sideways_and_the_switch_is_remembered(seen):
+    assert (seen["script"], seen["stranger"]) == (True, False)
+    assert (seen["overflow"], seen["scrolls"]) == ([0, 0], True)
+    assert seen["themes"] == [None, "Dark", "dark", "Light"]
+    assert seen["remembered"] == "dark"
 
 
 def test_charts_are_read_with_keys_zoomed_by_dragging_and_against_other_axes(seen: dict[str, Any]) -> None:
@@ -123,11 +119,6 @@ def test_charts_are_read_with_keys_zoomed_by_dragging_and_against_other_axes(see
     assert seen["zoomed"][-2:] == ["3", "4"]
     assert seen["floats"].startswith("floats received by the server 100: label A 0.15 (0.1 to 0.2); label B 0.2; ")
     assert seen["hidden"] == 2
-
-
-def test_the_switch_is_remembered(seen: dict[str, Any]) -> None:
-    assert seen["themes"] == [None, "Dark", "dark", "Light"]
-    assert seen["remembered"] == "dark"
 
 
 @pytest.mark.parametrize(("scheme", "ground"), [(1, (246, 247, 249)), (0, (20, 22, 26))])

@@ -23,27 +23,21 @@ def test_a_card_says_what_was_learnt_how_well_and_how_to_load_it(tmp_path: Path)
     (folder / "model.safetensors").touch()
     write_card(folder)
     text = (folder / CARD).read_text()
+    metrics = [{"type": "accuracy", "name": "accuracy", "value": 0.5}]
+    of = {"task": {"type": "classification"}, "dataset": {"type": "digits", "name": "digits"}, "metrics": metrics}
     assert head(text) == {
         "library_name": "fedfleet",
         "tags": ["federated-learning", "fedavg", "classification"],
-        "model-index": [
-            {
-                "name": "fedavg on digits",
-                "results": [
-                    {
-                        "task": {"type": "classification"},
-                        "dataset": {"type": "digits", "name": "digits"},
-                        "metrics": [{"type": "accuracy", "name": "accuracy", "value": 0.5}],
-                    }
-                ],
-            }
-        ],
+        "model-index": [{"name": "fedavg on digits", "results": [of]}],
     }
     assert "# fedavg on digits\n\nfedavg learnt to classify examples of digits, held by 5 clients (iid)" in text
     assert "| metric | initial | final | best |\n| --- | --- | --- | --- |\n| accuracy | 0.1 | 0.5 | 0.625 |" in text
-    assert "| algorithm | fedavg |" in text
-    assert 'fedfleet.open_run("run").model()' in text
-    assert "`fedfleet run config.yaml` makes it again" in text
+    for said in (
+        "| algorithm | fedavg |",
+        'fedfleet.open_run("run").model()',
+        "`fedfleet run config.yaml` makes it again",
+    ):
+        assert said in text
     assert "of seed 0" in text
     assert "Nothing hides what clients' data were" in text
 
@@ -53,30 +47,24 @@ def test_what_does_not_hold_is_said(tmp_path: Path) -> None:
     said = {"status": "finished", "privacy": promised, "bit_exact": False, "own": {"task": {}}, "final": {}}
     config = {"algorithm": {"name": "a|b"}, "population": {"dataset": "digits"}}
     text = card(read(make_run(tmp_path / "run", rounds=None, summary=said, config=config)))
-    assert "Nothing hides" not in text
-    assert "cannot be made again to the bit" in text
-    assert "made in Python" in text
-    assert "fedfleet run" not in text
-    assert "open_run" not in text
-    assert 'load_file("model.safetensors")' in text
-    assert "of seed" not in text
-    assert "Nothing was." in text
-    assert "a&#124;b" in text
+    left_out = ("Nothing hides", "fedfleet run", "open_run", "of seed")
+    assert [words for words in left_out if words in text] == []
+    for said in (
+        "cannot be made again to the bit",
+        "made in Python",
+        'load_file("model.safetensors")',
+        "Nothing was.",
+        "a&#124;b",
+    ):
+        assert said in text
     assert "model-index" not in head(text)
 
 
 def test_the_two_players_of_a_game_are_read_as_tensors(tmp_path: Path) -> None:
-    text = card(
-        read(make_run(tmp_path / "run", config={"seed": 0, "task": {"name": "auc"}, "algorithm": {"name": "coda"}}))
-    )
+    game = {"seed": 0, "task": {"name": "auc"}, "algorithm": {"name": "coda"}}
+    text = card(read(make_run(tmp_path / "run", config=game)))
     assert "open_run" not in text
     assert 'load_file("model.safetensors")' in text
-    assert "`fedfleet run config.yaml` makes it again" in text
-
-
-def test_tasks_of_a_single_net_are_known() -> None:
-    built_in = {name for name, entry in TASKS.items() if hasattr(entry.build, "net")}
-    assert set(NETS) == built_in | {"module"}  # which a function makes
 
 
 def test_runs_without_a_model_have_no_card_and_a_report_writes_none(tmp_path: Path) -> None:
@@ -87,3 +75,5 @@ def test_runs_without_a_model_have_no_card_and_a_report_writes_none(tmp_path: Pa
     write_report([first], first)
     write_report([tmp_path / "all"], tmp_path / "all")
     assert not list(tmp_path.rglob(CARD))
+    built_in = {name for name, entry in TASKS.items() if hasattr(entry.build, "net")}
+    assert set(NETS) == built_in | {"module"}  # which a function makes

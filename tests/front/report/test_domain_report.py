@@ -53,43 +53,42 @@ def test_the_table_by_domain_has_seeds_and_labels(tmp_path: Path) -> None:
     text = Page(write_report([tmp_path / "runs"], tmp_path / "out")).text
     assert "accuracy, A 0.550 ± 0.071 0.6 ± 0 0.7 ± 0 accuracy, B 0.550 ± 0.071" in text
     assert "cosine, B 0.9 ± 0 – 0.8 ± 0" in text
+    other = run(tmp_path / "C", summary={"status": "finished", "domains": ["a", "b", "c"], "label": "C"})
+    text = Page(write_report([tmp_path / "runs", other], tmp_path / "numbered")).text
+    assert "last evaluation domain 0 domain 1 domain 2" in text
 
 
-def test_one_domain_or_very_many_have_no_table(tmp_path: Path) -> None:
+def test_one_domain_or_very_many_have_no_table_and_runs_without_cosines_no_figure(tmp_path: Path) -> None:
     for count in (1, 15):
         folder = make_run(tmp_path / str(count))
         each = pd.DataFrame({"round": 3, "domain": range(count), "accuracy": 0.5})
         each.to_parquet(folder / "domains.parquet")
         assert "last evaluation" not in Page(write_report([folder], tmp_path / f"{count}-out")).text
+        assert "cosines" not in figures(tmp_path / f"{count}-out")
 
 
-def test_domains_with_names_of_their_own_are_numbered(tmp_path: Path) -> None:
-    other = {"status": "finished", "domains": ["a", "b", "c"], "label": "B"}
-    folders = [run(tmp_path / "A", label="A"), run(tmp_path / "B", summary=other)]
-    text = Page(write_report(folders, tmp_path / "out")).text
-    assert "last evaluation domain 0 domain 1 domain 2" in text
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
+    """The figures that are drawn, by name."""
+    found: dict[str, Figure] = {}
+    picture = canvas.picture
 
+    def keep(figure: Figure, name: str, *given: Any) -> Any:
+        found[name] = figure
+        return picture(figure, name, *given)
 
-def test_runs_that_measured_no_cosines_have_no_figure_of_them(tmp_path: Path) -> None:
-    write_report([run(tmp_path / "run", rounds=rounds_table(4))], tmp_path / "out")
-    assert "cosines" not in figures(tmp_path / "out")
+    monkeypatch.setattr(canvas, "picture", keep)
+    return found
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_domains_of_which_nothing_is_known_in_the_end_and_points_between_gaps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_domains_of_which_nothing_is_known_in_the_end_and_points_between_gaps(tmp_path: Path, kept: Any) -> None:
     folder = run(tmp_path / "run")
     heard = np.arange(60).reshape(20, 3) % 2 == 0  # never twice in a row
     heard[-1] = False
     each = pd.DataFrame({"round": np.arange(20).repeat(3), "domain": [0, 1, 2] * 20, "accuracy": 0.5})
     each["cosine"] = np.where(heard.ravel(), 0.7, np.nan)
     each.to_parquet(folder / "domains.parquet")
-    kept: dict[str, Figure] = {}
-    picture = canvas.picture
-    monkeypatch.setattr(
-        canvas, "picture", lambda figure, name, *given: kept.update({name: figure}) or picture(figure, name, *given)
-    )
     html = Page(write_report([folder], tmp_path / "out"))
     assert "cosine of each domain at every evaluation; at the last one from – to –." in html.text
     marks = {name: {line.get_marker() for line in kept[name].axes[0].lines} for name in kept if "domains-" in name}
@@ -100,22 +99,8 @@ def test_sections_have_tables_and_pictures_of_one_heading_in_the_order_asked_for
     made = [Picture(name=n, title="", caption="", png=b"", section=s) for n, s in ("aX", "bY", "cX")]
     one, two = Grid(["h"], [["1"]]), Grid(["h"], [["2"]])
     found = sheet.blocks(made, [("Z", one), ("Y", two), ("W", None)], order=("Y", "W"))
-    assert [(b.title, b.tables, [p.name for p in b.pictures]) for b in found] == [
-        ("Y", [two], ["b"]),
-        ("Z", [one], []),
-        ("X", [], ["a", "c"]),
-    ]
-
-
-# The plane
-
-
-def drawn(monkeypatch: pytest.MonkeyPatch, groups: Any) -> Figure:
-    kept: list[Figure] = []
-    picture = canvas.picture
-    monkeypatch.setattr(canvas, "picture", lambda figure, *given: kept.append(figure) or picture(figure, *given))
-    assert plane.draw(groups)
-    return kept[0]
+    shown = [(b.title, b.tables, [p.name for p in b.pictures]) for b in found]
+    assert shown == [("Y", [two], ["b"]), ("Z", [one], []), ("X", [], ["a", "c"])]
 
 
 def flat(folder: Path, slope: float, classes: int = 2, **changes: Any) -> tables.Run:
@@ -124,19 +109,16 @@ def flat(folder: Path, slope: float, classes: int = 2, **changes: Any) -> tables
     first, second = np.meshgrid(axes[0], axes[1])
     logits = [np.zeros_like(first), second - slope * first, first][:classes]
     points = {
-        "x": np.array([[-1, 0.5], [1, -0.5], [0.5, 0.5]], np.float32),
-        "y": np.array([1, 0, 1]),
-        "domain": np.array([0, 1, 1]),
-        "axes": axes,
-        "log_probability": np.stack(logits, -1).astype(np.float32),
-    }
+        "x": np.array([[-1, 0.5], [1, -0.5], [0.5, 0.5]], np.float32), "y": np.array([1, 0, 1]),
+        "domain": np.array([0, 1, 1]), "axes": axes, "log_probability": np.stack(logits, -1).astype(np.float32),
+    }  # fmt: skip
     save_file({**points, **changes}, folder / "plane.safetensors")
     return tables.read(folder)
 
 
-def test_points_and_boundaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = {s: [flat(run(tmp_path / s, label=s), float(s))] for s in ("0", "0.5")}
-    figure = drawn(monkeypatch, groups)
+def test_points_and_boundaries(tmp_path: Path, kept: dict[str, Figure]) -> None:
+    assert plane.draw({s: [flat(run(tmp_path / s, label=s), float(s))] for s in ("0", "0.5")})
+    (figure,) = kept.values()
     (axes,) = figure.axes
     marks = {(line.get_marker(), *np.round(line.get_xydata()[0], 3)) for line in axes.lines}
     assert marks == {("o", -1.0, 0.5), ("s", 1.0, -0.5), ("s", 0.5, 0.5)}
@@ -146,10 +128,9 @@ def test_points_and_boundaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (path,) = contour.get_paths()
         np.testing.assert_allclose(path.vertices[:, 1], slope * path.vertices[:, 0], atol=1e-5)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ink", "oil", "0", "0.5"]
-
-
-def test_three_classes_part_in_three_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = drawn(monkeypatch, {"run": [flat(run(tmp_path / "run"), 0.0, 3)]})
+    kept.clear()
+    assert plane.draw({"run": [flat(run(tmp_path / "three"), 0.0, 3)]})  # classes, which part in three lines
+    (figure,) = kept.values()
     assert len(figure.axes[0].collections) == 3
 
 

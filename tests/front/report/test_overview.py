@@ -16,31 +16,30 @@ from fedfleet.tasks.registry import TASKS
 from tests.front.report.report_runs import comparison, make_run, rounds_table
 
 CONFIG = {
-    "seed": 0,
-    "rounds": 9,
-    "population": {"dataset": "digits", "clients": 5, "partition": {"kind": "iid"}},
+    "seed": 0, "rounds": 9, "population": {"dataset": "digits", "clients": 5, "partition": {"kind": "iid"}},
     "task": {"name": "auc", "model": "logistic", "positive_class": 8},
     "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 7, "steps": None, "eps": 1e-8},
-    "cohort": {"invite": 10, "respond": "all", "attempts": 10},
-    "attack": {"kind": "sign_flip", "share": 0.2},
-    "secure_aggregation": {"protocol": "secagg"},
-    "privacy": None,
-}
+    "cohort": {"invite": 10, "respond": "all", "attempts": 10}, "attack": {"kind": "sign_flip", "share": 0.2},
+    "secure_aggregation": {"protocol": "secagg"}, "privacy": None,
+}  # fmt: skip
 SUMMARY = {
-    "status": "stopped",
-    "stopped": {"by": "until", "why": "eval/accuracy is 0.5, and until=eval/accuracy>=0.5"},
-    "model_floats": 650,
-    "local_steps": {"train": {"least": 2, "middle": 6, "most": 14}},
-    "rounds": 4,
-    "initial": {"eval/accuracy": 0.1},
-    "final": {"eval/accuracy": 0.5},
+    "status": "stopped", "stopped": {"by": "until", "why": "eval/accuracy is 0.5, and until=eval/accuracy>=0.5"},
+    "model_floats": 650, "local_steps": {"train": {"least": 2, "middle": 6, "most": 14}}, "rounds": 4,
+    "initial": {"eval/accuracy": 0.1}, "final": {"eval/accuracy": 0.5},
     "privacy": {"epsilon": 3.25, "delta": 1e-5, "accounting": "sampling"},
-}
+}  # fmt: skip
 
 
 def run(path: Path, config: dict[str, Any] | None = None, summary: dict[str, Any] | None = None, **parts: Any) -> Run:
     changes = {"config": {**CONFIG, **(config or {})}, "summary": {**SUMMARY, **(summary or {})}, **parts}
     return read(make_run(path, **changes))
+
+
+def rows(groups: dict[str, list[Run]], **given: Any) -> dict[str, list[str]]:
+    """The table of settings: of each its values."""
+    table = settings(groups, **given)
+    assert table is not None
+    return {str(row[0]): [str(cell) for cell in row[1:]] for row in table.rows}
 
 
 def test_a_run_in_words(tmp_path: Path) -> None:
@@ -58,72 +57,48 @@ def test_a_run_in_words(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "phases", "said"),
-    [
-        ({"name": "robust", "of": {"name": "fedavg", "lr": 0.5, "epochs": 1}}, {}, "with lr 0.5 and epochs 1. Of 40"),
-        (
-            {"name": "x", "lr": 0.5, "batch_size": 9, "steps": 3, "theory": {"G": 1}},
-            {},
-            "with batch_size 9 and steps 3. Of 40",
-        ),
-        (
-            {"name": "cdma_ada", "lr": 0.5},
-            {"gradient": (1, 1, 1), "update": (3, 4, 1000)},
-            "with lr 0.5 (local steps of a client a round: 1 in gradient and 3 to 1,000, 4 in the middle in update). Of 40",
-        ),
-        (
-            {"lr": 0.5, "epochs": 1, "lr_schedule": {"kind": "cosine", "every": None, "rounds": 9}},
-            {},
-            "with lr 0.5 (schedule: cosine, rounds 9) and epochs 1. Of 40",
-        ),
-        ({"lr": 0.5, "lr_schedule": {"kind": "constant", "every": None}}, {}, "with lr 0.5. Of 40"),
-        ({"own": {}}, {"A": (2, 2, 2), "B": (1, 1, 1)}, "Local steps of a client a round: 2 in A and 1 in B. Of 40"),
-        ({"own": {}}, {"mine": (2, 2, "<b>")}, "650 numbers. Of 40"),
-    ],
-)
-def test_how_clients_learnt(tmp_path: Path, algorithm: dict[str, Any], phases: dict[str, Any], said: str) -> None:
-    steps = {name: dict(zip(("least", "middle", "most"), n, strict=True)) for name, n in phases.items()}
-    if "own" in algorithm:
-        algorithm = {"own": {"name": "mine", "module": "lab"}}
-    assert said in overview.of_run(run(tmp_path / "run", {"algorithm": algorithm}, {"local_steps": steps}))[0]
+COSINE = {"kind": "cosine", "every": None, "rounds": 9}
+PROVEN = {"name": "x", "lr": 0.5, "batch_size": 9, "steps": 3, "theory": {"G": 1}}
+OF_TWO = {"gradient": (1, 1, 1), "update": (3, 4, 1000)}
+TOLD = "local steps of a client a round: 1 in gradient and 3 to 1,000, 4 in the middle in update"
+LEARNT = [
+    ({"name": "robust", "of": {"name": "fedavg", "lr": 0.5, "epochs": 1}}, {}, "with lr 0.5 and epochs 1. Of 40"),
+    (PROVEN, {}, "with batch_size 9 and steps 3. Of 40"),
+    ({"name": "cdma_ada", "lr": 0.5}, OF_TWO, f"with lr 0.5 ({TOLD}). Of 40"),
+    ({"lr": 0.5, "epochs": 1, "lr_schedule": COSINE}, {}, "with lr 0.5 (schedule: cosine, rounds 9) and epochs 1. Of 40"),
+    ({"lr": 0.5, "lr_schedule": {"kind": "constant", "every": None}}, {}, "with lr 0.5. Of 40"),
+    ({"own": {}}, {"A": (2, 2, 2), "B": (1, 1, 1)}, "Local steps of a client a round: 2 in A and 1 in B. Of 40"),
+    ({"own": {}}, {"mine": (2, 2, "<b>")}, "650 numbers. Of 40"),
+]  # fmt: skip
+ENDED = [
+    ({"status": "finished"}, "It ran to its last round. On the"),
+    ({"status": "interrupted"}, "It was interrupted after 4 of 9 rounds. On the"),
+    ({"status": "failed", "error": "client 7: no such file\nat line 3"}, "It failed after 4 of 9 rounds: client 7: no such file"),
+    ({"status": None}, "How it ended is not on record; 4 of 9 rounds are. On the"),
+]  # fmt: skip
 
 
-def test_whose_the_test_examples_are_is_said(tmp_path: Path) -> None:
-    tested = {"examples": {"tested_on": "36 examples of 2 clients that are held out: ann, bob; none of class 3"}}
-    said = overview.of_run(run(tmp_path / "run", summary=tested))[0]
-    assert (
-        "Models were tested on 36 examples of 2 clients that are held out: ann, bob; none of class 3. accuracy went"
-        in said
-    )
-
-
-@pytest.mark.parametrize(
-    ("summary", "said"),
-    [
-        ({"status": "finished"}, "It ran to its last round."),
-        ({"status": "interrupted"}, "It was interrupted after 4 of 9 rounds."),
-        (
-            {"status": "failed", "error": "client 7: no such file\nat line 3"},
-            "It failed after 4 of 9 rounds: client 7: no such file",
-        ),
-        ({"status": None}, "How it ended is not on record; 4 of 9 rounds are."),
-    ],
-)
-def test_how_it_ended(tmp_path: Path, summary: dict[str, Any], said: str) -> None:
-    assert overview.of_run(run(tmp_path / "run", summary=summary))[1].startswith(
-        f"{said} On the" if said.endswith(".") else said
-    )
+def test_how_clients_learnt_and_how_it_ended(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    for number, (algorithm, phases, said) in enumerate(LEARNT):
+        with subtests.test(said):
+            steps = {name: dict(zip(("least", "middle", "most"), n, strict=True)) for name, n in phases.items()}
+            given = {"own": {"name": "mine", "module": "lab"}} if "own" in algorithm else algorithm
+            found = run(tmp_path / str(number), {"algorithm": given}, {"local_steps": steps})
+            assert said in overview.of_run(found)[0]
+    for summary, said in ENDED:
+        with subtests.test(said):
+            assert overview.of_run(run(tmp_path / f"{summary['status']}", summary=summary))[1].startswith(said)
+    tested = "36 examples of 2 clients that are held out: ann, bob; none of class 3"
+    said = overview.of_run(run(tmp_path / "tested", summary={"examples": {"tested_on": tested}}))[0]
+    assert f"Models were tested on {tested}. accuracy went" in said
 
 
 def test_a_loss_is_best_where_it_is_least_and_what_is_not_on_record_is_not_said(tmp_path: Path) -> None:
     table = rounds_table(4).rename(columns={"eval/accuracy": "eval/loss"}).assign(**{"eval/loss": [3.0, 1.0, 2.0, 2.5]})
     bare = {"config": {"seed": 0}, "summary": {"status": "finished"}, "fates": None, "environment": None}
     only = make_run(tmp_path / "run", **bare, rounds=table[["round", "eval/loss"]])
-    assert overview.of_run(read(only)) == [
-        "loss went from 3 after round 1 to 2.5; the best was 1, after round 2.",
-        "It ran to its last round.",
-    ]
+    learnt = "loss went from 3 after round 1 to 2.5; the best was 1, after round 2."
+    assert overview.of_run(read(only)) == [learnt, "It ran to its last round."]
     nothing = make_run(tmp_path / "nothing", config=None, summary=None, fates=None, rounds=rounds_table(0))
     assert overview.of_run(read(nothing)) == ["", "How it ended is not on record; 0 rounds are."]
 
@@ -154,90 +129,59 @@ def test_a_comparison_in_words_ranks_labels_and_pools_no_code(tmp_path: Path) ->
     assert "There is one seed a label" in overview.of_comparison(alone)[-1]
     table = settings(groups)
     assert table is not None
-    rows = {str(row[0]): list(row[1:]) for row in table.rows}
     assert list(table.head) == ["setting", "label A", "label B", "mine (source aaaaaaaa)", "mine (source bbbbbbbb)"]
-    assert rows["algorithm.own.source"][2:] == ["a" * 59 + "…", "b" * 59 + "…"]
+    assert rows(groups)["algorithm.own.source"][2:] == ["a" * 59 + "…", "b" * 59 + "…"]
 
 
 def test_settings_of_a_run_are_those_that_matter_and_are_on(tmp_path: Path) -> None:
-    table = settings({"fedavg": [run(tmp_path / "run")]})
-    assert table is not None
-    assert [list(row) for row in table.rows] == [
-        ["algorithm", "fedavg"],
-        ["algorithm.lr", "0.1"],
-        ["algorithm.batch_size", "7"],
-        ["rounds", "9"],
-        ["cohort.invite", "10"],
-        ["cohort.respond", "all"],
-        ["population.dataset", "digits"],
-        ["population.clients", "5"],
-        ["task", "auc"],
-        ["task.model", "logistic"],
-        ["task.positive_class", "8"],
-        ["population.partition", "iid"],
-        ["attack", "sign_flip"],
-        ["attack.share", "0.2"],
-        ["secure_aggregation.protocol", "secagg"],
-    ]
+    assert [(key, *values) for key, values in rows({"fedavg": [run(tmp_path / "run")]}).items()] == [
+        ("algorithm", "fedavg"), ("algorithm.lr", "0.1"), ("algorithm.batch_size", "7"), ("rounds", "9"), ("cohort.invite", "10"),
+        ("cohort.respond", "all"), ("population.dataset", "digits"), ("population.clients", "5"), ("task", "auc"),
+        ("task.model", "logistic"), ("task.positive_class", "8"), ("population.partition", "iid"), ("attack", "sign_flip"),
+        ("attack.share", "0.2"), ("secure_aggregation.protocol", "secagg"),
+    ]  # fmt: skip
     assert settings({"bare": [read(make_run(tmp_path / "bare", config=None))]}) is None
 
 
-def test_a_schedule_is_a_setting_unless_it_changes_nothing(tmp_path: Path) -> None:
-    for kind, rows in (("constant", []), ("cosine", ["algorithm.lr_schedule", "algorithm.lr_schedule.rounds"])):
-        algorithm = {"name": "fedavg", "lr_schedule": {"kind": kind, "every": None, "rounds": 9 if rows else None}}
-        table = settings({"one": [run(tmp_path / kind, {"algorithm": algorithm})]})
-        assert table is not None
-        assert [row[0] for row in table.rows if "schedule" in row[0]] == rows
-
-
-def test_clients_that_the_data_say_were_not_dealt(tmp_path: Path) -> None:
+def test_settings_that_change_nothing_are_none(tmp_path: Path) -> None:
+    for kind, there in (("constant", []), ("cosine", ["algorithm.lr_schedule", "algorithm.lr_schedule.rounds"])):
+        algorithm = {"name": "fedavg", "lr_schedule": {"kind": kind, "every": None, "rounds": 9 if there else None}}
+        found = rows({"one": [run(tmp_path / kind, {"algorithm": algorithm})]})
+        assert [key for key in found if "schedule" in key] == there
     for dealt, said in ((True, "held by 5 clients (iid)"), (False, "held by 5 clients, as the data say")):
-        found = run(tmp_path / str(dealt), summary={"dealt": dealt})
-        assert said in overview.of_run(found)[0]
-        table = settings({"A": [found]})
-        assert table is not None
-        assert ("population.partition" in {row[0] for row in table.rows}) == dealt
-
-
-def test_hidden_layers_are_no_setting_of_a_net_that_has_none_of_ours(tmp_path: Path) -> None:
-    for model, there in (("mlp", True), ("nets:Own", False), ("torchvision:resnet18", False), ("logistic", False)):
+        one = run(tmp_path / str(dealt), summary={"dealt": dealt})
+        assert said in overview.of_run(one)[0]
+        assert ("population.partition" in rows({"A": [one]})) == dealt
+    for model in ("mlp", "nets:Own", "torchvision:resnet18", "logistic"):
         task = {"name": "classification", "model": model, "hidden": [200, 200]}
-        table = settings({"A": [run(tmp_path / model, {"task": task})]})
-        assert table is not None
-        assert ("task.hidden" in {str(row[0]) for row in table.rows}) == there
+        assert ("task.hidden" in rows({"A": [run(tmp_path / model, {"task": task})]})) == (model == "mlp")
 
 
 def test_rates_that_a_theorem_sets_are_no_settings(tmp_path: Path) -> None:
     rates = {"lr": 0.1, "dual_lr": 0.2, "alpha": 0.3, "dual": {"lr": 0.4, "kind": "ascent"}}
     proven = {"name": "x", **rates, "theory": {"G": 1, "kappa": 2}}
     for algorithm, at in ((proven, "algorithm."), ({"name": "omg", "of": proven, "lr": 9}, "algorithm.of.")):
-        table = settings({"A": [run(tmp_path / at, {"algorithm": algorithm})]})
-        assert table is not None
-        found = {str(row[0]): row[1] for row in table.rows}
+        found = rows({"A": [run(tmp_path / at, {"algorithm": algorithm})]})
         assert not found.keys() & {f"{at}{name}" for name in ("lr", "dual_lr", "alpha", "dual.lr")}
-        assert (found[f"{at}theory.kappa"], found[f"{at}dual"]) == ("2", "ascent")
+        assert (found[f"{at}theory.kappa"], found[f"{at}dual"]) == (["2"], ["ascent"])
         assert ("algorithm.lr" in found) == ("of" in algorithm)
     groups = {"A": [run(tmp_path / "A")], "B": [run(tmp_path / "B", {"algorithm": proven})]}
-    table = settings(groups)
-    assert table is not None
-    assert ["algorithm.lr", "0.1", "–"] in [list(row) for row in table.rows]
+    assert rows(groups)["algorithm.lr"] == ["0.1", "–"]
 
 
 def test_settings_that_differ_come_first_whatever_they_are_and_what_is_varied_is_left_out(tmp_path: Path) -> None:
     changed = {"algorithm": {"name": "scaffold", "lr": 0.2, "global_lr": 1.0, "eps": 1e-8}, "cohort": {"attempts": 5}}
     groups = {"A": [run(tmp_path / "A")], "B": [run(tmp_path / "B", changed)]}
+    found = [[key, *values] for key, values in rows(groups, varied=["algorithm.lr"]).items()]
+    assert found[:3] == [
+        ["algorithm", "fedavg", "scaffold"], ["algorithm.batch_size", "7", "–"], ["cohort.invite", "10", "–"],
+    ]  # fmt: skip
+    assert ["cohort.attempts", "10", "5"] in found[:6]
+    assert ["algorithm.global_lr", "–", "1.0"] in found[:6]
+    assert not {"algorithm.lr", "algorithm.eps"} & {row[0] for row in found}
     table = settings(groups, varied=["algorithm.lr"])
     assert table is not None
-    rows = [list(row) for row in table.rows]
-    assert rows[:3] == [
-        ["algorithm", "fedavg", "scaffold"],
-        ["algorithm.batch_size", "7", "–"],
-        ["cohort.invite", "10", "–"],
-    ]
-    assert ["cohort.attempts", "10", "5"] in rows[:6]
-    assert ["algorithm.global_lr", "–", "1.0"] in rows[:6]
     assert "The first 6 differ." in table.caption
-    assert not {"algorithm.lr", "algorithm.eps"} & {row[0] for row in rows}
 
 
 def test_what_losses_of_minimax_tasks_mean_is_said_for_their_tasks_alone(tmp_path: Path) -> None:

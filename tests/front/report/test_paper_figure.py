@@ -10,16 +10,14 @@ FOUND = {"A": {"x": [1.0, 3.0], "y": [5.0, math.nan]}, "B": {"x": [2.0, 2.0], "y
 PRINTED = {"A": {"x": 2.5}}
 
 
-def drawn(monkeypatch) -> Figure:
+def test_rows_columns_seeds_means_and_what_is_printed(monkeypatch):
     kept: list[Figure] = []
     png = canvas.png
     monkeypatch.setattr(canvas, "png", lambda figure: kept.append(figure) or png(figure))
     assert paper_figure.draw("Costs $5 " + "and more " * 20, FOUND, PRINTED).startswith(b"\x89PNG")
-    return kept[0]
-
-
-def test_rows_columns_seeds_means_and_what_is_printed(monkeypatch):
-    x, y = drawn(monkeypatch).axes[:2]
+    assert "\n" in kept[0].get_suptitle()  # a long title is wrapped
+    assert r"\$5" in kept[0].get_suptitle()  # and no mathematics
+    x, y = kept[0].axes[:2]
     assert [axes.get_title(loc="left") for axes in (x, y)] == ["x", "y"]
     assert [label.get_text() for label in x.get_yticklabels()] == ["A", "B"]
     assert x.get_ylim() == (1.5, -0.5)  # the first row on top
@@ -32,9 +30,3 @@ def test_rows_columns_seeds_means_and_what_is_printed(monkeypatch):
     low, high = sorted(point[0] for point in bar.get_segments()[0])
     assert math.isclose(high - low, 2 * math.sqrt(2))
     assert {line.get_marker() for line in y.lines} == {"o", "|"}  # of B there is nothing
-
-
-def test_a_long_title_is_wrapped_and_no_mathematics(monkeypatch):
-    title = drawn(monkeypatch).get_suptitle()
-    assert "\n" in title
-    assert r"\$5" in title

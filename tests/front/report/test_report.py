@@ -26,18 +26,13 @@ def test_one_run(tmp_path: Path) -> None:
     assert figures(out) == {"metric-accuracy", "train-loss", "participation", "fates", "communication"}
     assert all((out / "figures" / f"{name}.png").read_bytes().startswith(PNG) for name in figures(out))
     page = Page(path)
-    text = page.text
-    assert "fedavg · classification · digits" in text
-    assert "final accuracy 0.5 best 0.625" in text
-    assert "rounds 4 240 client steps" in text
-    assert "floats up 400 received" in text
-    assert "bytes 4.8 kB 1.6 kB up, 3.2 kB down" in text
-    assert "virtual time 20 s" in text
-    assert "a round takes 250 ms" in text
-    assert "heard of invited 60 % 24 of 40 invitations" in text
-    assert "clients heard 40 % 2 of 5" in text
-    assert "Gini coefficient (here 0.70)" in text  # 3, 1 and three zeros
-    assert "60 % of the clients were never heard" in text
+    for text in (
+        "fedavg · classification · digits", "final accuracy 0.5 best 0.625", "rounds 4 240 client steps", "floats up 400 received",
+        "bytes 4.8 kB 1.6 kB up, 3.2 kB down", "virtual time 20 s", "a round takes 250 ms", "clients heard 40 % 2 of 5",
+        "heard of invited 60 % 24 of 40 invitations", "60 % of the clients were never heard",
+        "Gini coefficient (here 0.70)",  # of 3, 1 and three zeros
+    ):  # fmt: skip
+        assert text in page.text
     assert {"class": "badge finished"} in page.all("span")
 
 
@@ -86,10 +81,7 @@ def test_what_it_took_to_reach_a_value(tmp_path: Path) -> None:
         make_run(tmp_path / "A" / f"seed-{seed}", rounds=rounds_table(4, accuracy=[*accuracy]), summary=summary)
     make_run(tmp_path / "B", summary={"label": "B", "status": "finished", "rounds": 4}, rounds=rounds_table(2))
     page = Page(write_report([tmp_path], tmp_path / "out", Target("eval/accuracy", True, 0.45)))
-    assert (
-        "label runs that reached it rounds floats, up and down virtual time A 2 of 2 2.5 750 12.5 s B 0 of 1 – – –"
-        in page.text
-    )
+    assert "A 2 of 2 2.5 750 12.5 s B 0 of 1 – – –" in page.text
     assert "first evaluation that found accuracy ≥ 0.45" in page.text
     with pytest.raises(ValueError, match=r"--target: no run has measured 'auc', only accuracy"):
         write_report([tmp_path], tmp_path / "out", Target("eval/auc", True, 0.45))
@@ -107,91 +99,52 @@ def test_equal_floats_leaves_out_runs_that_sent_nothing(tmp_path: Path) -> None:
     assert at_equal_traffic([[silent]], "accuracy", "floats") is None
 
 
-def test_label_falls_back_to_the_algorithm_and_what_differs_is_a_line_of_its_own(tmp_path: Path) -> None:
-    for name, step in (("small", 0.1), ("large", 1.0)):
-        config = {"seed": 3, "algorithm": {"name": "fedavg", "eta": step}}
-        make_run(tmp_path / "runs" / name, config=config, summary={"status": "finished"})
-    text = Page(write_report([tmp_path / "runs"], tmp_path / "out")).text
-    assert "2 runs under 2 labels" in text
-    assert "fedavg (algorithm.eta=0.1)" in text
-    assert "fedavg (algorithm.eta=1.0)" in text
-
-
 def test_what_was_made_in_python_is_told_apart_by_name_source_and_options(tmp_path: Path) -> None:
     own = {"name": "mine", "module": "lab", "source": "a" * 64, "options": {"lr": 0.1}}
-    kinds = {
-        "one": own,
-        "again": own,
-        "rate": {**own, "options": {"lr": 1.0}},
-        "code": {**own, "source": "b" * 64, "options": {"lr": 0.1}},
-    }
-    for seed, (folder, kind) in enumerate(kinds.items()):
-        make_run(
-            tmp_path / "runs" / folder,
-            config={"seed": seed, "algorithm": {"own": kind}},
-            summary={"status": "finished"},
-        )
+    rate, code = own | {"options": {"lr": 1.0}}, own | {"source": "b" * 64}
+    for seed, kind in enumerate((own, own, rate, code)):
+        config = {"seed": seed, "algorithm": {"own": kind}}
+        make_run(tmp_path / "runs" / str(seed), config=config, summary={"status": "finished"})
     found = grouped([read(path) for path in sorted((tmp_path / "runs").iterdir())])
-    assert {name: len(runs) for name, runs in found.items()} == {
-        "mine (algorithm.lr=0.1, source aaaaaaaa)": 2,
-        "mine (algorithm.lr=0.1, source bbbbbbbb)": 1,
-        "mine (algorithm.lr=1.0, source aaaaaaaa)": 1,
-    }
+    of = {("0.1", "a"): 2, ("0.1", "b"): 1, ("1.0", "a"): 1}
+    named = {f"mine (algorithm.lr={lr}, source {code * 8})": runs for (lr, code), runs in of.items()}
+    assert {name: len(runs) for name, runs in found.items()} == named
     text = Page(write_report([tmp_path / "runs"], tmp_path / "out")).text
     assert "4 runs under 3 labels" in text
 
 
-def test_where_and_how_long_a_run_was_computed_tells_nothing_apart(tmp_path: Path) -> None:
-    for seed, actors in ((0, 1), (1, 2)):
-        config = {
-            "seed": seed,
-            "algorithm": {"name": "fedavg"},
-            "executor": {"actors": actors},
-            "checkpoint": {"keep": actors},
-        }
+def test_a_label_is_the_algorithm_and_what_differs_but_where_and_how_long_a_run_was_computed(tmp_path: Path) -> None:
+    for seed, step in ((0, 0.1), (1, 1.0)):
+        config: dict[str, Any] = {"seed": 3, "algorithm": {"name": "fedavg", "eta": step}}
+        make_run(tmp_path / "steps" / str(step), config=config, summary={"status": "finished"})
+        config = {"seed": seed, "algorithm": {"name": "fedavg"}}
+        config |= {"executor": {"actors": seed + 1}, "checkpoint": {"keep": seed + 1}}
         environment = {"packages": {"fedfleet": f"0.{seed}", "torch": "2"}}
         make_run(tmp_path / "runs" / str(seed), config=config, environment=environment)
-    text = Page(write_report([tmp_path / "runs"], tmp_path / "out")).text
-    assert "2 runs under 1 label" in text
-    assert "“fedavg” had several versions of packages, which may change numbers: fedfleet 0.0, 0.1." in text
+    steps, runs = (Page(write_report([tmp_path / name], tmp_path / f"{name}-out")).text for name in ("steps", "runs"))
+    for said in ("2 runs under 2 labels", "fedavg (algorithm.eta=0.1)", "fedavg (algorithm.eta=1.0)"):
+        assert said in steps
+    assert "2 runs under 1 label" in runs
+    assert "“fedavg” had several versions of packages, which may change numbers: fedfleet 0.0, 0.1." in runs
 
 
-def test_same_seed_twice_is_noted_and_the_same_folder_twice_is_one(tmp_path: Path) -> None:
-    first, second = make_run(tmp_path / "a"), make_run(tmp_path / "b")
-    assert "have the same seed" in Page(write_report([first, second], tmp_path / "out")).text
-    assert "runs under" not in Page(write_report([first, tmp_path / "b" / ".." / "a"], tmp_path / "once")).text
+def test_numbers_in_names_are_compared_as_numbers_and_folders_no_deeper_than_three_are_read(tmp_path: Path) -> None:
+    for seed, folder in ((10, "seed-10"), (2, "seed-2"), (4, "c/seed-4")):
+        make_run(tmp_path / "runs" / "a" / "b" / folder, config={"seed": seed, "algorithm": {"name": "afl"}})
+    assert "afl 2 2, 10 " in Page(write_report([tmp_path / "runs"], tmp_path / "out")).text
+    for names in ("seed-2 seed-10", "lr-0.05 lr-0.2 lr-1.0", "lr-1e-05 lr-0.001", "a a-1 b", "lr-0.1/s-1 lr-0.1/s-12"):
+        paths = [*map(Path, names.split())]
+        assert sorted(reversed(paths), key=report._natural) == paths
 
 
-def test_folder_of_runs_in_natural_order_and_no_deeper_than_three(tmp_path: Path) -> None:
-    root = tmp_path / "runs"
-    for seed in (10, 2):
-        make_run(root / "a" / "b" / f"seed-{seed}", config={"seed": seed, "algorithm": {"name": "afl"}})
-    make_run(root / "a" / "b" / "c" / "seed-4", config={"seed": 4, "algorithm": {"name": "afl"}})
-    assert "afl 2 2, 10 " in Page(write_report([root], tmp_path / "out")).text
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["seed-2", "seed-10"],
-        ["lr-0.05", "lr-0.2", "lr-1.0"],
-        ["lr-1e-05", "lr-0.001", "lr-0.5"],
-        ["a", "a-1", "b"],
-        ["lr-0.1/seed-1", "lr-0.1/seed-12"],
-    ],
-)
-def test_numbers_in_names_are_compared_as_numbers(names: list[str]) -> None:
-    assert sorted(map(Path, reversed(names)), key=report._natural) == [*map(Path, names)]
-
-
-def test_status_is_the_worst(tmp_path: Path) -> None:
-    make_run(tmp_path / "runs" / "a")
+def test_status_is_the_worst_the_same_seed_twice_is_noted_and_the_same_folder_twice_is_one(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "runs" / "a")
     make_run(tmp_path / "runs" / "b", summary={"status": "failed", "error": "client 7: no such file"})
     page = Page(write_report([tmp_path / "runs"], tmp_path / "out"))
-    assert "1 finished, 1 failed" in page.text
     assert {"class": "badge failed"} in page.all("span")
-    assert "client 7: no such file" in page.text
-    assert "fedavg 1 of 2 0, 0" in page.text
+    for text in ("1 finished, 1 failed", "client 7: no such file", "fedavg 1 of 2 0, 0", "have the same seed"):
+        assert text in page.text
+    assert "runs under" not in Page(write_report([first, tmp_path / "runs" / "b" / ".." / "a"], tmp_path / "once")).text
 
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> $\\frac{ {{ 7 * 7 }} </pre>"
@@ -199,12 +152,10 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> $\\frac{ {{
 
 def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
     config = {
-        "seed": HOSTILE,
-        "algorithm": {"name": HOSTILE},
-        "task": {"name": HOSTILE},
+        "seed": HOSTILE, "algorithm": {"name": HOSTILE}, "task": {"name": HOSTILE},
         "population": {"dataset": HOSTILE, "clients": 5, "partition": {"kind": HOSTILE}},
         "attack": {"kind": HOSTILE, "share": 0.5, HOSTILE: HOSTILE},
-    }
+    }  # fmt: skip
     table = rounds_table(4).rename(columns={"eval/accuracy": f"eval/{HOSTILE}"})
     clients = pd.DataFrame({"round": [1, 1], "client": [0, 1], HOSTILE: [0.1, 0.2]})
     summary = {"status": HOSTILE, "label": HOSTILE, "error": HOSTILE, "final": {HOSTILE: HOSTILE}, "best": HOSTILE}
@@ -228,19 +179,8 @@ def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
     assert all(re.fullmatch(r"[a-z0-9.-]+", name) for name in figures(tmp_path / "among"))
 
 
-def test_metric_names_that_look_alike_get_files_of_their_own(tmp_path: Path) -> None:
-    table = rounds_table(4)
-    table["eval/../accuracy"] = table["eval/accuracy/"] = table["eval/accuracy"]
-    write_report([make_run(tmp_path / "run", rounds=table)], tmp_path / "out")
-    assert {"metric-accuracy", "metric-accuracy-2"} <= figures(tmp_path / "out")
-    assert len([name for name in figures(tmp_path / "out") if name.startswith("metric")]) == 3
-
-
 def test_zero_rounds_still_give_a_page(tmp_path: Path) -> None:
-    for name, table in {
-        "no-rows": rounds_table(2).iloc[:0],
-        "no-columns": pd.DataFrame(),
-    }.items():
+    for name, table in {"no-rows": rounds_table(2).iloc[:0], "no-columns": pd.DataFrame()}.items():
         empty = pd.DataFrame({"round": [], "phase": [], "client": [], "fate": []})
         run = make_run(tmp_path / name, rounds=table, fates=empty, summary=None, environment=None)
         page = Page(write_report([run], tmp_path / f"{name}-out"))
@@ -249,18 +189,15 @@ def test_zero_rounds_still_give_a_page(tmp_path: Path) -> None:
         assert {"class": "badge unknown"} in page.all("span")
 
 
-def test_a_folder_with_only_rounds(tmp_path: Path) -> None:
+def test_what_is_missing_or_null_is_left_out(tmp_path: Path) -> None:
     bare = {"config": None, "summary": None, "environment": None, "fates": None}
-    page = Page(write_report([make_run(tmp_path / "run", **bare)], tmp_path / "out"))
+    page = Page(write_report([make_run(tmp_path / "bare", **bare)], tmp_path / "out"))
     assert figures(tmp_path / "out") == {"metric-accuracy", "train-loss", "fates", "communication"}
     assert "final accuracy 0.5 " in page.text  # from the table
     assert "rounds 4 " in page.text
-
-
-def test_missing_and_all_null_columns_are_left_out(tmp_path: Path) -> None:
     table = rounds_table(4).drop(columns=["floats_up", "floats_down", "late", "virtual_s"]).assign(train_loss=None)
-    page = Page(write_report([make_run(tmp_path / "run", rounds=table, fates=None)], tmp_path / "out"))
-    assert figures(tmp_path / "out") == {"metric-accuracy", "fates"}
+    page = Page(write_report([make_run(tmp_path / "run", rounds=table, fates=None)], tmp_path / "less"))
+    assert figures(tmp_path / "less") == {"metric-accuracy", "fates"}
     assert "floats up" not in page.text
     assert "never" not in page.text
 
@@ -276,67 +213,51 @@ def test_diverged_values_do_not_stop_the_report(tmp_path: Path) -> None:
     assert "final accuracy 0.3" in page.text
 
 
-def test_clients_table(tmp_path: Path) -> None:
-    clients = pd.DataFrame(
-        {
-            "round": [0] * 10 + [3] * 10,
-            "client": [*range(10)] * 2,
-            "loss": [9.0] * 10 + [float(i) for i in range(10)],
-            "accuracy": [0.0] * 10 + [0.1 * i for i in range(10)],
-            "num_examples": 7,
-            "note": "x",
-        }
-    )
-    page = Page(write_report([make_run(tmp_path / "run", clients=clients)], tmp_path / "out"))
+def test_metric_names_that_look_alike_get_files_of_their_own(tmp_path: Path) -> None:
+    table = rounds_table(4).assign(**{name: 0.5 for name in ("eval/../accuracy", "eval/accuracy/")})
+    write_report([make_run(tmp_path / "run", rounds=table)], tmp_path / "out")
+    found = {name for name in figures(tmp_path / "out") if name.startswith("metric")}
+    assert (len(found), {"metric-accuracy", "metric-accuracy-2"} <= found) == (3, True)
+
+
+def test_tables_of_clients_and_phases_and_a_configuration_once_for_seeds_that_share_it(tmp_path: Path) -> None:
+    clients = pd.DataFrame({"round": [0] * 10 + [3] * 10, "client": [*range(10)] * 2, "num_examples": 7, "note": "x"})
+    clients["loss"] = [9.0] * 10 + [float(i) for i in range(10)]
+    clients["accuracy"] = [0.0] * 10 + [0.1 * i for i in range(10)]
+    phases = pd.DataFrame({"round": [0, 0, 1, 1], "phase": ["mean", "drift"] * 2, "heard": [700, 2, 800, 4]})
+    run = make_run(tmp_path / "run", clients=clients, phases=phases.assign(floats_up=10**6))
+    text = Page(write_report([run], tmp_path / "out")).text
     assert {"clients-loss", "clients-accuracy"} <= figures(tmp_path / "out")
     assert not {"clients-num-examples", "clients-note"} & figures(tmp_path / "out")
-    assert "(the highest values). mean 4.5, worst 10 % 9" in page.text
-    assert "(the lowest values). mean 0.45, worst 10 % 0" in page.text
+    assert "(the highest values). mean 4.5, worst 10 % 9" in text
+    assert "(the lowest values). mean 0.45, worst 10 % 0" in text
+    assert "mean 1,500 2 M drift 6 2 M" in text
+    text = Page(write_report([comparison(tmp_path)], tmp_path / "seeds")).text
+    assert (text.count("name: cdma_nc"), text.count('"python": "3.12"')) == (1, 1)
+    assert "Configuration: label A, seed 0; label A, seed 1" in text
 
 
-def test_phases_of_one_run(tmp_path: Path) -> None:
-    phases = pd.DataFrame(
-        {"round": [0, 0, 1, 1], "phase": ["mean", "drift"] * 2, "heard": [700, 2, 800, 4], "floats_up": [10**6] * 4}
-    )
-    page = Page(write_report([make_run(tmp_path / "run", phases=phases)], tmp_path / "out"))
-    assert "mean 1,500 2 M drift 6 2 M" in page.text
-
-
-def test_config_is_shown_once_for_seeds_that_share_it(tmp_path: Path) -> None:
-    page = Page(write_report([comparison(tmp_path)], tmp_path / "out"))
-    assert page.text.count("name: cdma_nc") == 1
-    assert "Configuration: label A, seed 0; label A, seed 1" in page.text
-    assert page.text.count('"python": "3.12"') == 1
-
-
-def test_a_label_keeps_its_colour() -> None:
+def test_a_label_keeps_its_colour_and_text_is_no_mathematics() -> None:
     labels: dict[str, list[Any]] = {f"label {i}": [] for i in range(20)}
     looks = [look(labels, label) for label in labels]
     assert looks[0] == (PALETTE[0], "-")
     assert len(set(looks)) == 20
-
-
-def test_text_for_matplotlib() -> None:
     assert plain("a $x$") == r"a \$x\$"
     assert not plain("_hidden").startswith("_")
     assert len(plain("x" * 500)) < 60
 
 
-@pytest.mark.parametrize("runs", [[], ["missing"], ["empty"], ["good", "empty"]])
-def test_wrong_folders_are_named_with_the_mend(tmp_path: Path, runs: list[str]) -> None:
+def test_wrong_folders_and_unreadable_files_are_named(subtests: pytest.Subtests, tmp_path: Path) -> None:
     (tmp_path / "empty" / "sub").mkdir(parents=True)
-    make_run(tmp_path / "good")
-    with pytest.raises(ValueError, match=re.escape(str(tmp_path / runs[-1])) if runs else "no run") as caught:
-        write_report([tmp_path / run for run in runs], tmp_path / "out")
-    assert "\n" not in str(caught.value)
-    assert re.search("give (the|a|at least one) run folder", str(caught.value))
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("name", ["rounds.parquet", "config.yaml", "summary.json"])
-def test_unreadable_files_are_named(tmp_path: Path, name: str) -> None:
-    run = make_run(tmp_path / "run")
-    (run / name).write_text("{ half a file: [", encoding="utf-8")
-    with pytest.raises(ValueError, match=re.escape(str(run / name))) as caught:
-        write_report([run], tmp_path / "out")
-    assert "\n" not in str(caught.value)
+    runs = {name: make_run(tmp_path / name) for name in ("good", "rounds.parquet", "config.yaml", "summary.json")}
+    named = {f"{name} missing": folder / name for name, folder in runs.items() if name != "good"}
+    for words, path in {"": None, "missing": None, "empty": None, "good empty": None, **named}.items():
+        with subtests.test(words):
+            if path is not None:
+                path.write_text("{ half a file: [", encoding="utf-8")
+            folders = [path.parent] if path is not None else [tmp_path / word for word in words.split()]
+            says = re.escape(str(path or folders[-1])) if folders else "no run"
+            with pytest.raises(ValueError, match=says) as caught:
+                write_report(folders, tmp_path / "out")
+            assert "\n" not in str(caught.value)
+            assert not (tmp_path / "out").exists()

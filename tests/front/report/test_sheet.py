@@ -40,9 +40,7 @@ def test_the_page_fetches_nothing_and_runs_one_script(compared: tuple[Path, Page
     assert not re.search(r"url\((?!#)|@import|https?://(?!www\.w3\.org/)", page.html)
 
 
-def test_every_figure_is_there_without_the_script_and_is_told_to_those_who_do_not_see_it(
-    compared: tuple[Path, Page],
-) -> None:
+def test_every_figure_is_there_without_the_script_and_is_told_to_those_who_do_not_see_it(compared):
     root, page = compared
     drawn = [svg for svg in page.all("svg") if svg.get("role") == "img"]
     assert len(page.all("figure")) == len(drawn) == len(figures(root / "out"))
@@ -54,22 +52,17 @@ def test_every_figure_is_there_without_the_script_and_is_told_to_those_who_do_no
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
     anchors = [link["href"] or "" for link in page.all("a")]
     assert {anchor.removeprefix("#") for anchor in anchors} <= set(names)
-    boxes = [
-        box for box in page.all("div") if "scroll" in (box.get("class") or "") or "still" in (box.get("class") or "")
-    ]
+    boxes = [box for box in page.all("div") if re.search("scroll|still", box.get("class") or "")]
     assert all(box.get("tabindex") == "0" and box.get("aria-label") for box in boxes)
 
 
 def test_charts_hold_what_figures_draw(compared: tuple[Path, Page]) -> None:
     root, page = compared
     chart = page.charts["metric-accuracy"]
-    assert [(label["name"], label["color"], label["dash"]) for label in chart["labels"]] == [
-        ("label A", 0, 0),
-        ("label B", 1, 0),
-    ]
-    names = [axis["name"] for axis in chart["axes"]]
-    assert names[:3] == ["rounds", "floats received by the server", "bytes received by the server"]
-    assert names[3:] == ["virtual time, seconds"]
+    looks = [(label["name"], label["color"], label["dash"]) for label in chart["labels"]]
+    assert looks == [("label A", 0, 0), ("label B", 1, 0)]
+    names = ["rounds", "floats received by the server", "bytes received by the server", "virtual time, seconds"]
+    assert [axis["name"] for axis in chart["axes"]] == names
     assert [axis["whole"] for axis in chart["axes"]] == [True, False, False, False]
     (a, b) = chart["axes"][0]["lines"]
     gains = [np.array([0.0, 0.1, 0.2, 0.3, 0.4]) * k for k in (1, 2)]
@@ -114,9 +107,8 @@ def contrast(a: str, b: str) -> float:
 
 
 def mixed(a: str, b: str, share: float) -> str:
-    return "#" + "".join(
-        f"{round(int(a[i : i + 2], 16) * share + int(b[i : i + 2], 16) * (1 - share)):02x}" for i in (1, 3, 5)
-    )
+    both = [[int(color[i : i + 2], 16) for i in (1, 3, 5)] for color in (a, b)]
+    return "#" + "".join(f"{round(x * share + y * (1 - share)):02x}" for x, y in zip(*both, strict=True))
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -10,9 +10,7 @@ import pytest
 from fedfleet.tuning.schedules import SCHEDULES, Trial, asha, sha, winner
 
 
-def played(
-    schedule, scores: Sequence[Sequence[float | None]], rungs: int, reduction: int, at_once: int = 1, seed: int = 0
-):
+def played(schedule, scores: Sequence[Sequence[float | None]], rungs: int, reduction: int, at_once=1, seed=0):
     """The steps in the order in which they are begun, and the trials; ``scores`` are each trial's by rung."""
     trials: list[Trial] = []
     steps, under_way, chance = [], [], random.Random(seed)
@@ -69,6 +67,7 @@ def test_what_failed_counts_as_the_worst_and_somebody_comes_to_the_end():
 
 
 def test_what_counts_for_a_promotion():
+    assert played(SCHEDULES["none"], [[1.0]] * 3, 1, 3)[0] == [(0, 0), (1, 0), (2, 0)], "none: every trial in full"
     failed = [[None], [None], [1.0, 1.0], [2.0, 2.0]]
     assert played(sha, failed, 2, 2)[0][4:] == [(3, 1), (2, 1)], "two of four, though two have failed"
     assert played(asha, failed[:3] * 2, 2, 3)[0][3] == (2, 1), "one of three"
@@ -127,7 +126,3 @@ def test_both_are_what_their_papers_say(reduction, rungs):
         assert steps[: len(wanted)] == wanted
         assert len(steps) == len(wanted) or max(r for _, r in wanted) < rungs - 1
         assert max(t.reached for t in trials) == rungs - 1
-
-
-def test_every_trial_in_full():
-    assert played(SCHEDULES["none"], [[1.0]] * 3, 1, 3)[0] == [(0, 0), (1, 0), (2, 0)]

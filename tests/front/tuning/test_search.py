@@ -14,8 +14,7 @@ import yaml
 from rich.console import Console
 
 import fedfleet
-from fedfleet.commands import cli
-from fedfleet.commands import tune as command
+from fedfleet.commands import tune
 from fedfleet.config.schema import load
 from fedfleet.experiments import runner
 from fedfleet.experiments.progress import Progress
@@ -25,6 +24,7 @@ from fedfleet.tuning import search as searching
 from fedfleet.tuning import searchers
 from fedfleet.tuning.journal import JOURNAL, Journal
 from fedfleet.tuning.schedules import Trial
+from tests.refusals import all_refused
 
 SILENT = Progress.silent()
 TINY: dict[str, Any] = {
@@ -32,16 +32,10 @@ TINY: dict[str, Any] = {
     "population": {"dataset": {"name": "synthetic", "features": 5, "classes": 3, "examples": 10}, "clients": 6},
     "task": {"name": "classification", "model": "logistic"},
     "algorithm": {
-        "name": "fedopt",
-        "lr": 0.1,
-        "steps": 2,
-        "batch_size": 4,
-        "server_optimizer": {"name": "adam", "lr": 0.1},
+        "name": "fedopt", "lr": 0.1, "steps": 2, "batch_size": 4, "server_optimizer": {"name": "adam", "lr": 0.1},
     },
-    "cohort": {"invite": 3},
-    "executor": {"kind": "local"},
-    "evaluation": {"every": 2},
-}
+    "cohort": {"invite": 3}, "executor": {"kind": "local"}, "evaluation": {"every": 2},
+}  # fmt: skip
 TUNE: dict[str, Any] = {
     "search": {"algorithm.lr": "loguniform(1e-3, 3)", "algorithm.steps": [1, 2, 4]},
     "metric": "eval/loss",
@@ -84,16 +78,12 @@ def test_a_promoted_trial_is_the_run_that_was_never_paused(done, tmp_path):
     paused, never = (yaml.safe_load((f / "config.yaml").read_text()) for f in (mine, alone.folder))
     assert {**paused, "label": None} == {**never, "label": None}
     summaries = [json.loads((f / "summary.json").read_text()) for f in (mine, alone.folder)]
-    assert (
-        len({json.dumps([s[key] for key in ("status", "rounds", "final", "best", "bytes_up")]) for s in summaries}) == 1
-    )
+    assert len({json.dumps([s[k] for k in ("status", "rounds", "final", "best", "bytes_up")]) for s in summaries}) == 1
     assert found.rows[found.winner]["value"] == alone.summary["final"]["eval/loss"]
     stopped = next(row for row in found.rows if row["state"] == "stopped")
     run = alone.folder.parent / "stopped"
-    first = fedfleet.load(
-        mine.parents[1] / f"{stopped['trial']:03}" / "seed-0" / "config.yaml", {"rounds": stopped["rounds"]}
-    )
-    other = fedfleet.Experiment(first).run(run)
+    written = mine.parents[1] / f"{stopped['trial']:03}" / "seed-0" / "config.yaml"
+    other = fedfleet.Experiment(fedfleet.load(written, {"rounds": stopped["rounds"]})).run(run)
     assert other.summary["final"]["eval/loss"] == stopped["value"]
 
 
@@ -123,6 +113,7 @@ def test_what_is_written_of_it(done):
     assert "eval/loss is of test examples" in text
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
     """With ASHA what is next depends on all that came before; a killed process may leave half a line."""
     given = {"scheduler": "asha", "trials": 5, "rounds": 3}
@@ -151,7 +142,7 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(tmp_path, monkeypat
     assert (out / "best.yaml").read_text() == (tmp_path / "whole" / "best.yaml").read_text()
 
 
-def test_more_trials_extend_a_search_and_another_is_refused(tmp_path, monkeypatch, capsys):
+def test_more_trials_extend_a_search_and_another_is_refused(tmp_path, command):
     out = tmp_path / "more"
     given = {"scheduler": "none", "trials": 2, "rounds": 2, "evaluation.every": 1}
     first = tuned(out, **given)
@@ -159,27 +150,21 @@ def test_more_trials_extend_a_search_and_another_is_refused(tmp_path, monkeypatc
     config.write_text((out / "tune.yaml").read_text())
 
     def called(*words: Any) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["fedfleet", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out + said.err
+        status, said, error = command(*words)
+        return status, said + error
 
     assert called("resume", out, "tune.trials=3")[0] == 0
     table = pd.read_parquet(out / "trials.parquet")
     assert table["value"].tolist()[:2] == [row["value"] for row in first.rows]
     assert len(table) == 3
+    other = ["--search", "algorithm.lr=uniform(0.1,1)"]
     for words, says in [
-        (["tune", config, "--trials", 2], "tune.trials=2: the search in"),
-        (["tune", config, "--trials", 3, "algorithm.batch_size=2"], "algorithm.batch_size=2: the search in"),
-        (
-            ["tune", config, "--trials", 3, "--search", "algorithm.lr=uniform(0.1,1)"],
-            "tune.search.algorithm.lr='uniform(0.1,1)'",
-        ),
+        (["--trials", 2], "tune.trials=2: the search in"),
+        (["--trials", 3, "algorithm.batch_size=2"], "algorithm.batch_size=2: the search in"),
+        (["--trials", 3, *other], "tune.search.algorithm.lr='uniform(0.1,1)'"),
     ]:
-        status, text = called(*words, "--out", out)
-        assert status == 2
-        assert f"error: {says}" in text
+        status, text = called("tune", config, *words, "--out", out)
+        assert (status, f"error: {says}" in text) == (2, True)
     assert called("run", config)[1].startswith("error: tune: a search")
     assert "3 trials of random, none" in called("tune", config, "--trials", 3, "--dry-run")[1]
 
@@ -200,24 +185,17 @@ def test_failed_trials_are_shown_and_the_rest_goes_on(tmp_path):
     assert "algorithm.server_optimizer" in found.rows[1]["error"]
 
 
-def test_several_seeds_count_by_their_mean(tmp_path):
-    search = searching.prepare(
-        command.configured(load({**TINY, "tune": {**TUNE, "scheduler": "none"}}), [], 2, {"trials": 2}), SILENT
-    )
+def test_several_seeds_count_by_their_mean_and_the_best_evaluation_may_count(tmp_path):
+    config = load({**TINY, "tune": {**TUNE, "scheduler": "none"}})
+    search = searching.prepare(tune.configured(config, [], 2, {"trials": 2}), SILENT)
     found = findings.write(search, searching.run(search, tmp_path / "two", SILENT), tmp_path / "two")
     assert search.seeds == [0, 1]
     for row in found.rows:
-        each = [
-            json.loads((searching.folder(tmp_path / "two", row["trial"], s) / "summary.json").read_text())
-            for s in (0, 1)
-        ]
-        values = [s["final"]["eval/loss"] for s in each]
+        folders = [searching.folder(tmp_path / "two", row["trial"], seed) for seed in (0, 1)]
+        values = [json.loads((one / "summary.json").read_text())["final"]["eval/loss"] for one in folders]
         assert len(set(values)) == 2
         assert row["value"] == statistics.fmean(values)
-    command.show(found, tmp_path / "two", Console(quiet=True))
-
-
-def test_the_best_evaluation_may_count(tmp_path):
+    tune.show(found, tmp_path / "two", Console(quiet=True))
     found = tuned(tmp_path / "best", of="best", trials=3, scheduler="none", **{"algorithm.lr": 0.1})
     for row in found.rows:
         summary = json.loads((searching.folder(tmp_path / "best", row["trial"], 0) / "summary.json").read_text())
@@ -261,40 +239,25 @@ def test_tpe_looks_where_it_was_good_and_tells_trials_apart():
     assert searchers.drawn(given, SPACE, first, [1, 3]) == searchers.drawn(plain, SPACE, first, [1, 3])
 
 
-def test_a_journal_that_was_changed_is_refused(tmp_path):
+REFUSED = [
+    ({"metric": "eval/other"}, "tune.goal"),
+    ({"metric": "eval/acuracy", "goal": "max"}, "tune.metric='eval/acuracy': unknown; did you mean 'eval/accuracy'?"),
+    ({"trials": None}, "tune.trials"), ({"searcher": "grid"}, "tune.search.algorithm.lr='loguniform(1e-3, 3)'"),
+    ({"searcher": "grid", "search": {"algorithm.lr": [1, 2]}}, "tune.trials=6"),
+    ({"scheduler": "none", "min_rounds": 1}, "tune.min_rounds=1"),
+    ({"scheduler": "none", "reduction": 2}, "tune.reduction=2"),
+    ({"min_rounds": 10}, "tune.min_rounds=10: there are 9 rounds"), ({"of": "best", "goal": "max"}, "tune.of='best'"),
+    ({"search": {"algorithm.lrr": [1.0]}}, "algorithm.lrr=1.0: unknown key; did you mean algorithm.lr"),
+    ({"search": {"algorithm.steps": "uniform(1, 5)"}}, "algorithm.steps"), ({"max_seconds": 3}, "max_seconds=3"),
+    ({"compare": {"a": {}}}, "compare="), ({"rounds": 0}, "rounds=0"),
+]  # fmt: skip
+
+
+def test_what_cannot_be_is_refused_before_a_trial(subtests, tmp_path, monkeypatch):
+    all_refused(subtests, lambda given: prepared(**given), REFUSED)
     (tmp_path / JOURNAL).write_text('{"event": "begin", "trial": 1, "rung": 0}\n')
     with pytest.raises(fedfleet.ConfigError, match="does not follow from what is above"):
         Journal(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"metric": "eval/other"}, "tune.goal: not given"),
-        (
-            {"metric": "eval/acuracy", "goal": "max"},
-            "tune.metric='eval/acuracy': unknown; did you mean 'eval/accuracy'?",
-        ),
-        ({"trials": None}, "tune.trials: not given"),
-        ({"searcher": "grid"}, "a grid takes choices alone"),
-        ({"searcher": "grid", "search": {"algorithm.lr": [1, 2]}}, "tune.trials=6: a grid has every combination"),
-        ({"scheduler": "none", "min_rounds": 1}, "tune.min_rounds=1: scheduler none has no rungs"),
-        ({"scheduler": "none", "reduction": 2}, "tune.reduction=2: scheduler none has no rungs"),
-        ({"min_rounds": 10}, "tune.min_rounds=10: there are 9 rounds"),
-        ({"of": "best", "goal": "max"}, "tune.of='best': of 'eval/loss' runs keep the least value"),
-        ({"search": {"algorithm.lrr": [1.0]}}, "algorithm.lrr=1.0: unknown key; did you mean algorithm.lr?"),
-        ({"search": {"algorithm.steps": "uniform(1, 5)"}}, "algorithm.steps"),
-        ({"max_seconds": 3}, "max_seconds=3.*: trials would end where the machine has got to"),
-        ({"compare": {"a": {}}}, "compare=.*: one at a time is tuned"),
-        ({"rounds": 0}, "rounds=0: nothing is learnt"),
-    ],
-)
-def test_what_cannot_be_is_said_before_a_trial(given, says):
-    with pytest.raises(fedfleet.ConfigError, match=says):
-        prepared(**given)
-
-
-def test_without_optuna_one_line_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(fedfleet.ConfigError, match=r"pip install 'fedfleet\[tune\]', or choose random"):
         prepared(searcher="tpe")

@@ -72,24 +72,20 @@ def torch_adam(params, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0):
     return torch.optim.Adam(params, lr=LR, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay)
 
 
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
-@pytest.mark.parametrize("options", SGD, ids=str)
-def test_sgd_is_that_of_torch(options, clip_norm):
-    expected = theirs(lambda p: torch.optim.SGD(p, lr=LR, **options), start(), directions(), clip_norm)
-    assert_same_path(ours(sgd(**options, clip_norm=clip_norm), start(), directions()), expected)
+OF_TORCH = [
+    *((sgd, lambda p, **o: torch.optim.SGD(p, lr=LR, **o), options) for options in SGD),
+    *((adam, torch_adam, options) for options in ADAM),
+    *((adagrad, lambda p, **o: torch.optim.Adagrad(p, lr=LR, **o), o) for o in ({}, {"eps": 0.1, "weight_decay": 0.2})),
+]
 
 
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
-@pytest.mark.parametrize("options", ADAM, ids=str)
-def test_adam_is_that_of_torch(options, clip_norm):
-    expected = theirs(lambda p: torch_adam(p, **options), start(), directions(), clip_norm)
-    assert_same_path(ours(adam(**options, clip_norm=clip_norm), start(), directions()), expected)
-
-
-@pytest.mark.parametrize("options", [{}, {"eps": 0.1, "weight_decay": 0.2}], ids=str)
-def test_adagrad_is_that_of_torch(options):
-    expected = theirs(lambda p: torch.optim.Adagrad(p, lr=LR, **options), start(), directions())
-    assert_same_path(ours(adagrad(**options), start(), directions()), expected)
+def test_rules_are_those_of_torch(subtests):
+    for rule, make, options in OF_TORCH:
+        for clip in (None, 0.5) if rule is not adagrad else (None,):
+            with subtests.test(f"{rule.__name__} {options}, clipped to {clip}"):
+                expected = theirs(lambda p, make=make, o=options: make(p, **o), start(), directions(), clip)
+                made = rule(**options) if clip is None else rule(**options, clip_norm=clip)
+                assert_same_path(ours(made, start(), directions()), expected)
 
 
 def test_single_precision_stays_single():

@@ -1,5 +1,6 @@
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -159,21 +160,17 @@ def test_domain_means_list_the_heard_domains_in_order():
         assert float(found.weight[i]) == pytest.approx(weight[mine].sum())
 
 
-@pytest.mark.parametrize(
-    "mean",
-    [lambda v, r: Mean().final(Mean().block(v, r)), lambda v, r: Store().block(v, r).mean()],
-    ids=["mean", "stored"],
-)
-def test_a_mean_of_no_weight_does_not_exist(mean):
+def test_a_mean_of_no_weight_does_not_exist():
     values, rows = uploads(3)
-    with pytest.raises(ValueError, match="weights of all heard clients are zero"):
-        mean(values, rows._replace(weight=torch.zeros(3, dtype=torch.float64)))
+    rows = rows._replace(weight=torch.zeros(3, dtype=torch.float64))
+    for mean in (lambda: Mean().final(Mean().block(values, rows)), lambda: Store().block(values, rows).mean()):
+        with pytest.raises(ValueError, match="weights of all heard clients are zero"):
+            mean()
 
 
-@pytest.fixture(params=[1, 12, 24, 65536], ids=lambda t: f"tile {t}")
-def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(stored, "_TILE", request.param)
-    return request.param
+def tile() -> Any:
+    """Draw how many numbers are in memory at a time."""
+    return st.sampled_from([1, 12, 24, 65536]).map(lambda floats: patch.object(stored, "_TILE", floats))
 
 
 def kept(size: int, cuts: tuple[int, ...] = (2, 3), seed: int = 0) -> tuple[Stored, np.ndarray]:
@@ -184,41 +181,26 @@ def kept(size: int, cuts: tuple[int, ...] = (2, 3), seed: int = 0) -> tuple[Stor
     return Store().final(partial), matrix(values)
 
 
-@pytest.mark.parametrize("size", [1, 6, 16, 17, 33])
-def test_gram_is_that_of_the_whole_matrix(tile, size):
+@given(tile(), st.sampled_from([1, 2, 5, 6, 10, 16, 17, 33]), st.sampled_from([0.0, 0.1, 0.2, 0.25, 0.4, 0.49]))
+def test_products_medians_and_means_are_those_of_the_whole_matrix(tile, size, trim):
     uploaded, flat = kept(size)
-    found = uploaded.gram()
-    assert found.dtype == torch.float64
-    np.testing.assert_allclose(found.numpy(), flat @ flat.T)
+    weights = rng.normal(rng.key(8), size, torch.float64)
+    cut = round(trim * 100) * size // 100
+    with tile:
+        gram, mean = uploaded.gram(), vector(uploaded.mean())
+        assert gram.dtype == torch.float64
+        np.testing.assert_allclose(gram.numpy(), flat @ flat.T)
+        np.testing.assert_allclose(vector(uploaded.combine(weights)), weights.numpy() @ flat)
+        np.testing.assert_allclose(mean, np.average(flat, axis=0, weights=uploaded.weight.numpy()))
+        np.testing.assert_allclose(mean, vector(Mean().final(Mean().block(*uploads(size)))))
+        np.testing.assert_allclose(vector(uploaded.median()), np.median(flat, axis=0))
+        expected = np.sort(flat, axis=0)[cut : size - cut].mean(0)
+        np.testing.assert_allclose(vector(uploaded.trimmed_mean(trim)), expected)
 
 
-def test_gram_of_float32_uploads_is_summed_in_float64(tile):
+def test_gram_of_float32_uploads_is_summed_in_float64():
     big = torch.tensor([[4096.0, 1.0, 1.0]] * 2)  # 4096^2 + 2 is not a float32
     assert Stored((big,), (torch.ones(2),)).gram().tolist() == [[4096.0**2 + 2] * 2] * 2
-
-
-def test_combinations_and_means(tile):
-    uploaded, flat = kept(6)
-    weights = rng.normal(rng.key(8), 6, torch.float64)
-    np.testing.assert_allclose(vector(uploaded.combine(weights)), weights.numpy() @ flat)
-    np.testing.assert_allclose(vector(uploaded.mean()), np.average(flat, axis=0, weights=uploaded.weight.numpy()))
-    mean = Mean()
-    np.testing.assert_allclose(vector(uploaded.mean()), vector(mean.final(mean.block(*uploads(6)))))
-
-
-@pytest.mark.parametrize("size", [1, 2, 5, 6])
-def test_median_of_odd_and_even_numbers(tile, size):
-    uploaded, flat = kept(size)
-    np.testing.assert_allclose(vector(uploaded.median()), np.median(flat, axis=0))
-
-
-@pytest.mark.parametrize("trim", [0.0, 0.1, 0.2, 0.25, 0.4, 0.49])
-@pytest.mark.parametrize("size", [1, 5, 8, 10])
-def test_trimmed_mean(tile, size, trim):
-    uploaded, flat = kept(size)
-    cut = round(trim * 100) * size // 100
-    expected = np.sort(flat, axis=0)[cut : size - cut].mean(0)
-    np.testing.assert_allclose(vector(uploaded.trimmed_mean(trim)), expected)
 
 
 def test_trimmed_mean_cuts_the_share_written_not_its_rounding_error():
@@ -238,10 +220,11 @@ def krum_by_hand(flat: np.ndarray, byzantine: int, keep: int) -> np.ndarray:
     return flat[np.argsort(scores, kind="stable")[:keep]].mean(0)
 
 
-@pytest.mark.parametrize(("byzantine", "keep"), [(0, 1), (1, 1), (2, 1), (2, 3), (4, 7)])
-def test_krum_and_multi_krum(tile, byzantine, keep):
+@given(tile(), st.sampled_from([(0, 1), (1, 1), (2, 1), (2, 3), (4, 7)]))
+def test_krum_and_multi_krum(tile, given):
     uploaded, flat = kept(7, seed=3)
-    np.testing.assert_allclose(vector(uploaded.krum(byzantine, keep)), krum_by_hand(flat, byzantine, keep))
+    with tile:
+        np.testing.assert_allclose(vector(uploaded.krum(*given)), krum_by_hand(flat, *given))
 
 
 def test_krum_ignores_a_lone_attacker():
@@ -252,7 +235,7 @@ def test_krum_ignores_a_lone_attacker():
     assert min(np.abs(honest - chosen).max(1)) < 1e-12
 
 
-def test_store_keeps_structure_order_and_weights(tile):
+def test_store_keeps_structure_order_and_weights():
     uploaded, _ = kept(6)
     assert len(uploaded.blocks) == 3
     values, rows = uploads(6)
@@ -264,13 +247,10 @@ def test_store_keeps_structure_order_and_weights(tile):
     assert found["b"][1] is None
 
 
-@pytest.mark.parametrize("trim", [-0.1, 0.5, 1.0])
-def test_trimmed_mean_refuses_to_cut_everything(trim):
-    with pytest.raises(ValueError, match=r"below 0\.5"):
-        kept(6)[0].trimmed_mean(trim)
-
-
-@pytest.mark.parametrize(("byzantine", "keep"), [(4, 1), (5, 1), (0, 0), (0, 7)])
-def test_krum_refuses_impossible_numbers(byzantine, keep):
-    with pytest.raises(ValueError, match="byzantine <= 3 and 1 <= keep <= 6"):
-        kept(6)[0].krum(byzantine, keep)
+def test_impossible_numbers_are_refused():
+    for trim in (-0.1, 0.5, 1.0):
+        with pytest.raises(ValueError, match=r"below 0\.5"):
+            kept(6)[0].trimmed_mean(trim)
+    for byzantine, keep in ((4, 1), (5, 1), (0, 0), (0, 7)):
+        with pytest.raises(ValueError, match="byzantine <= 3 and 1 <= keep <= 6"):
+            kept(6)[0].krum(byzantine, keep)

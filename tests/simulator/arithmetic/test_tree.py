@@ -153,43 +153,28 @@ MISMATCHES = {
 }
 
 
-@pytest.mark.parametrize(("a", "b"), MISMATCHES.values(), ids=MISMATCHES)
-@pytest.mark.parametrize(
-    "operation",
-    [
-        T.add,
-        T.sub,
-        T.dot,
-        lambda a, b: T.axpy(2.0, a, b),
-        lambda a, b: T.where(torch.tensor(True), a, b),
-        lambda a, b: T.mean([a, b]),
-        lambda a, b: T.stack([a, b]),
-        lambda a, b: T.concat([a, b]),
-    ],
-    ids=["add", "sub", "dot", "axpy", "where", "mean", "stack", "concat"],
-)
-def test_mismatching_trees_give_a_value_error(operation, a, b):
-    with pytest.raises(ValueError, match="tree"):
-        operation(a, b)
+OPERATIONS = {
+    "add": T.add, "sub": T.sub, "dot": T.dot, "axpy": lambda a, b: T.axpy(2.0, a, b),
+    "where": lambda a, b: T.where(torch.tensor(True), a, b), "mean": lambda a, b: T.mean([a, b]),
+    "stack": lambda a, b: T.stack([a, b]), "concat": lambda a, b: T.concat([a, b]),
+    "axpy by a prefix": lambda a, b: T.axpy(dict.fromkeys(a, 1.0) if isinstance(a, dict) else 1.0, a, b),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("a", "b"), MISMATCHES.values(), ids=MISMATCHES)
-def test_mismatching_trees_give_a_value_error_under_a_prefix_too(a, b):
-    prefix = dict.fromkeys(a, 1.0) if isinstance(a, dict) else 1.0
-    with pytest.raises(ValueError, match="tree"):
-        T.axpy(prefix, a, b)
+def test_mismatching_trees_give_a_value_error(subtests):
+    for name, operation in OPERATIONS.items():
+        for how, (a, b) in MISMATCHES.items():
+            with subtests.test(f"{name}, {how}"), pytest.raises(ValueError, match="tree"):
+                operation(a, b)
 
 
-@pytest.mark.parametrize("prefix", [{"x": 1.0}, {"x": 1.0, "y": 1.0, "z": 1.0}, {"x": {"q": 1.0}, "y": 1.0}])
-def test_a_prefix_that_does_not_fit_gives_a_value_error(prefix):
-    with pytest.raises(ValueError, match="prefix tree has"):
-        T.scale(prefix, {"x": one, "y": one})
-
-
-@pytest.mark.parametrize("given", [0, 1, 3])
-def test_unflatten_refuses_a_wrong_number_of_leaves(given):
-    with pytest.raises(ValueError, match="leaves"):
-        T.unflatten({"a": one, "b": one}, [one] * given)
+def test_what_does_not_fit_gives_a_value_error():
+    for prefix in ({"x": 1.0}, {"x": 1.0, "y": 1.0, "z": 1.0}, {"x": {"q": 1.0}, "y": 1.0}):
+        with pytest.raises(ValueError, match="prefix tree has"):
+            T.scale(prefix, {"x": one, "y": one})
+    for count in (0, 1, 3):
+        with pytest.raises(ValueError, match="leaves"):
+            T.unflatten({"a": one, "b": one}, [one] * count)
 
 
 @given(trees(3), st.floats(-3, 3))

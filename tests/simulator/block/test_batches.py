@@ -54,10 +54,7 @@ sizes = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 plans = st.builds(
     lambda size, length, per_step, shuffle: BatchPlan(size=size, per_step=per_step, shuffle=shuffle, **length),
     st.one_of(st.none(), st.integers(1, 12)),
-    st.one_of(
-        st.integers(1, 7).map(lambda k: {"steps": k}),
-        st.integers(1, 3).map(lambda e: {"epochs": e}),
-    ),
+    st.one_of(st.integers(1, 7).map(lambda k: {"steps": k}), st.integers(1, 3).map(lambda e: {"epochs": e})),
     st.integers(1, 2),
     st.booleans(),
 )

@@ -49,9 +49,8 @@ def test_only_what_comes_often_is_captured():
     assert played(lambda given: given["x"] + 1, numbers(9), after=None)[1] == 0
 
 
-@pytest.mark.parametrize(
-    "compute",
-    [
+def test_what_depends_on_values_is_refused():
+    for compute in (
         lambda given: given["x"] * float(given["x"].sum()),
         lambda given: given["x"] * given["x"].sum().item(),
         lambda given: torch.tensor(given["x"].tolist()) + 1,
@@ -60,13 +59,11 @@ def test_only_what_comes_often_is_captured():
         lambda given: given["x"].unique(),
         lambda given: given["x"][given["x"] > 0],
         lambda given: given["x"] + torch.rand(3) * 0,
-    ],
-)
-def test_what_depends_on_values_is_refused(compute):
-    found, replayed, refused = played(compute, numbers())
-    assert (replayed, refused) == (0, True)
-    for result, given in zip(found, numbers(), strict=True):
-        assert torch.equal(result, compute(given))
+    ):
+        found, replayed, refused = played(compute, numbers())
+        assert (replayed, refused) == (0, True)
+        for result, given in zip(found, numbers(), strict=True):
+            assert torch.equal(result, compute(given))
 
 
 def test_what_python_remembers_is_refused():
@@ -79,34 +76,28 @@ def test_what_python_remembers_is_refused():
     assert played(compute, numbers())[1:] == (0, True)
 
 
-@pytest.mark.parametrize(
-    "constant",
-    [
+def test_numbers_taken_for_constants_show_though_they_stay_the_same_for_long():
+    blocks = [{"x": torch.arange(3.0) + i, "w": torch.ones(3) * (1 + i // 8)} for i in range(16)]
+    for constant in (
         lambda w: torch.nn.Parameter(w, requires_grad=False),
         lambda w: torch.tensor([w[0], w[1], w[2]]),
-        lambda w: torch.from_dlpack(w),
-    ],
-)
-def test_numbers_taken_for_constants_show_though_they_stay_the_same_for_long(constant):
-    blocks = [{"x": torch.arange(3.0) + i, "w": torch.ones(3) * (1 + i // 8)} for i in range(16)]
-    found, _, _ = played(lambda given: given["x"] * constant(given["w"]), blocks)
-    for result, given in zip(found, blocks, strict=True):
-        assert torch.equal(result, given["x"] * given["w"])
+        torch.from_dlpack,
+    ):
+        found, _, _ = played(lambda given, constant=constant: given["x"] * constant(given["w"]), blocks)
+        for result, given in zip(found, blocks, strict=True):
+            assert torch.equal(result, given["x"] * given["w"])
 
 
-@pytest.mark.parametrize(
-    "compute",
-    [
+def test_what_fails_on_some_values_fails_as_ever():
+    blocks = numbers(6, at=torch.tensor([0, 1]))
+    for compute in (
         lambda given: given["x"].gather(0, given["at"]),
         lambda given: (given["x"].gather(0, given["at"]), given["x"] + 1)[1],
         lambda given: (torch._assert_async((given["at"] < 3).all()), given["x"] + 1)[1],
-    ],
-)
-def test_what_fails_on_some_values_fails_as_ever(compute):
-    blocks = numbers(6, at=torch.tensor([0, 1]))
-    assert played(compute, blocks)[1] == 4
-    with pytest.raises(RuntimeError, match=r"index|nonzero"):
-        played(compute, [*blocks, {"x": torch.ones(3), "at": torch.tensor([0, 7])}])
+    ):
+        assert played(compute, blocks)[1] == 4
+        with pytest.raises(RuntimeError, match=r"index|nonzero"):
+            played(compute, [*blocks, {"x": torch.ones(3), "at": torch.tensor([0, 7])}])
 
 
 def test_what_writes_into_its_inputs_writes_once():

@@ -124,10 +124,8 @@ def test_clipped_sums_are_those_of_gradients_written_down(own):
     z = T.stack([one(c) for c in range(clients)]) if own else one(0)
     data = {"x": draw("x", clients, rows, 2, 8, 8), "y": torch.arange(clients * rows).view(clients, rows) % 3}
     weight = (torch.arange(rows) < torch.tensor([[4], [2], [3]])).double()
-    ctx, keys = (
-        T.stack([{"shift": draw("c", 2, 8, 8, seed=c)} for c in range(clients)]),
-        rng.fold(KEY, torch.arange(clients)),
-    )
+    ctx = T.stack([{"shift": draw("c", 2, 8, 8, seed=c)} for c in range(clients)])
+    keys = rng.fold(KEY, torch.arange(clients))
     there = EngineOps({"train": Objective(loss=loss, sign={"x": 1.0, "y": -3.0})}, {})
 
     def many(z: Any, data: Any, weight: Tensor, ctx: Any, key: Tensor) -> Any:

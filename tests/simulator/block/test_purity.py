@@ -17,12 +17,12 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.chunk import Chunk, run_chunk
+from fedfleet.simulator.block.faults import Faults
 from fedfleet.simulator.block.purity import Held, Impure, Writes
 from fedfleet.simulator.errors import ClientError
 from fedfleet.simulator.work import BatchPlan, Message, Objective
 
 CLIENTS = [4, 1, 5]
-WAYS = ["serial", "batched", "factored"]
 MODULE_LEVEL = nn.BatchNorm1d(3, affine=False)
 """A net that no closure holds, only the module."""
 
@@ -86,15 +86,20 @@ def by_out():
     return lambda x: x + 0 * torch.mul(torch.ones(3), 2.0, out=held)
 
 
-@pytest.mark.parametrize("inner", WAYS)
-@pytest.mark.parametrize(
-    "net",
-    [in_a_closure, in_an_object, of_the_module, without_a_module, beyond_the_walk, a_buffer_put_in_its_place, by_out],
-)
-def test_writing_into_what_is_held_is_refused(federation, inner, net):
-    broken = federation.with_(objective=squares(net()))
-    with pytest.raises(Impure, match=r"phase 'train': client code wrote into .*GroupNorm.*eval mode") as e:
-        broken.run(inner, CLIENTS)
+WRITING = (
+    in_a_closure, in_an_object, of_the_module, without_a_module, beyond_the_walk, a_buffer_put_in_its_place, by_out,
+)  # fmt: skip
+
+
+def test_writing_into_what_is_held_is_refused(federation, inner, subtests):
+    for net in WRITING:
+        with subtests.test(net.__name__):
+            refused(federation, inner, net(), r"wrote into .*GroupNorm.*eval mode")
+
+
+def refused(federation, inner, net, says):
+    with pytest.raises(Impure, match=rf"phase 'train': client code {says}") as e:
+        federation.with_(objective=squares(net)).run(inner, CLIENTS)
     assert "serial" not in str(e.value)  # which would give wrong numbers
 
 
@@ -139,26 +144,23 @@ def by_the_clock():
     return lambda x: x * (1.0 + time.perf_counter_ns() % 1_000 / 1_000)
 
 
-@pytest.mark.parametrize("inner", WAYS)
-@pytest.mark.parametrize(
-    ("net", "says"),
-    [
-        (counted, "changed 'calls'"),
-        (listed, r"changed 'SEEN' \(a list\)"),
-        (by_its_own_generator, r"changed 'generator' \(a Generator\)"),
-        (by_numpy, r"changed 'generator' \(a Generator\)"),
-        (by_numpy_s_global, 'changed "numpy\'s global generator"'),
-        (by_random, 'changed "random\'s global generator"'),
-        (by_the_clock, "does not give the same twice"),
-    ],
-)
-def test_what_python_remembers_is_refused(federation, inner, net, says):
-    with pytest.raises(Impure, match=rf"phase 'train': client code {says}.*draw from keys") as e:
-        federation.with_(objective=squares(net())).run(inner, CLIENTS)
-    assert "serial" not in str(e.value)
+REMEMBERING = {
+    counted: "changed 'calls'",
+    listed: r"changed 'SEEN' \(a list\)",
+    by_its_own_generator: r"changed 'generator' \(a Generator\)",
+    by_numpy: r"changed 'generator' \(a Generator\)",
+    by_numpy_s_global: 'changed "numpy\'s global generator"',
+    by_random: 'changed "random\'s global generator"',
+    by_the_clock: "does not give the same twice",
+}
 
 
-@pytest.mark.parametrize("inner", WAYS)
+def test_what_python_remembers_is_refused(federation, inner, subtests):
+    for net, says in REMEMBERING.items():
+        with subtests.test(net.__name__):
+            refused(federation, inner, net(), f"{says}.*draw from keys")
+
+
 def test_what_is_remembered_once_and_for_all_is_welcome(federation, inner):
     known = {}
 
@@ -178,17 +180,12 @@ def test_a_generator_that_is_drawn_from_late_is_no_reason_to_run_serially(federa
         federation.run("batched", CLIENTS, step=step)
 
 
-@pytest.mark.parametrize("inner", WAYS)
-@pytest.mark.parametrize(
-    "net", [nn.BatchNorm1d(3, track_running_stats=False), lambda x: x - x.mean(0)], ids=["BatchNorm", "mean"]
-)
-def test_rows_that_do_not_count_may_change_nothing(federation, inner, net):
-    with pytest.raises(Impure, match=r"client code lets rows of weight 0.*GroupNorm or LayerNorm.*batch\.mean"):
-        federation.with_(objective=squares(net)).run(inner, CLIENTS)
+def test_rows_that_do_not_count_may_change_nothing(federation, inner):
+    for net in (nn.BatchNorm1d(3, track_running_stats=False), lambda x: x - x.mean(0)):
+        refused(federation, inner, net, r"lets rows of weight 0.*GroupNorm or LayerNorm.*batch\.mean")
 
 
 @pytest.mark.parametrize("per_step", [1, 2])
-@pytest.mark.parametrize("inner", WAYS)
 def test_statistics_of_the_rows_that_count_are_welcome(federation, inner, per_step):
     def loss(z, batch, ctx, key):
         weight = batch.weight[:, None]
@@ -205,7 +202,6 @@ def test_statistics_of_the_rows_that_count_are_welcome(federation, inner, per_st
     federation.with_(objective=Objective(loss=loss, sign={"x": 1}), plan=plan).run(inner, CLIENTS, step=step)
 
 
-@pytest.mark.parametrize("inner", WAYS)
 def test_statistics_that_stay_as_they_are_are_welcome(federation, inner):
     net = nn.Sequential(nn.BatchNorm1d(3, affine=False), nn.GroupNorm(1, 3), nn.Dropout(0.5)).eval()
     with torch.no_grad():
@@ -216,7 +212,6 @@ def test_statistics_that_stay_as_they_are_are_welcome(federation, inner):
     torch.testing.assert_close(T.concat(found), T.concat(wanted))
 
 
-@pytest.mark.parametrize("inner", WAYS)
 def test_what_client_code_makes_itself_it_may_write_into(federation, inner):
     def loss(z, batch, ctx, key):
         total = torch.zeros(())
@@ -227,14 +222,11 @@ def test_what_client_code_makes_itself_it_may_write_into(federation, inner):
     federation.with_(objective=Objective(loss=loss, sign={"x": 1})).run(inner, CLIENTS)
 
 
-@pytest.mark.parametrize("inner", WAYS)
 def test_dropout_in_training_mode_is_refused(federation, inner):
-    net = nn.Dropout(0.5)
-    with pytest.raises(Impure, match=r"phase 'train': client code drew from torch's global generator.*Dropout"):
-        federation.with_(objective=squares(net)).run(inner, CLIENTS)
+    refused(federation, inner, nn.Dropout(0.5), "drew from torch's global generator.*Dropout")
 
 
-def test_a_write_after_the_trial_is_found_too(federation):
+def test_a_write_after_the_trial_is_found_too(federation, inner):
     """The trial takes two steps; what begins at the third is found around the block."""
     held = torch.zeros(3)
 
@@ -243,14 +235,11 @@ def test_a_write_after_the_trial_is_found_too(federation):
             held.add_(1.0)
         return T.scale(1.0, z)
 
-    for inner in WAYS:
-        with pytest.raises(Impure, match="wrote into 'held'"):
-            federation.run(inner, CLIENTS, step=step)
+    with pytest.raises(Impure, match="wrote into 'held'"):
+        federation.run(inner, CLIENTS, step=step)
 
 
 def test_clients_at_fault_are_no_excuse(federation):
-    from fedfleet.simulator.block.faults import Faults
-
     with pytest.raises(Impure):
         federation.with_(objective=squares(in_a_closure())).run(
             "serial", CLIENTS, faults=Faults(on_client_error="drop_client")
@@ -270,14 +259,11 @@ def evaluation(function):
     )
 
 
-@pytest.mark.parametrize(
-    "net", [in_a_closure, without_a_module, lambda: nn.Dropout(0.5), counted, by_numpy, by_random, by_the_clock]
-)
-def test_an_evaluation_that_writes_or_draws_is_refused(net):
-    predict = net()
-    setup = evaluation(lambda z, batch: predict(batch.x))
-    with pytest.raises(ClientError, match=r"the task's 'predict' (wrote into|drew from|changed|does not give)"):
-        run_chunk(setup, Message(send={"z": {"x": torch.zeros(3)}}), Chunk("predict", "test", 0, 40))
+def test_an_evaluation_that_writes_or_draws_is_refused():
+    for net in (in_a_closure, without_a_module, lambda: nn.Dropout(0.5), counted, by_numpy, by_random, by_the_clock):
+        setup = evaluation(lambda z, batch, predict=net(): predict(batch.x))  # noqa: B008
+        with pytest.raises(ClientError, match=r"the task's 'predict' (wrote into|drew from|changed|does not give)"):
+            run_chunk(setup, Message(send={"z": {"x": torch.zeros(3)}}), Chunk("predict", "test", 0, 40))
 
 
 def test_an_evaluation_of_a_pure_function_is_what_the_function_returns():

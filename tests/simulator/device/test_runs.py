@@ -13,6 +13,7 @@ from fedfleet.experiments.prepared import Prepared
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.tasks.registry import TASKS
 from fedfleet.tasks.scorer import Scorer
+from tests.parts import slow_but
 from tests.simulator.device.nominal import DEVICE, placed
 
 BASE = {
@@ -65,10 +66,7 @@ RUNS = {
         "algorithm.batch_size": 2,
     },
     "module": {"task": {"name": "module", "model": "tests.tasks.own_nets:mlp", "loss": "cross_entropy"}},
-    "private": {
-        "privacy": {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 0.5},
-        "algorithm.weight": "uniform",
-    },
+    "private": {"privacy": {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 0.5}, "algorithm.weight": "uniform"},
     "private for examples": {"example_privacy": {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 0.5}},
     "compressed": {
         "transforms.up": [{"name": "top_k", "share": 0.1, "feedback": True}, {"name": "qsgd", "levels": 7}],
@@ -108,7 +106,10 @@ def test_every_task_has_a_run():
     assert set(TASKS) <= set(RUNS)
 
 
-@pytest.mark.parametrize("what", RUNS)
+ORDINARY = ("classification", "convolutions", "domain_adaptation", "private", "compressed", "own models")
+
+
+@pytest.mark.parametrize("what", slow_but(RUNS, *ORDINARY))
 def test_a_run_on_a_device(what, tmp_path, monkeypatch):
     setup, conditions = Prepared.setup, Prepared.conditions
     monkeypatch.setattr(Prepared, "setup", lambda self: replace(setup(self), device=str(DEVICE)))

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fedfleet
 from fedfleet.experiments import executors
@@ -15,7 +17,10 @@ from fedfleet.simulator.driver.cutting import blocks_a_task, parts_a_task, rooms
 from fedfleet.simulator.executors.base import Host
 from fedfleet.simulator.executors.cluster import dumps, loads
 from fedfleet.simulator.executors.local import LocalExecutor
+from tests.parts import slow_but
 
+AVERAGING = {"algorithm": {"name": "fedavg", "epochs": 1}}
+LATE = {"late": "keep", "stale_discount": 0.5, "deadline_s": 12.0}
 CASES = {
     "state": {"algorithm": {"name": "scaffold", "epochs": 1}},
     "two phases": {
@@ -26,24 +31,17 @@ CASES = {
     "buffer": {"algorithm": {"name": "fedbuff", "steps": 2, "buffer": 9, "concurrency": 15}},
     "inboxes": {"algorithm": {"name": "afl"}, "domains": {"kind": "client"}},
     "stored": {"algorithm": {"name": "omg", "of": {"name": "fedavg", "epochs": 1}}},
-    "attacked": {
-        "algorithm": {"name": "fedavg", "epochs": 1},
-        "attack": {"kind": "backdoor", "share": 0.4, "scale": 2.0},
-    },
-    "late": {
-        "algorithm": {"name": "fedavg", "epochs": 1},
-        "cohort": {"late": "keep", "stale_discount": 0.5, "deadline_s": 12.0},
-    },
+    "attacked": {**AVERAGING, "attack": {"kind": "backdoor", "share": 0.4, "scale": 2.0}},
+    "late": {**AVERAGING, "cohort": LATE},
     "partial work": {
         "algorithm": {"name": "fedavg", "epochs": 3},
         "cohort": {"partial_work": True, "deadline_s": 12.0},
     },
-    "selection": {"algorithm": {"name": "fedavg", "epochs": 1}, "selection": {"kind": "power_of_choice"}},
+    "selection": {**AVERAGING, "selection": {"kind": "power_of_choice"}},
 }
 
 
-@pytest.mark.parametrize("clients", [0, 1, 2, 7, 12, 100])
-@pytest.mark.parametrize("most", [1, 3, 12])
+@given(clients=st.integers(0, 100), most=st.integers(1, 12))
 def test_blocks_are_as_equal_as_can_be_and_several_are_even_in_number(clients, most):
     sizes = sizes_of_blocks(clients, most)
     assert sum(sizes) == clients
@@ -54,7 +52,7 @@ def test_blocks_are_as_equal_as_can_be_and_several_are_even_in_number(clients, m
         assert len(sizes) % 2 == 0 or len(sizes) == clients
 
 
-@pytest.mark.parametrize(("clients", "most"), [(100, 50), (100, 32), (7, 12), (1000, 500), (0, 3)])
+@given(clients=st.integers(0, 1000), most=st.integers(1, 500))
 def test_rooms_hold_any_block_and_waste_little_of_it_and_nothing_where_all_answer(clients, most):
     rooms = rooms_of_blocks(clients, most)
     assert max(rooms) <= most
@@ -79,9 +77,8 @@ def test_a_block_is_filled_with_its_first_client():
         assert task._replace(rooms=rooms).filled().clients.tolist() == [10, 11, 12, 13, 14]
 
 
-@pytest.mark.parametrize(
-    ("blocks", "workers", "size", "together"),
-    [
+def test_every_worker_and_every_node_has_some_tasks():
+    for blocks, workers, size, together in (
         (1000, 1, 1 << 30, 1),  # nobody else to do it
         (1000, 4, (1 << 20) - 1, 1),
         (31, 4, 1 << 20, 1),
@@ -89,27 +86,19 @@ def test_a_block_is_filled_with_its_first_client():
         (63, 4, 1 << 20, 2),
         (64, 4, 1 << 20, 4),
         (31250, 512, 1 << 20, 8),
-    ],
-)
-def test_every_worker_has_some_tasks(blocks, workers, size, together):
-    assert blocks_a_task(blocks, workers, size) == together
-    assert together == 1 or blocks / together >= cutting.TASKS * workers
-
-
-@pytest.mark.parametrize(
-    ("parts", "nodes", "size", "together"),
-    [
+    ):
+        assert blocks_a_task(blocks, workers, size) == together
+        assert together == 1 or blocks / together >= cutting.TASKS * workers
+    for parts, nodes, size, together in (
         (1000, 1, 1 << 30, 1),  # nobody else whose results it could add
         (1000, 2, (4 << 20) - 1, 1),
         (7, 2, 4 << 20, 1),
         (8, 2, 4 << 20, 2),
         (48, 4, 4 << 20, 4),
         (4096, 64, 4 << 20, 32),
-    ],
-)
-def test_every_node_has_some_tasks_whatever_its_workers(parts, nodes, size, together):
-    assert parts_a_task(parts, nodes, size) == together
-    assert together == 1 or 2 * cutting.RESULTS * nodes > parts / together >= cutting.RESULTS * nodes
+    ):
+        assert parts_a_task(parts, nodes, size) == together
+        assert together == 1 or 2 * cutting.RESULTS * nodes > parts / together >= cutting.RESULTS * nodes
 
 
 def test_tasks_are_shared_by_the_workers_of_nodes_that_have_some():
@@ -154,7 +143,7 @@ def run(out, name, together, monkeypatch, parts=1):
     return (out / "model.safetensors").read_bytes(), tables, seen
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(CASES, "domains", "state"))
 def test_how_many_blocks_are_a_task_changes_no_bit(tmp_path, name, monkeypatch):
     model, tables, seen = run(tmp_path / "1", name, 1, monkeypatch)
     assert (max(blocks for blocks, _, _ in seen) > 4) == (name != "stored") if seen else name == "stored"
@@ -182,7 +171,7 @@ class Sharing(LocalExecutor):
 shares: list[int] = []
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(CASES, "partial work", "stored", "late"))
 def test_that_workers_of_a_node_share_a_task_changes_no_bit(tmp_path, name, monkeypatch):
     model, tables, _ = run(tmp_path / "1", name, 1, monkeypatch)
     monkeypatch.setitem(executors.EXECUTORS, "local", executors.EXECUTORS["local"]._replace(build=Sharing))

@@ -12,15 +12,14 @@ from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.author import BatchPlan, Stage
-from fedfleet.simulator.block.capture import Captures
+from fedfleet.simulator.author import BatchPlan, Phase, Stage
 from fedfleet.simulator.driver.codec import decode, encode
 from fedfleet.simulator.driver.examples import Gradients, counted, private_examples
 from fedfleet.simulator.errors import ClientError, FedfleetError
 from fedfleet.simulator.fleet.availability import Bernoulli
 from fedfleet.simulator.fleet.policies import First
 from fedfleet.simulator.fleet.responses import Fate, Federation
-from tests.algorithms.harness import Bowl, World, build, digits, flat, play, records, rows
+from tests.algorithms.harness import Bowl, World, build, captured_to_the_bit, digits, flat, play, records, rows
 from tests.transforms.test_algorithms import case
 
 BOWL = World(Bowl(), rows([(1, 4), (1, 1.5), (2, 0.8)], [(1, -1), (3, 2)]))
@@ -36,6 +35,26 @@ def private(
 def averaging(world: World = BOWL, **options: Any) -> Algorithm:
     given = {"lr": 1.0, "epochs": 1, "batch_size": 3, "weight": "uniform"}
     return build("fedavg", world.task, CohortOptions(invite=2), **{**given, **options})
+
+
+def asking(
+    phase: Phase | None = None, draw: Any = lambda rnd: rnd.invite(2), steps: int | None = None, **options: Any
+) -> Algorithm:
+    """Averaging whose round is one exchange, of a phase and a cohort of its own."""
+    algorithm = averaging(**options)
+    asked = phase or algorithm.phases[0]
+
+    def round(state, rnd):
+        shared = algorithm.personal.message(state, 0)
+        return state._replace(z=rnd.map_reduce(asked, shared=shared, cohort=draw(rnd), steps=steps)["z"]), {}
+
+    return algorithm._replace(round=round, phases=(asked,))
+
+
+def stepping(epochs: int = 1, **changes: Any) -> Phase:
+    """The phase of averaging, with another stage."""
+    phase = averaging(epochs=epochs).phases[0]
+    return replace(phase, work=replace(phase.work, stages=(replace(phase.work.stages[0], **changes),)))
 
 
 def w(z: Any) -> float:
@@ -101,11 +120,7 @@ def test_an_algorithm_is_the_same_one_client_at_a_time_and_many_at_once(name, dr
 def test_captured_to_the_bit():
     world = digits("classification", clients=40)
     algorithm = build("fedavg", world.task, CohortOptions(invite=8), steps=2, batch_size=4)
-    there, captures = private(algorithm, 0.5, 1.0, drawn=True), Captures(after=2)
-    given = {"inner": "batched", "block_size": 8}
-    found = [flat(play(there, world, 6, captures=c, **given)[-1]) for c in (Captures(None), captures)]
-    assert captures.ready > 0
-    assert torch.equal(*found)
+    captured_to_the_bit(private(algorithm, 0.5, 1.0, drawn=True), world)
 
 
 def test_no_example_moves_a_client_by_more_than_its_share():
@@ -139,13 +154,8 @@ def test_a_step_of_two_batches_is_never_drawn(drawn):
 
 
 def test_a_client_heard_twice_in_an_exchange_is_counted_twice():
-    algorithm = averaging()
-
-    def round(state, rnd):
-        cohort = rnd.draw(5, lambda size, key: torch.tensor([1, 0, 1, 1, 0]))
-        return state._replace(z=rnd.map_reduce(algorithm.phases[0], shared=algorithm.personal.message(state, 0), cohort=cohort)["z"]), {}  # noqa: E501  # fmt: skip
-
-    *_, last = records(private(algorithm._replace(round=round)), BOWL, 2)
+    drawing = asking(draw=lambda rnd: rnd.draw(5, lambda size, key: torch.tensor([1, 0, 1, 1, 0])))
+    *_, last = records(private(drawing), BOWL, 2)
     answered = counted(last.state).phases["train"]
     assert dict(zip(answered.clients.tolist(), answered.times.tolist(), strict=True)) == {0: 4, 1: 6}
 
@@ -158,14 +168,7 @@ def test_two_gradients_of_a_step_have_noise_of_their_own():
         a, b = (ops.grad("train", carry.z, batch, key)[0]["x"]["w"] for _ in range(2))
         return carry._replace(z={"x": {"w": carry.z["x"]["w"] + (a - b)}})
 
-    twice = replace(phase, work=replace(phase.work, stages=(Stage(step=step, batches=plan),)))
-    algorithm = averaging()
-
-    def round(state, rnd):
-        found = rnd.map_reduce(twice, shared=algorithm.personal.message(state, 0), cohort=rnd.invite(2))
-        return state._replace(z=found["z"]), {}
-
-    own = algorithm._replace(round=round, phases=(twice,))
+    own = asking(replace(phase, work=replace(phase.work, stages=(Stage(step=step, batches=plan),))))
     assert w(play(private(own, train=2), BOWL, 1)[0]) == 1.0
     assert w(play(private(own, multiplier=1.0, train=2), BOWL, 1)[0]) != 1.0
     with pytest.raises(ClientError, match="more gradients in a step"):
@@ -206,23 +209,15 @@ LOOKS = {
 }
 
 
-@pytest.mark.parametrize("says", LOOKS)
-def test_clients_see_of_their_examples_gradients_alone(says):
-    phase = averaging().phases[0]
+def test_clients_see_of_their_examples_gradients_alone(subtests):
+    for says, look in LOOKS.items():
 
-    def step(ops, shared, local, batch, at, key):
-        LOOKS[says](ops, local, batch, key)
-        return local
+        def step(ops, shared, local, batch, at, key, look=look):
+            look(ops, local, batch, key)
+            return local
 
-    stage = replace(phase.work.stages[0], step=step)
-    looking = replace(phase, work=replace(phase.work, stages=(stage,)))
-
-    def round(state, rnd):
-        rnd.map_reduce(looking, shared=averaging().personal.message(state, 0), cohort=rnd.invite(2))
-        return state, {}
-
-    with pytest.raises(ClientError, match=says):
-        play(private(averaging()._replace(round=round, phases=(looking,)), drawn=True), BOWL, 1)
+        with subtests.test(says), pytest.raises(ClientError, match=says):
+            play(private(asking(stepping(step=step)), drawn=True), BOWL, 1)
 
 
 def test_the_number_of_rows_may_be_counted_where_it_is_no_secret():
@@ -239,18 +234,8 @@ def test_a_key_of_client_codes_own_leaves_the_noise_as_it_is():
     def step(ops, shared, local, batch, at, key):
         return inner(ops, shared, local, batch, at, rng.key(7))
 
-    stage = replace(phase.work.stages[0], step=step)
-    same = replace(phase, work=replace(phase.work, stages=(stage,)))
-    found = []
-    for p in (phase, same):
-
-        def round(state, rnd, p=p):
-            shared = algorithm.personal.message(state, 0)
-            return state._replace(z=rnd.map_reduce(p, shared=shared, cohort=rnd.invite(2))["z"]), {}
-
-        (end,) = play(private(algorithm._replace(round=round, phases=(p,)), multiplier=3.0), BOWL, 1)
-        found.append(w(end))
-    assert found[0] == found[1]
+    ends = [play(private(asking(p, epochs=2), multiplier=3.0), BOWL, 1) for p in (phase, stepping(epochs=2, step=step))]
+    assert w(ends[0][0]) == w(ends[1][0])
 
 
 def test_a_phase_comes_no_more_often_in_a_round_than_is_reckoned_with():
@@ -270,26 +255,12 @@ def test_a_phase_comes_no_more_often_in_a_round_than_is_reckoned_with():
 
 
 def test_examples_that_are_held_out_have_no_gradients():
-    algorithm = averaging()
-    phase = algorithm.phases[0]
-    looking = replace(phase.work.stages[0], batches=replace(phase.work.stages[0].batches, held_out=True))
-    both = replace(phase, work=replace(phase.work, stages=(looking,)))
-
-    def round(state, rnd):
-        rnd.map_reduce(both, shared=algorithm.personal.message(state, 0), cohort=rnd.invite(2))
-        return state, {}
-
+    batches = replace(averaging().phases[0].work.stages[0].batches, held_out=True)
     world = World(Bowl(), rows([(1, 4)] * 8, [(1, -1)] * 8))
     with pytest.raises(ClientError, match="held out"):
-        play(private(algorithm._replace(round=round, phases=(both,))), world, 1)
+        play(private(asking(stepping(batches=batches))), world, 1)
 
 
 def test_other_numbers_of_steps_are_refused():
-    algorithm = averaging()
-
-    def round(state, rnd):
-        rnd.map_reduce(algorithm.phases[0], shared=algorithm.personal.message(state, 0), cohort=rnd.invite(2), steps=3)
-        return state, {}
-
     with pytest.raises(FedfleetError, match="other numbers of steps"):
-        play(private(algorithm._replace(round=round)), BOWL, 1)
+        play(private(asking(steps=3)), BOWL, 1)

@@ -7,7 +7,6 @@ import torch
 
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.driver import label_free as L
-from fedfleet.simulator.driver.evaluation import less_is_better
 
 
 def by_hand(p: torch.Tensor) -> tuple[float, float, float]:
@@ -45,9 +44,3 @@ def test_at_their_ends():
     assert unsure["entropy"] == pytest.approx(math.log(4))
     assert unsure["information"] == pytest.approx(0, abs=1e-12)
     assert L.label_free(torch.eye(1))["density"] == 0
-
-
-def test_which_way_is_better():
-    assert less_is_better("validation_target_entropy")
-    assert not less_is_better("validation_target_information")
-    assert not less_is_better("validation_target_density")

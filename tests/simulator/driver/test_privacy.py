@@ -186,41 +186,27 @@ def test_what_noise_does_not_hide_is_refused():
     algorithm = averaging()
     (phase,) = algorithm.phases
 
-    def twice(state: Any, rnd: Any) -> Any:
-        return algorithm.round(algorithm.round(state, rnd)[0], rnd)
-
+    twice = algorithm._replace(round=lambda state, rnd: algorithm.round(algorithm.round(state, rnd)[0], rnd))
     with pytest.raises(FedfleetError, match="asked twice in a round"):
-        played(mechanism(), 1, BOWL, algorithm._replace(round=twice))
+        played(mechanism(), 1, BOWL, twice)
     telling = replace(phase, work=replace(phase.work, finish=_telling(phase.work.finish)))
-
-    def round(state: Any, rnd: Any) -> Any:
-        return algorithm.round(state, _With(rnd, telling))
-
+    told = algorithm._replace(round=lambda state, rnd: algorithm.round(state, _With(rnd, telling)), phases=(telling,))
     with pytest.raises(FedfleetError, match="clients send loss besides their models"):
-        played(mechanism(), 1, BOWL, algorithm._replace(round=round, phases=(telling,)))
-
-
-@pytest.mark.parametrize("how", ["more", "again", "kept", "role", "draw", "itself"])
-def test_who_is_asked_otherwise_than_is_reckoned_with_is_refused(how):
-    algorithm = averaging()
-
-    def round(state: Any, rnd: Any) -> Any:
-        return algorithm.round(state, _Asking(rnd, how))
-
-    wrong = algorithm._replace(round=round)
-    with pytest.raises(FedfleetError, match=r"invite 4 of all clients, once|whom the selection has not drawn"):
-        played(mechanism(invites=4), 2, BOWL, wrong)
-    assert len(played(mechanism(invites=4), 2)) == 2
-    if how == "more":
-        assert len(played(mechanism(), 2, BOWL, wrong)) == 2
-
-
-def test_answers_of_a_buffer_are_refused():
-    def round(state: Any, rnd: Any) -> Any:
-        return rnd.buffered(None)
-
+        played(mechanism(), 1, BOWL, told)
+    buffered = algorithm._replace(round=lambda state, rnd: rnd.buffered(None))
     with pytest.raises(FedfleetError, match="one by one"):
-        played(mechanism(), 1, BOWL, averaging()._replace(round=round))
+        played(mechanism(), 1, BOWL, buffered)
+
+
+def test_who_is_asked_otherwise_than_is_reckoned_with_is_refused(subtests):
+    algorithm = averaging()
+    for how in ("more", "again", "kept", "role", "draw", "itself"):
+        wrong = algorithm._replace(round=lambda state, rnd, how=how: algorithm.round(state, _Asking(rnd, how)))
+        says = r"invite 4 of all clients, once|whom the selection has not drawn"
+        with subtests.test(how), pytest.raises(FedfleetError, match=says):
+            played(mechanism(invites=4), 2, BOWL, wrong)
+        assert how != "more" or len(played(mechanism(), 2, BOWL, wrong)) == 2
+    assert len(played(mechanism(invites=4), 2)) == 2
 
 
 def test_who_was_heard_is_not_told_where_nobody_is_to_know():
@@ -237,26 +223,24 @@ def test_who_was_heard_is_not_told_where_nobody_is_to_know():
     assert len(known.received) == 4
 
 
-class _Heard:
-    def __init__(self, rnd: Any, told: list[Any]):
-        self.rnd, self.told = rnd, told
+class _Around:
+    """A round, of which something is otherwise."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.rnd, name)
-
-    def map_reduce(self, phase: Any, **given: Any) -> Any:
-        self.told.append(self.rnd.map_reduce(phase, **given))
-        return self.told[-1]
-
-
-class _Asking:
-    kept: Any = None
-
-    def __init__(self, rnd: Any, how: str):
+    def __init__(self, rnd: Any, how: Any):
         self.rnd, self.how = rnd, how
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rnd, name)
+
+
+class _Heard(_Around):
+    def map_reduce(self, phase: Any, **given: Any) -> Any:
+        self.how.append(self.rnd.map_reduce(phase, **given))
+        return self.how[-1]
+
+
+class _Asking(_Around):
+    kept: Any = None
 
     def invite(self, size: int) -> Any:
         if self.how == "more":
@@ -282,12 +266,6 @@ def _telling(finish: Any) -> Any:
     return told
 
 
-class _With:
-    def __init__(self, rnd: Any, phase: Any):
-        self.rnd, self.phase = rnd, phase
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.rnd, name)
-
+class _With(_Around):
     def map_reduce(self, phase: Any, **given: Any) -> Any:
-        return self.rnd.map_reduce(self.phase, **given)
+        return self.rnd.map_reduce(self.how, **given)

@@ -48,9 +48,7 @@ def model(record: Any) -> float:
 
 def test_a_uniform_mean_by_hand(monkeypatch):
     script(monkeypatch, [[0, 1, 2]])
-    (found,) = rounds(
-        averaging("uniform"), secure(bits=4), rounds=1
-    )  # seven steps of 2/7 either way, from a model at 1
+    (found,) = rounds(averaging("uniform"), secure(bits=4), rounds=1)  # seven steps of 2/7 either way, from 1
     moved = [2.0, -2.0, 0.2]  # of 3, -2 and 0.2, the first cut
     integers = [round(x / (2 / 7)) for x in moved]
     assert integers == [7, -7, 1]

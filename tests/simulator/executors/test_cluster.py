@@ -14,6 +14,7 @@ from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors import cluster
 from fedfleet.simulator.executors.cluster import from_numpy, raylet, to_numpy
 from fedfleet.simulator.executors.ray import RayExecutor
+from tests.refusals import refused
 
 SETUP = Setup(population=None, phases={}, objectives={}, functions={}, evaluation={}, inner="serial")  # pyright: ignore[reportArgumentType]
 
@@ -100,13 +101,8 @@ def test_a_cluster_of_another_ray_or_python_is_told_in_one_line(monkeypatch):
 
     monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
     monkeypatch.setattr(cluster.ray, "init", init)
-    with pytest.raises(FedfleetError) as e:
-        cluster.start_ray("10.0.0.1:6379", None)
-    told = str(e.value)
-    assert told.startswith(
-        "executor.address='10.0.0.1:6379': the cluster there has another Ray or Python (Version mismatch"
-    )
-    assert "\n" not in told
+    begins = "executor.address='10.0.0.1:6379': the cluster there has another Ray or Python (Version mismatch"
+    refused(lambda: cluster.start_ray("10.0.0.1:6379", None), begins, FedfleetError)
     said = "something else"
     with pytest.raises(RuntimeError, match="something else"):
         cluster.start_ray("10.0.0.1:6379", None)

@@ -15,53 +15,40 @@ import ray
 import fedfleet
 from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.executors.ray import RayExecutor
+from tests.parts import slow_but
 from tests.simulator.executors.killing import KILLED, die, once
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
 
+AVERAGING = {"task": "classification", "algorithm": {"name": "fedavg", "epochs": 1}}
+UNIFORM = {**AVERAGING, "algorithm": {"name": "fedavg", "epochs": 1, "weight": "uniform"}}
+NOISE = {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 0.5}
+ROBUST = {"name": "robust", "of": {"name": "fedavg", "epochs": 1}}
 CASES = {
     "stateful": {"task": "classification", "algorithm": {"name": "scaffold", "epochs": 1}},
     "attacked": {
-        "task": "classification",
-        "algorithm": {"name": "robust", "of": {"name": "fedavg", "epochs": 1}, "rule": "foolsgold"},
+        **AVERAGING,
+        "algorithm": {**ROBUST, "rule": "foolsgold"},
         "attack": {"kind": "backdoor", "share": 0.3, "scale": 2.0},
     },
-    "colluding": {
-        "task": "classification",
-        "algorithm": {"name": "fedavg", "epochs": 1},
-        "attack": {"kind": "alie", "share": 0.3, "z": 1.0},
-    },
+    "colluding": {**AVERAGING, "attack": {"kind": "alie", "share": 0.3, "z": 1.0}},
     "owing": {
-        "task": "classification",
-        "algorithm": {"name": "fedavg", "epochs": 1},
+        **AVERAGING,
         "transforms": {
             "up": [{"name": "top_k", "share": 0.1, "feedback": True}],
             "down": ["delta", "rotation", {"name": "uniform", "levels": 16}],
         },
     },
-    "private": {
-        "task": "classification",
-        "algorithm": {"name": "fedavg", "epochs": 1, "weight": "uniform"},
-        "privacy": {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 0.5, "noise": "clients"},
-    },
-    "a norm that follows": {
-        "task": "classification",
-        "algorithm": {"name": "fedavg", "epochs": 1, "weight": "uniform"},
-        "privacy": {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 0.5, "adaptive": {"quantile": 0.5}},
-    },
-    "private for examples": {
-        "task": "classification",
-        "algorithm": {"name": "fedavg", "epochs": 1},
-        "example_privacy": {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 0.5},
-    },
+    "private": {**UNIFORM, "privacy": {**NOISE, "noise": "clients"}},
+    "a norm that follows": {**UNIFORM, "privacy": {**NOISE, "adaptive": {"quantile": 0.5}}},
+    "private for examples": {**AVERAGING, "example_privacy": NOISE},
     "masked": {
-        "task": "classification",
-        "algorithm": {"name": "fedavg", "epochs": 1},
+        **AVERAGING,
         "secure_aggregation": {"threshold": 0.5, "bits": 16, "clip": 1.0, "dropout": {"masked": 0.1}, "execute": True},
     },
     "trusting": {
-        "task": "classification",
-        "algorithm": {"name": "robust", "of": {"name": "fedavg", "epochs": 1}, "rule": "fltrust"},
+        **AVERAGING,
+        "algorithm": {**ROBUST, "rule": "fltrust"},
         "population": {"clients": 24, "root": {"examples": 40}},
         "attack": {"kind": "sign_flip", "share": 0.3},
     },
@@ -155,7 +142,7 @@ def check_equal(found, expected):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, "stateful"))
 def test_an_actor_killed_in_every_phase_changes_no_byte(tmp_path, cluster, monkeypatch, case):
     x = experiment(case)
     expected = outcome(x, tmp_path / "local")

@@ -24,9 +24,8 @@ def there(room, leaving=()):
     return Nodes(room, {node: f"10.0.0.{node}" for node in room}, frozenset(leaving))
 
 
-@pytest.mark.parametrize(
-    ("need", "resources", "room"),
-    [
+def test_a_node_has_room_for_what_its_resources_allow_unless_it_leaves():
+    for need, resources, room in (
         (Need(1, 0), {"CPU": 4.0}, 4),
         (Need(0.1, 0), {"CPU": 1.0}, 10),
         (Need(3, 0), {"CPU": 8.0, "GPU": 1.0}, 2),
@@ -36,29 +35,21 @@ def there(room, leaving=()):
         (Need(1, 0), {}, 0),
         (Need(1, 0, 3 * 10**9), {"CPU": 8.0, "memory": 1e10}, 3),
         (Need(1, 0, 3 * 10**9), {"CPU": 2.0, "memory": 1e10}, 2),
-    ],
-)
-def test_a_node_has_room_for_what_its_resources_allow(need, resources, room):
-    assert need.fits(resources) == room
-
-
-def test_what_leaves_has_no_room():
+    ):
+        assert need.fits(resources) == room
     assert there({"1": 4, "2": 3}, leaving="1").total == 3
 
 
-@pytest.mark.parametrize(
-    ("room", "actors", "expected"),
-    [
+def test_actors_are_spread_evenly_as_far_as_there_is_room():
+    for room, actors, expected in (
         ({"1": 4, "2": 4}, 3, {"1": 2, "2": 1}),
         ({"1": 1, "2": 4, "3": 2}, 6, {"1": 1, "2": 3, "3": 2}),
         ({"1": 1, "2": 2}, 9, {"1": 1, "2": 2}),
         ({"1": 0, "2": 2}, 1, {"1": 0, "2": 1}),
         ({}, 2, {}),
-    ],
-)
-def test_actors_are_spread_evenly_as_far_as_there_is_room(room, actors, expected):
-    assert there(room).spread(actors) == expected
-    assert there({**room, "leaves": 5}, leaving=["leaves"]).spread(actors) == expected
+    ):
+        assert there(room).spread(actors) == expected
+        assert there({**room, "leaves": 5}, leaving=["leaves"]).spread(actors) == expected
 
 
 def test_a_visit_ends_whatever_is_found(monkeypatch):
@@ -222,6 +213,7 @@ def until(done, executor):
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_node_takes_as_many_actors_as_its_memory(cluster):
     node = cluster.add_node(num_cpus=4, num_gpus=4, memory=10**9)
     executor = RayExecutor(None, cpus_per_actor=0.01, gpus_per_actor=1.0, address="auto", memory_gb=0.4)
@@ -235,6 +227,7 @@ def test_a_node_takes_as_many_actors_as_its_memory(cluster):
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_node_that_joins_is_used_and_one_that_drains_is_left(cluster, monkeypatch):
     monkeypatch.setattr(module, "LOOK_S", 0.2)
     end = time.monotonic() + 60

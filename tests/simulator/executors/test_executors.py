@@ -19,6 +19,7 @@ from fedfleet.simulator.driver import answers, cutting
 from fedfleet.simulator.driver import round as driver
 from fedfleet.simulator.executors import messages, slab
 from fedfleet.simulator.work import BatchPlan, LocalWork, Message, Phase
+from tests.parts import slow_but
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
 
@@ -92,7 +93,7 @@ def check_equal(found, expected):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("inner", ["batched", "factored"])
+@pytest.mark.parametrize("inner", slow_but(["batched", "factored"], "factored"))
 @pytest.mark.parametrize("name", CASES)
 def test_three_actors_give_the_bytes_of_this_process(tmp_path, name, inner, monkeypatch):
     expected = run(tmp_path / "local", name, kind="local", inner=inner)
@@ -103,7 +104,7 @@ def test_three_actors_give_the_bytes_of_this_process(tmp_path, name, inner, monk
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(("actors", "way"), [(1, "lines"), (2, "calls"), (2, "store")])
+@pytest.mark.parametrize(("actors", "way"), slow_but([(1, "lines"), (2, "calls"), (2, "store")], (2, "store")))
 def test_any_number_of_actors_gives_equal_bytes_and_so_does_any_way_to_them(tmp_path, actors, way, monkeypatch):
     expected = run(tmp_path / "local", "two phases", kind="local", inner="batched")
     on = {"kind": "ray", "actors": actors, "cpus_per_actor": 0.1, "inner": "batched"}

@@ -19,7 +19,7 @@ from fedfleet.datasets.convert import convert
 from fedfleet.datasets.disk import EXAMPLES, DiskPopulation
 from fedfleet.experiments.own import read_by_workers
 from fedfleet.simulator.block.block import Setup
-from fedfleet.simulator.errors import ConfigError, FedfleetError
+from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors import actor, gang, likeness, pool
 from fedfleet.simulator.executors import ray as executor
 from fedfleet.simulator.executors.actor import ClientActor, Ready
@@ -28,6 +28,7 @@ from fedfleet.simulator.executors.pool import Pool, Unlike
 from fedfleet.simulator.executors.ray import RayExecutor
 from fedfleet.simulator.held_out import HeldOut
 from fedfleet.simulator.population import InMemoryPopulation
+from tests.refusals import refused
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
 
@@ -178,16 +179,8 @@ def disk(tmp_path, seed=0):
 
 
 def on_disk(folder):
-    population = DiskPopulation(folder)
-    return Setup(
-        population=population,
-        phases={},
-        objectives={},
-        functions={},
-        evaluation={},
-        inner="serial",
-        reads=read_by_workers,
-    )
+    empty = {name: {} for name in ("phases", "objectives", "functions", "evaluation")}
+    return Setup(population=DiskPopulation(folder), **empty, inner="serial", reads=read_by_workers)
 
 
 def test_a_node_without_the_folder_says_so(tmp_path, monkeypatch):
@@ -244,8 +237,8 @@ def test_what_workers_read_for_themselves(tmp_path):
 
 
 def test_no_differences_are_allowed_where_there_is_one_process():
-    with pytest.raises(ConfigError, match=r"^executor\.allow_differences=True: with executor\.kind=local"):
-        fedfleet.Experiment(fedfleet.load({"executor": {"kind": "local", "allow_differences": True}}))
+    given = {"executor": {"kind": "local", "allow_differences": True}}
+    refused(lambda: fedfleet.Experiment(fedfleet.load(given)), "executor.allow_differences=True")
 
 
 class Older(ClientActor):
@@ -276,9 +269,7 @@ def test_a_run_with_an_unlike_node_says_that_its_bits_may_be_others(tmp_path, cl
     monkeypatch.setattr(gang, "ClientActor", Older)
     run = experiment(folder, monkeypatch, allow_differences=True).run(tmp_path / "ray")
     events = [json.loads(line) for line in (tmp_path / "ray" / "events.jsonl").read_text().splitlines()]
-    assert [(e["event"], e["differs"]) for e in events] == [
-        ("unlike_node", {"torch": [of_process()["torch"], "0.1"]}),
-    ]
+    assert [(e["event"], e["differs"]) for e in events] == [("unlike_node", {"torch": [of_process()["torch"], "0.1"]})]
     assert run.summary["bit_exact"] is False
     assert experiment(folder).run(tmp_path / "local").summary["bit_exact"] is True
 
@@ -302,11 +293,7 @@ def test_a_node_whose_folder_has_other_content_ends_the_run(tmp_path, cluster, m
         return found
 
     monkeypatch.setattr(x, "executor", made)
-    with pytest.raises(FedfleetError) as e:
-        x.run(tmp_path / "run")
-    text = str(e.value)
-    assert text.startswith("executor: node ")
+    text = refused(lambda: x.run(tmp_path / "run"), "executor: node ", FedfleetError)
     assert f", here {here}): {MEND}" in text
-    assert "\n" not in text
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["error"], summary["rounds"]) == ("failed", text, 0)

@@ -55,6 +55,7 @@ def test_the_models_are_asked_for_many_clients_at_once(availability):
 
 @pytest.mark.parametrize("clients", [64, 66, 300])
 @pytest.mark.parametrize("models", [{}, {"availability": Bernoulli(0.4), "hazard": 1.0, "devices": Alike(1.0, 1.5)}])
+@pytest.mark.slow
 def test_nothing_depends_on_how_far_it_is_played_ahead(monkeypatch, clients, models):
     def run():
         flights, clock, found = Flights(), 0.0, []

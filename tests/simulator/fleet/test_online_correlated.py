@@ -14,11 +14,11 @@ from torch import Tensor
 
 from fedfleet.config.availability import AVAILABILITY, Context
 from fedfleet.simulator.arithmetic import rng
-from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.availability import Bernoulli
 from fedfleet.simulator.fleet.online import correlated
 from fedfleet.simulator.fleet.online.correlated import CALIBRATED_ON, Correlated, by_label, calibration_clients
 from fedfleet.simulator.population import InMemoryPopulation, LocalData, Summary
+from tests.refusals import all_refused
 
 PHASE = rng.key(4)
 
@@ -168,24 +168,18 @@ def test_the_answer_depends_on_no_company():
     assert together.tolist() == [bool(online(fresh, torch.tensor([i]))) for i in (5, 5, 2, 0)]
 
 
-def test_what_cannot_be_followed_is_refused():
-    with pytest.raises(
-        ConfigError,
-        match=r"^availability.classes=\[2, 12\]: no client holds class 12: leave it out \(class numbers go up to 9\)$",
-    ):
-        build("label_correlated", population(MIXED), classes=[2, 12])
-    with pytest.raises(ConfigError, match="all examples are of class 0"):
-        build("label_correlated", population([[0], [0, 0]]))
-    numbers = population(MIXED)
-    with pytest.raises(ConfigError, match="no class numbers y"):
-        build("label_correlated", replace(numbers, data={"x": numbers.data["x"], "y": numbers.data["y"].double()}))
-
-
-def test_a_class_that_nobody_holds_is_refused_also_between_others():
-    with pytest.raises(
-        ConfigError, match=r"^availability.classes=\[9, 6\]: no client holds class 6: leave it out \(class"
-    ):
-        build("label_correlated", population(MIXED), classes=[9, 6])
+def test_what_cannot_be_followed_is_refused(subtests):
+    mixed = population(MIXED)
+    rows = [
+        ((mixed, {"classes": [2, 12]}), "availability.classes=[2, 12]"),
+        ((mixed, {"classes": [9, 6]}), "availability.classes=[9, 6]"),  # also between others
+        ((population([[0], [0, 0]]), {}), "availability.kind='label_correlated'"),
+        (
+            (replace(mixed, data={**mixed.data, "y": mixed.data["y"].double()}), {}),
+            "availability.kind='label_correlated'",
+        ),
+    ]
+    all_refused(subtests, lambda given: build("label_correlated", given[0], **given[1]), rows)
 
 
 def test_where_labels_are_at_hand_no_cohort_is_looked_at_for_the_first_time_in_a_run(monkeypatch):

@@ -186,19 +186,6 @@ def test_work_that_is_not_divisible_is_done_whole_or_not_at_all():
     assert record.counts["client_steps"] == 3 * K
 
 
-def test_without_partial_work_slow_clients_are_late():
-    sent, record = go(train(PLAN), "serial", Federation(devices=Slow(SECONDS), policy=Deadline(10.0)))
-    assert sorted(sent) == [0, 2, 6]
-    assert record.counts["client_steps"] == 3 * K
-
-
-def test_the_messages_leave_less_time_for_steps():
-    federation = Federation(devices=Slow(SECONDS, fixed=4.0), policy=Deadline(10.0), partial_work=True)
-    sent, record = go(train(PLAN), "serial", federation)
-    assert record.responses.steps.tolist()[:7] == [6, 3, 6, 1, K, 3, 6]  # 10 s a step: not one in 6 s
-    assert sorted(sent) == [0, 1, 2, 3, 5, 6]
-
-
 @example(
     deadline_s=0.9, fixed=0.3, step=0.2, steps=9, early=False
 )  # (0.9 - 0.3) / 0.2 rounds to 3, but 0.3 + 3 * 0.2 > 0.9

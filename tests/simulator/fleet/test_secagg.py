@@ -42,7 +42,9 @@ def secure(**given) -> Secure:
 def happen(how: Secure, federation: Federation, clients: int, load: Load | None = None, key: Tensor = KEY):
     zero = torch.zeros(clients, dtype=torch.int64)
     load = load or Load(zero + 1, zero + 1)
-    return exchange(how, federation, torch.arange(clients), zero, load, 0.0, key, key)
+    answers, went = exchange(how, federation, torch.arange(clients), zero, load, 0.0, key, key)
+    assert went is not None
+    return answers, went
 
 
 # Each exchange takes a second: keys until 1, parts until 2, the work until 3, unmasking until 4.
@@ -59,7 +61,6 @@ def names(who: Tensor) -> list[int]:
 
 def test_an_exchange_by_hand():
     answers, went = happen(secure(), SIX, 6)
-    assert went is not None
     assert [names(w) for w in (went.advertised, went.shared, went.masked, went.unmasking)] == [
         [0, 1, 2, 3, 4, 5],
         [0, 1, 2, 4, 5],
@@ -83,7 +84,6 @@ def test_an_exchange_by_hand():
 )
 def test_it_is_void_where_too_few_are_left_after_any_message(threshold, stage, duration, up, down, asked):
     answers, went = happen(secure(threshold=threshold), SIX, 6)
-    assert went is not None
     assert went.void is not None
     assert f"void after {stage}" in went.void
     assert (answers.duration_s, went.bytes_up, went.bytes_down, went.asked) == (duration, up, down, asked)
@@ -95,12 +95,10 @@ def test_it_is_void_where_too_few_are_left_after_any_message(threshold, stage, d
 def test_where_nobody_is_there_nothing_happens_and_who_is_not_takes_no_time():
     nobody = Federation(availability=Until((0.0,) * 6), devices=Fixed((1.0,) * 6))
     answers, went = happen(secure(), nobody, 6)
-    assert went is not None
     assert (went.bytes_up, went.bytes_down, went.asked, answers.duration_s) == (0, 0, 0, 0.0)
     assert (answers.fate == int(Fate.OFFLINE)).all()
     few = Federation(availability=Until((0.0, 0.0, 0.0, 0.0, 1.5, 1.5)), devices=Fixed((1.0,) * 6))
     answers, went = happen(secure(), few, 6)
-    assert went is not None
     assert went.void is not None
     assert answers.seconds.tolist() == [0.0] * 4 + [2.0] * 2
 
@@ -110,7 +108,6 @@ def test_exactly_as_many_as_are_needed_are_enough():
         leaves = (NEVER,) * (6 - gone) + (3.5,) * gone
         federation = Federation(availability=Until(leaves), devices=Fixed((1.0,) * 6))
         _, went = happen(secure(threshold=4 / 6), federation, 6)
-        assert went is not None
         assert (went.threshold, went.void is None) == (4, gone <= 2)
 
 
@@ -123,7 +120,6 @@ def test_the_threshold_is_rounded_up_and_nobody_is_seen_alone(threshold, size, p
 
 def test_one_client_is_no_sum():
     _, went = happen(secure(threshold=0.01), Federation(devices=Fixed((1.0,))), 1)
-    assert went is not None
     assert went.void is not None
 
 
@@ -162,7 +158,6 @@ def test_with_neighbours_it_is_void_where_one_neighbourhood_has_too_few():
     for seed in range(60):
         how = secure(neighbours=4, threshold=0.8, dropout={"unmasking": 0.1})
         _, went = happen(how, Federation(devices=Fixed((1.0,) * 20)), 20, key=rng.key(seed))
-        assert went is not None
         assert (went.threshold, went.neighbours.size, bool(went.masked.all())) == (4, 5, True)
         fewest = min(int(went.unmasking[torch.tensor([u, *went.neighbours.ring[u].tolist()])].sum()) for u in range(20))
         assert (went.void is not None) == (fewest < 4)
@@ -178,7 +173,6 @@ def test_with_neighbours_it_is_void_where_one_neighbourhood_has_too_few():
 def test_clients_drop_out_at_a_message_as_often_as_they_are_to(at, field):
     how = secure(threshold=0.01, dropout={at: 0.3})
     _, went = happen(how, Federation(devices=Fixed((1.0,) * 4000)), 4000)
-    assert went is not None
     order = ["advertised", "shared", "masked", "unmasking"]
     counts = [int(getattr(went, f).sum()) for f in order]
     place = order.index(field)
@@ -192,7 +186,6 @@ def test_sums_are_lost_as_often_as_a_binomial_law_says():
     federation = Federation(devices=Fixed((1.0,) * 20))
     for seed in range(300):
         _, went = happen(how, federation, 20, key=rng.key(seed))
-        assert went is not None
         lost += went.void is not None
     exact = sum(math.comb(20, i) * 0.8**i * 0.2 ** (20 - i) for i in range(14))  # 14 parts are needed
     assert lost / 300 == pytest.approx(exact, abs=0.05)
@@ -205,8 +198,7 @@ def test_messages_take_their_time_on_the_link_and_masks_on_the_processor():
     how = secure(numbers=10_000, mask_flop=50.0)
     ones = torch.ones(3, dtype=torch.int64)
     load = Load(2 * ones, 10 * ones, bytes_down=40_000.0, bytes_up=40_000.0, flop=1e6)
-    answers, went = happen(how, Federation(devices=devices), 3, load)
-    assert went is not None
+    answers, _ = happen(how, Federation(devices=devices), 3, load)
     keys, parts = 0.2 + 64e-6, 0.2 + 2 * 64e-6 + 2 * 64e-6
     masks = 10_000 * 3 * 50 / 1e9
     work = 0.2 + 0.04 + how.message_bytes / 1e6 + 10 * 1e6 / 1e9 + masks
@@ -217,7 +209,6 @@ def test_a_deadline_is_of_the_work_and_who_is_late_is_as_who_has_gone():
     devices = Fixed((1.0, 1.0, 1.0, 9.0))
     federation = Federation(devices=devices, policy=Deadline(2.0))
     answers, went = happen(secure(), federation, 4)
-    assert went is not None
     assert (names(went.shared), names(went.masked), went.rebuilt) == ([0, 1, 2, 3], [0, 1, 2], 1)
     assert answers.duration_s == 9.0 + 9.0 + 2.0 + 1.0
 
@@ -234,7 +225,6 @@ def test_without_it_nothing_changes():
 def test_devices_that_fail_do_so_between_messages_too():
     fleet = Federation(devices=Fixed((1.0,) * 3000), hazard=0.2)
     _, went = happen(secure(threshold=0.01), fleet, 3000)
-    assert went is not None
     counts = [int(w.sum()) for w in (went.advertised, went.shared, went.masked, went.unmasking)]
     for before, after in zip([3000, *counts], counts, strict=False):
         assert after / before == pytest.approx(0.8187, abs=0.035)

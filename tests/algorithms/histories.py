@@ -1,0 +1,204 @@
+"""Runs of the table of cases, each made once a process: what ``test_contract.py`` reads its properties from."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from fedfleet.algorithms.options import CohortOptions, Schedule
+from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.config.population import problem
+from fedfleet.experiments.checkpoint import Checkpoints, newest
+from fedfleet.simulator.algorithm import Algorithm
+from fedfleet.simulator.arithmetic import layers
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.block.block import Setup
+from fedfleet.simulator.block.capture import Captures
+from fedfleet.simulator.block.purity import Held
+from fedfleet.simulator.driver import round as driver
+from fedfleet.simulator.driver.round import Conditions
+from fedfleet.simulator.driver.server import initial
+from fedfleet.simulator.driver.simulate import RoundRecord, play, start
+from fedfleet.simulator.executors.local import LocalExecutor
+from fedfleet.simulator.fleet.availability import Bernoulli
+from fedfleet.simulator.fleet.devices import Load, Times
+from fedfleet.simulator.fleet.policies import Siwer, WaitAll
+from fedfleet.simulator.fleet.responses import Federation
+from tests.algorithms.cases import CASES, INVITE, MODEL
+from tests.algorithms.harness import NET, World, build, digits, flat, with_held_out
+from tests.simulator.device.nominal import on_device, placed
+
+FALLING = Schedule(kind="step", every=1, factor=0.5)
+
+
+@dataclass(frozen=True)
+class How:
+    """How a case is run.
+
+    An ``even`` world has 103 clients of 14 examples, so that all blocks are of one kind; else their sizes differ, some are not
+    heard, rates fall by half each round, and some clients are heard again. ``rounds`` of 0: as many as show all.
+    """
+
+    inner: str = "serial"
+    even: bool = False
+    dtype: torch.dtype = torch.float64
+    seed: int = 0
+    block_size: int = 4
+    captured: bool = False
+    device: str = "cpu"
+    resumed: bool = False
+    model: str = ""
+    fold_at: float = 1.0
+
+
+class History(NamedTuple):
+    """A run: the initial model, and of each round the model, losses, counts and what devices were told of its phases."""
+
+    initial: Tensor
+    models: list[Tensor]
+    losses: list[list[float | None]]
+    counts: list[list[dict[str, int]]]
+    loads: list[Load]
+    captures: int
+
+
+class Spy:
+    """Devices that take no time, and remember what they were told."""
+
+    def __init__(self) -> None:
+        self.loads: list[Load] = []
+
+    def times(self, key: Any, clients: Tensor, load: Load) -> Times:
+        self.loads.append(load)
+        none = torch.zeros(len(clients), dtype=torch.float64)
+        return Times(none + 1, none)
+
+
+class Tried(Held):
+    """Says that everything was tried: to try client code takes longer than to run it, and the ordinary histories do."""
+
+    def first(self, what: Any) -> bool:
+        return False
+
+
+def world(name: str, how: How) -> World:
+    """Return the task of a case and its clients."""
+    task = CASES[name][0]
+    net = {"model": MODEL[name]} if name in MODEL else NETS.get(task, {}).get(how.model) or NET
+    if how.model and task not in NETS:
+        net = {"model": how.model, "hidden": (8,)}
+    clients: dict[str, Any] = {"partition": "quantity_skew", "clients": 20, "alpha": 1.0, "min_size": 2}
+    clients = {"partition": "iid", "clients": 103} if how.even else clients
+    return digits(task, net=net, dtype=how.dtype, scale=2 if how.model == "lenet" else 1, **clients)
+
+
+NETS: dict[str, dict[str, dict[str, Any]]] = {
+    "domain_adaptation": {
+        "logistic": {"hidden": (), "loss": "mdd"},
+        "lenet": {"model": "conv2", "loss": "cdan_e"},
+    },
+    "stochastic": {
+        "logistic": {"model": "logistic", "latent": 5},
+        "lenet": {"model": "lenet", "latent": 5},
+    },
+    "two_heads": {"logistic": {"hidden": (9,)}, "lenet": {"model": "digits_small"}},
+}
+"""What stands for a model where the task has nets of its own."""
+
+
+def algorithm(name: str, where: World, how: How) -> Algorithm:
+    """Build the algorithm of a case."""
+    options = dict(CASES[name][1])
+    if how.even:
+        few = {"steps": min(2, options.get("steps", 2)), "decay": 0.0}
+        options |= {key: value for key, value in few.items() if key in options}
+    elif "lr_schedule" in ALGORITHMS[name].options.model_fields:
+        options["lr_schedule"] = FALLING
+    return build(name, where.task, CohortOptions(invite=INVITE.get(name, 12 if how.even else 8)), **options)
+
+
+def rounds(name: str, how: How) -> int:
+    """Return how many rounds show what there is to see: FedBuff's blocks are as large as versions have answers."""
+    if name == "fedbuff":
+        return 8
+    if how.even:
+        return 5 if name in INVITE else 2
+    return 2 if how.model else 3
+
+
+@functools.cache
+def history(name: str, how: How) -> History:
+    """Run a case."""
+    with ExitStack() as stack:
+        if not how.even:  # all blocks are filled up with clients that count for nothing
+            more = 2 if how.inner == "batched" else 1
+            stack.enter_context(patch.object(driver, "rooms_of_blocks", lambda clients, most: (most + more,)))
+        stack.enter_context(patch.object(layers, "FOLD_AT", how.fold_at))
+        if how.device != "cpu":
+            stack.enter_context(placed())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        return _run(name, how, folder)
+
+
+def _run(name: str, how: How, folder: Path) -> History:
+    where, spy, captures = world(name, how), Spy(), Captures(after=1 if how.captured else None)
+    made = algorithm(name, where, how)
+    where = with_held_out(made, where)
+    z = T.map(lambda x: x.to(how.dtype) if x.is_floating_point() else x, where.task.init(how.seed))
+    held = Held() if how.device == "cpu" else Tried()
+    setup = Setup.of(made, where.task, where.population, how.inner, captures=captures, held=held, device=how.device)
+    away = Federation(policy=WaitAll()) if how.even else Federation(policy=Siwer(), availability=Bernoulli(0.9))
+    conditions = Conditions(
+        seed=how.seed,
+        block_size=how.block_size,
+        federation=replace(away, devices=spy),
+        device=None if how.device == "cpu" else torch.device(how.device),
+    )
+    view = made.views["global"].params
+    found = History(
+        flat(made.views["global"].params(initial(made, z, how.seed, problem(where.population)))),
+        [],
+        [],
+        [],
+        spy.loads,
+        0,
+    )
+    for record in _records(made, z, where, conditions, setup, rounds(name, how), folder if how.resumed else None):
+        assert not any(on_device(t) for t in T.leaves(record.state) if isinstance(t, Tensor))
+        found.models.append(flat(view(record.state)))
+        found.losses.append([p.train_loss for p in record.phases])
+        found.counts.append([dict(p.counts) for p in record.phases])
+    return found._replace(captures=captures.ready)
+
+
+def _records(
+    made: Algorithm, z: Any, where: World, conditions: Conditions, setup: Setup, count: int, folder: Path | None
+) -> Iterator[RoundRecord]:
+    """Play rounds; with a folder, write a checkpoint after each, and go on from what was read of it."""
+    people = problem(where.population)
+    checkpoints = None if folder is None else Checkpoints(folder, 1)
+    executor = LocalExecutor(1)
+    executor.start(setup)
+    try:
+        at = start(made, z, people, conditions, checkpoints and checkpoints.states)
+        for _ in range(count):
+            record = play(made, at, people, conditions, executor)
+            at.accept(record)
+            yield record
+            if checkpoints is not None:
+                checkpoints.write(at, {})
+                found = newest(checkpoints.folder)[0]
+                assert found is not None
+                at = start(made, z, people, conditions, checkpoints.states)
+                checkpoints.restore(found, at)
+    finally:
+        executor.close()

@@ -1,0 +1,134 @@
+"""What holds for every algorithm, read from a few runs of its case (``cases.py``), each made once (``histories.py``)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.simulator.block.capture import Captures
+from fedfleet.simulator.fleet.availability import Bernoulli
+from fedfleet.simulator.fleet.responses import Federation
+from tests.algorithms.cases import CASES
+from tests.algorithms.harness import build, digits, flat, records
+from tests.algorithms.histories import History, How, history
+from tests.parts import slow_but
+from tests.simulator.device.nominal import DEVICE
+
+FOLDED = ("fedavg", "fedopt", "scaffold", "drfa", "qffl", "extra_step", "cdma_ada", "codasca", "fedmm", "gt_gda", "mcd")
+"""Algorithms that do different things to weights: their factors are folded into one tensor sooner or never, too."""
+NETS = {"logistic": FOLDED, "lenet": ("fedavg", "scaffold", "cdma_ada", "fedmm", "mcd", "fedrep", "fedsr")}
+"""Other nets, and with which algorithms each is tried."""
+BATCHED_TOO = ("fedavg", "scaffold", "fedsr")
+"""Algorithms whose captured and device runs are tried one by one with the batched executor too."""
+
+
+EVEN = How("factored", even=True, dtype=torch.float32)
+
+
+def test_every_registered_algorithm_has_a_case():
+    assert set(CASES) == set(ALGORITHMS)
+
+
+def check_close(one: History, other: History, tolerance: float) -> None:
+    """Check that two runs are one, but for rounding."""
+    for a, b in zip(one.models, other.models, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+    assert one.counts == other.counts
+    for a, b in zip(one.losses, other.losses, strict=True):
+        assert [x is None for x in a] == [x is None for x in b]  # phases that took no gradient
+        assert [x for x in a if x is not None] == pytest.approx([x for x in b if x is not None], rel=1e-4, abs=1e-6)
+
+
+def check_equal(one: History, other: History) -> None:
+    """Check that two runs are one, to the bit."""
+    assert all(map(torch.equal, one.models, other.models))
+    assert one.losses == other.losses
+    assert one.counts == other.counts
+
+
+@pytest.mark.parametrize("name", CASES)
+class TestContract:
+    """A run is one client after the other, in double precision, with rates that fall, unless it says otherwise."""
+
+    @pytest.mark.quick
+    def test_batched_is_serial(self, name):
+        """Also where blocks have other sizes and are filled up otherwise."""
+        serial = history(name, How())
+        check_close(serial, history(name, How("batched", block_size=3)), 1e-10)
+        assert float((serial.models[-1] - serial.initial).abs().max()) > 1e-3
+
+    @pytest.mark.quick
+    def test_factored_is_serial(self, name):
+        check_close(history(name, How()), history(name, How("factored")), 1e-12)
+
+    def test_another_seed_is_another_run(self, name):
+        one, other = history(name, How("factored")), history(name, How("factored", seed=1))
+        assert not torch.equal(one.models[-1] - one.initial, other.models[-1] - other.initial)
+
+    def test_a_run_goes_on_from_a_checkpoint(self, name):
+        check_equal(history(name, How("factored")), history(name, How("factored", resumed=True)))
+
+    def test_a_device_comes_to_what_the_cpu_does(self, name):
+        check_close(history(name, EVEN), history(name, replace(EVEN, device=str(DEVICE))), 2e-5)
+
+    def test_devices_are_told_what_phases_really_send(self, name):
+        if name == "fedbuff":  # its answers come in later rounds
+            return
+        for how in (How("factored"), EVEN):
+            run = history(name, how)
+            phases = [counts for of_round in run.counts for counts in of_round]
+            assert len(phases) == len(run.loads) > 0
+            for counts, load in zip(phases, run.loads, strict=True):
+                online = counts["invited"] - counts["offline"]
+                assert load.bytes_down * online == counts["bytes_down"]
+                assert counts["bytes_up"] % max(counts["heard"], 1) == 0
+                if counts["heard"] == counts["invited"]:
+                    assert int(load.steps.sum()) == counts["client_steps"]
+
+
+@pytest.mark.parametrize("name", slow_but(CASES, *FOLDED, "afl", "fedbn", "fedbuff", "fedpac", "fedrod"))
+def test_a_captured_run_is_the_ordinary_one(name):
+    captured = history(name, replace(EVEN, captured=True))
+    check_equal(history(name, EVEN), captured)
+    assert (captured.captures > 0) == (name != "afl")  # how many domains a block has depends on who is in it
+
+
+@pytest.mark.parametrize(("name", "model"), [(name, model) for model, names in NETS.items() for name in names])
+def test_factored_is_serial_with_other_nets(name, model):
+    check_close(history(name, How(model=model)), history(name, How("factored", model=model)), 1e-12)
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_factored_is_serial_wherever_factors_are_folded(name):
+    for at in (0.0, 1e9):
+        check_close(history(name, How()), history(name, How("factored", fold_at=at)), 1e-12)
+
+
+@pytest.mark.parametrize("name", BATCHED_TOO)
+def test_batched_blocks_are_captured_and_run_on_a_device(name):
+    batched = replace(EVEN, inner="batched")
+    there = replace(batched, device=str(DEVICE))
+    for how in (batched, there):
+        captured = history(name, replace(how, captured=True))
+        check_equal(history(name, how), captured)
+        assert captured.captures > 0
+    check_close(history(name, batched), history(name, there), 2e-5)
+
+
+def test_whoever_is_unheard_blocks_come_in_few_sizes_and_are_replayed():
+    where = digits("classification", "iid", clients=60)
+    algorithm = build("fedavg", where.task, CohortOptions(invite=48), steps=1, batch_size=12)
+    view = algorithm.views["global"].params
+    given = {"inner": "batched", "block_size": 24, "federation": Federation(availability=Bernoulli(0.7))}
+    captures = Captures(after=0)
+    runs = [list(records(algorithm, where, 12, captures=c, **given)) for c in (captures, Captures(after=None))]
+    for a, b in zip(*runs, strict=True):
+        assert torch.equal(flat(view(a.state)), flat(view(b.state)))
+        assert [p.counts for p in a.phases] == [p.counts for p in b.phases]
+    heard = {r.phases[0].counts["heard"] for r in runs[0]}
+    assert len(heard) > 6
+    assert 0 < captures.ready <= 3

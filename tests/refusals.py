@@ -1,0 +1,40 @@
+"""What every refusal has: one line that names the key or the file first, and says more than that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from fedfleet.simulator.errors import ConfigError, FedfleetError
+
+
+def refused(call: Callable[[], Any], key: str, kind: type[FedfleetError] = ConfigError) -> str:
+    """Check that a call is refused in one line that begins with a key, and return the line.
+
+    Args:
+        call: what is to be refused.
+        key: what the line begins with: a dotted key, with its value if that matters, or a file.
+        kind: the class of the error.
+
+    """
+    with pytest.raises(kind) as e:
+        call()
+    line = str(e.value)
+    assert line.startswith(key), f"{line!r} does not begin with {key!r}"
+    assert "\n" not in line, line
+    assert line.removeprefix(key).strip(" :'=").strip(), f"{line!r} says nothing but the key"
+    return line
+
+
+def all_refused(
+    subtests: pytest.Subtests,
+    call: Callable[[Any], Any],
+    rows: Iterable[tuple[Any, str]],
+    kind: type[FedfleetError] = ConfigError,
+) -> None:
+    """Check that a call is refused for each row of a table, (what it is given, the key that the line begins with)."""
+    for given, key in rows:
+        with subtests.test(f"{given}"):
+            refused(lambda given=given: call(given), key, kind)
