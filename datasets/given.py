@@ -6,10 +6,11 @@ Every mistake is a DataError of one line that says where it is and how it is men
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -19,6 +20,9 @@ from torch import Tensor
 
 from fedfleet.datasets.files import DataError
 from fedfleet.simulator.errors import one_line
+
+if TYPE_CHECKING:
+    import pandas as pd  # elsewhere only where it is used: workers need none of it
 
 KINDS = {"i": np.int64, "u": np.int64, "b": np.float32, "f": np.float32}
 """What numbers of each of NumPy's kinds are kept as, but for bytes, which are pixels."""
@@ -179,8 +183,9 @@ def named_labels(values: Any, where: str, classes: int | None, rows: int) -> tup
     """
     import pandas as pd
 
+    plain = _plain(values, where)
     try:
-        found = values if isinstance(values, pd.Series) else pd.Series(_plain(values))
+        found = _series(plain)
     except ValueError:  # of more than one dimension
         return labels(values, where, classes, rows), ()
     if pd.api.types.infer_dtype(found.astype(object)) != "string":
@@ -193,8 +198,37 @@ def named_labels(values: Any, where: str, classes: int | None, rows: int) -> tup
     return number, names
 
 
-def _plain(values: Any) -> Any:
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+def _series(values: Any) -> pd.Series:
+    """Return a column of what is not yet one; of text with halves of characters, too. Raises ValueError for two dimensions."""
+    import pandas as pd
+
+    try:
+        return values if isinstance(values, pd.Series) else pd.Series(values)
+    except UnicodeEncodeError:
+        return pd.Series(values, dtype=object)
+
+
+def _plain(values: Any, where: str) -> Any:
+    """Return tensors of any kind and masked arrays as plain arrays; others as they are. Raises DataError for what is masked."""
+    if isinstance(values, np.ma.MaskedArray):
+        if np.ma.is_masked(values):
+            row = np.flatnonzero(np.ma.getmaskarray(values).reshape(len(values), -1).any(1))[0]
+            fail(f"{where}, row {row}", "has a masked value", "fill it in, as by .filled(), or leave the row out")
+        return values.data
+    if not isinstance(values, Tensor):
+        return values
+    found = values.detach()
+    if found.is_meta:
+        fail(where, "is a tensor of the device meta, which holds no numbers", "give one of the CPU")
+    if found.is_nested:
+        return [_plain(row, where) for row in found.unbind()]
+    if found.is_quantized:
+        found = found.dequantize()
+    found = (found if found.layout == torch.strided else found.to_dense()).cpu().resolve_conj().resolve_neg()
+    try:
+        return found.numpy()
+    except TypeError:  # a kind that NumPy has not, such as bfloat16
+        return found.to(torch.float32).numpy()
 
 
 def aims(values: Any, prefix: str, classes: int | None, rows: int) -> tuple[Tensor, tuple[str, ...]]:
@@ -231,8 +265,9 @@ def codes(values: Any, where: str, what: str, rows: int, *, rising: bool = False
     """
     import pandas as pd
 
+    entries = _plain(values, where)
     try:
-        found = values if isinstance(values, pd.Series) else pd.Series(_plain(values))
+        found = _series(entries)
     except ValueError as e:
         fail(where, one_line(e), f"give a {what} a row")
     if len(found) != rows:
@@ -243,12 +278,36 @@ def codes(values: Any, where: str, what: str, rows: int, *, rising: bool = False
     if kind not in ("integer", "string"):
         fail(where, f"is {kind}", "make it integers or text")
     number, names = pd.factorize(found.astype(object), sort=rising)
+    if kind == "string":
+        check_names(where, names)
     plain = tuple(int(n) if kind == "integer" else str(n) for n in names)
     return Codes(torch.from_numpy(number.astype(np.int64)), plain)
 
 
+def check_names(where: str, names: Iterable[str]) -> None:
+    """Refuse names that cannot be written, and two that a reader takes for one. Raises DataError."""
+    seen: dict[str, str] = {}
+    for name in names:
+        check_text(where, name)
+        other = seen.setdefault(unicodedata.normalize("NFKC", name).strip(), name)
+        if other != name:
+            mend = "make them one, as by .str.normalize('NFKC').str.strip()"
+            fail(where, f"{other!r} and {name!r} look the same ({other!a}, {name!a})", mend)
+
+
+def check_text(where: str, text: str) -> None:
+    """Refuse text with half a character, as of an emoji that was cut in two. Raises DataError."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        mend = "replace it, as by text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')"
+        fail(where, f"has half a character, {text[e.start]!a}", mend)
+
+
 def flags(values: Any, where: str, rows: int) -> Tensor:
     """Return which rows (n,) are test examples: booleans, or 0 and 1. Raises DataError."""
+    if values is None:
+        fail(where, "is None", "leave it out, or give a share, True or False a row, or examples of their own")
     strange = "does not say of each row whether it is a test example"
     words = {value for value in islice(values, WORDS) if isinstance(value, str)} if np.ndim(values) == 1 else set()
     if words:
@@ -265,14 +324,15 @@ def flags(values: Any, where: str, rows: int) -> Tensor:
 
 def _array(values: Any, where: str) -> NDArray[Any]:
     """Return an array; of rows that are not alike a DataError that names the first."""
-    if isinstance(values, Tensor):
-        return values.detach().cpu().numpy()
+    values = _plain(values, where)
     try:
         array = np.asarray(values)
     except ValueError:
         array = np.empty(0, dtype=object)
     if array.dtype != object:
         return array
+    if array.ndim == 0:
+        fail(where, f"is a {type(values).__name__}, no rows", "give an array or a list")
     try:  # a column of arrays, or numbers among which something else is
         return np.stack([np.asarray(row) for row in values]) if _alike(values, where) else array
     except DataError:

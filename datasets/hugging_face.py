@@ -206,18 +206,22 @@ def _parts(train: Any, test: Any, options: HuggingFaceOptions) -> Parts:
     how = Reading(options.tokenizer, options.length, options.words)
     foretell = options.label is None and options.target is None
     check_reading(how, options.text, None if foretell else LABEL, options.features, options.classes)
-    classes = given.check_classes(options.classes, options.target)
+    declared = _names(train, options.label if options.target is None else None)
+    if declared and options.classes not in (None, len(declared)):
+        fail("classes", f"is {options.classes}, and column {options.label!r} names {len(declared)}", "leave it out")
+    classes = given.check_classes(options.classes, options.target) if options.classes is not None else None
+    classes = 0 if options.target is not None else classes or len(declared) or None
     rows = _rows("train", train, options, 0, clients=True)
     if isinstance(test, int | float):
         held = test
     else:
         held = _rows("test", test, options, len(train), clients=False)
-        names = [_classes(one, options.label) for one in (train, test)]
+        names = [declared, _names(test, options.label)]
         if all(names) and names[0] != names[1]:
             mend = "give both the same names in the same order, as by cast_column"
             fail(f"test: column {options.label!r}", "its labels are called otherwise than those of train", mend)
     parts = split(rows, held, classes)
-    parts = parts.called(classes=_classes(train, options.label) or parts.names.classes)
+    parts = parts.called(classes=declared or parts.names.classes)
     if options.text is None:
         return parts.called(features=given.feature_names(_features(train, options), rows.x))
     sides = (train,) if isinstance(test, int | float) else (train, test)
@@ -225,9 +229,9 @@ def _parts(train: Any, test: Any, options: HuggingFaceOptions) -> Parts:
     return tokenised(parts, texts, how, foretell=foretell)
 
 
-def _classes(data: Any, label: str | None) -> tuple[str, ...]:
-    """Return what the labels are called, where the library knows it."""
-    return () if label is None else tuple(getattr(data.features[label], "names", None) or ())
+def _names(data: Any, column: str | None) -> tuple[str, ...]:
+    """Return what the numbers of a column stand for, where the library knows it (a ClassLabel)."""
+    return () if column is None else tuple(getattr(data.features.get(column), "names", None) or ())
 
 
 def _features(data: Any, options: HuggingFaceOptions) -> list[str]:
@@ -258,6 +262,9 @@ def _rows(where: str, data: Any, options: HuggingFaceOptions, first: int, *, cli
     if options.text is None and options.features is None:
         given.check_left(where, features, LABEL, options.target)
     count = len(about)
+    for column in {client, domain} - {None}:
+        if names := _names(data, column):
+            about[column] = [names[i] if 0 <= i < len(names) else None for i in about[column]]
 
     def at(column: Any) -> str:
         return f"{where}: column {column!r}"

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
@@ -183,12 +183,20 @@ def _called(path: Path | io.BytesIO, number: int) -> str:
     return f"{path}" if isinstance(path, Path) else f"image {number}"
 
 
+def _turned(image: Image.Image) -> Image.Image:
+    """Return a photograph as its EXIF orientation says it is to be seen; as it is where that cannot be read."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # whatever PIL does with broken metadata
+        return image
+
+
 def _image(number: int, path: Path | io.BytesIO, side: int | None, channels: int) -> np.ndarray:
     try:
         with Image.open(path, formats=["JPEG", "PNG"]) as opened:
             if opened.mode.startswith(("I", "F")):  # which convert would clip to 255
                 fail(_called(path, number), "has more than 8 bits a pixel", "scale it to 8, from 0 to 255")
-            image = opened.convert(MODES[channels])
+            image = _turned(opened).convert(MODES[channels])
         if side is not None:
             image = image.resize((side, side), Image.Resampling.BILINEAR)
     except DataError:

@@ -6,7 +6,7 @@ With labels or targets a row is one text. Without, the next token is what is lea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ class Reading(NamedTuple):
 
 
 def from_texts(
-    texts: Sequence[Any],
+    texts: Iterable[Any],
     y: Any = None,
     *,
     target: Any = None,
@@ -48,7 +48,7 @@ def from_texts(
     """Return texts of several lengths as data for ``fedfleet.run(data=…)``.
 
     Args:
-        texts: n texts, or n lists or arrays of token numbers from 0.
+        texts: n texts, in a list or from an iterator, or n lists or arrays of token numbers from 0.
         y: (n,) labels, integers from 0 or text, one a text; without them and targets the next token is learnt, by
             ``task=language_model``.
         target: instead, for ``task.name=module``: (n, ...) numbers to be foreseen, some a text.
@@ -70,6 +70,9 @@ def from_texts(
     for key, value, low in (("length", length, 1), ("words", words, 2)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
             fail(key, f"is {value!r}", f"give a whole number from {low}, or leave it out")
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        fail("texts", f"is a {type(texts).__name__}", "give a list of texts")
+    texts = list(texts)
     if y is not None and target is not None:
         fail("y", "labels and targets are given", "give y= labels or target= numbers")
     if y is None and target is None and classes is not None:
@@ -139,6 +142,8 @@ def tokenised(parts: Parts, texts: Sequence[Any], how: Reading, *, foretell: boo
     ):
         if np.ndim(text) == 0 and pd.isna(text):
             fail(where, "is missing", "give a text, or leave the row out")
+        if isinstance(text, str):
+            given.check_text(where, text)
     if all(isinstance(text, str) for text in texts):
         made = tokenizer(how.tokenizer or "words", sides[0][1], how.words).cut_at(None if foretell else how.length)
         found, words = [made.rows(side) for _, side in sides], made.words

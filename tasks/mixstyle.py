@@ -56,7 +56,7 @@ class MixStyle(nn.Module):
         way = under_way()
         if way is None or self.p == 0:
             return x
-        key = rng.fold(way.key, self.place)
+        key = way.draw(self.place)
         share = kept(rng.fold(key, "share"), len(x), self.alpha).to(x.dtype)[:, None]
         other = partners(rng.fold(key, "partner"), way.weight > 0)
         mean, deviation = style(x.detach())

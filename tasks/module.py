@@ -14,6 +14,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor, nn
 
+from fedfleet.simulator.ambient import fresh_settings
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.named import found, is_path
@@ -25,7 +26,7 @@ from fedfleet.tasks.metrics import MetricOptions, chosen, named_by_path
 from fedfleet.tasks.models import checked_leaves, leaves
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.pretrained import Norm
-from fedfleet.tasks.stateful import buffers, called, hollow, learnt, prepared
+from fedfleet.tasks.stateful import buffers, called, check_hooks, hollow, learnt, prepared
 from fedfleet.tasks.targets import LOSSES, Each, Loss, guessed, own_loss
 from fedfleet.tasks.transformer import is_transformer
 
@@ -83,6 +84,7 @@ def of_options(options: ModuleOptions, shape: DataShape) -> ModuleTask:
     return ModuleTask(make, loss, options.metrics, "task.")
 
 
+@fresh_settings()
 def from_module(
     net: nn.Module | Callable[..., nn.Module],
     *,
@@ -114,6 +116,8 @@ def from_module(
         raise ConfigError(f"from_module: norm={norm!r}: choose one of {', '.join(get_args(Norm))}")
     name = getattr(net, "__name__", type(net).__name__)
     given: Any = list(metrics.items()) if isinstance(metrics, Mapping) else metrics
+    if isinstance(net, nn.Module):
+        check_hooks(net)  # a copy has none
     try:
         kept = copy.deepcopy(net).cpu() if isinstance(net, nn.Module) else net  # whatever becomes of it
     except Exception as e:  # as where it holds what it has computed

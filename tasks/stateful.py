@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedfleet.simulator.author import Key, Tree, rng
+from fedfleet.simulator.author import ConfigError, Key, Tree, rng
 from fedfleet.tasks.recurrent import Cell, Recurrent
 
 _placed: WeakKeyDictionary[nn.Module, dict[torch.device, dict[str, Tensor]]] = WeakKeyDictionary()
@@ -27,11 +28,18 @@ _placed: WeakKeyDictionary[nn.Module, dict[torch.device, dict[str, Tensor]]] = W
 
 
 class Pass(NamedTuple):
-    """A forward pass in training: weights of the rows (B,), a key, what layers have counted so far."""
+    """A forward pass in training: weights of the rows (B,), a key, what layers have counted so far, how often each has drawn."""
 
     weight: Tensor
     key: Key
     counted: dict[str, Tensor]
+    drawn: dict[str, int]
+
+    def draw(self, place: str) -> Key:
+        """Return the key that the layer at a place draws from now: another one at each of its calls."""
+        times = self.drawn[place] = self.drawn.get(place, -1) + 1
+        key = rng.fold(self.key, place)
+        return rng.fold(key, times) if times else key
 
 
 class _Under(threading.local):
@@ -59,7 +67,7 @@ class BatchNorm(nn.Module):
     def __init__(self, like: nn.modules.batchnorm._BatchNorm, place: str):
         super().__init__()
         if like.momentum is None or not like.track_running_stats:
-            raise ValueError(f"{place}: give BatchNorm a momentum, and let it track running statistics")
+            raise ConfigError(f"net: {place}: give BatchNorm a momentum, and let it track running statistics")
         self.place, self.eps, self.momentum = place, like.eps, like.momentum
         self.counts = (
             like.training
@@ -77,7 +85,9 @@ class BatchNorm(nn.Module):
             unbiased = var * count / (count - 1).clamp(min=1)
             step = self.momentum * (way.weight > 0).any().to(x.dtype)  # of no rows nothing is learnt
             for name, new in (("running_mean", mean), ("running_var", unbiased)):
-                way.counted[f"{self.place}.{name}"] = torch.lerp(getattr(self, name), new.detach(), step)
+                at = f"{self.place}.{name}"
+                before = way.counted[at] if at in way.counted else getattr(self, name)  # of an earlier call of the pass
+                way.counted[at] = torch.lerp(before, new.detach(), step)
         scale = torch.rsqrt(var + self.eps) * (1 if self.weight is None else self.weight)
         shift = (0 if self.bias is None else self.bias) - mean * scale
         shape = (1, -1, *(1 for _ in x.shape[2:]))
@@ -107,12 +117,41 @@ class Dropout(nn.Module):
         if way is None or self.p == 0:
             return x
         shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.channels else tuple(x.shape)
-        kept = rng.bernoulli(rng.fold(way.key, self.place), 1 - self.p, shape)
+        kept = rng.bernoulli(way.draw(self.place), 1 - self.p, shape)
         return torch.where(kept, x, 0.0) / max(1 - self.p, torch.finfo(x.dtype).tiny)
 
 
+class Embedding(nn.Embedding):
+    """torch.nn.Embedding whose row of padding learns nothing for many clients at once, too, and whose gradient is dense.
+
+    torch.func.vmap forgets ``padding_idx`` where autograd runs beneath it, and knows no sparse gradients.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the rows of the numbers (...), (..., D)."""
+        found = F.embedding(input, self.weight, None, self.max_norm, self.norm_type, self.scale_grad_by_freq)
+        if self.padding_idx is None:
+            return found
+        return torch.where((input == self.padding_idx)[..., None], found.detach(), found)
+
+
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""Where torch keeps functions that change the gradients of one tensor."""
+
+
+def check_hooks(net: nn.Module) -> None:
+    """Refuse a net with functions on its parameters, which no copy of a parameter has. Raises ConfigError."""
+    for name, p in net.named_parameters():
+        if any(getattr(p, where, None) for where in HOOKS):
+            raise ConfigError(
+                f"net {type(net).__name__}: {name} has a hook, which would be left out where clients have weights of their own: "
+                f"multiply by a mask in forward, or set requires_grad=False for what is not to be learnt"
+            )
+
+
 def prepared(net: nn.Module) -> nn.Module:
-    """Return the net with its layers of BatchNorm, Dropout, LSTM and the like replaced, under the same names. Raises ValueError."""
+    """Replace a net's layers of BatchNorm, Dropout, LSTM and the like, under the same names. Raises ConfigError."""
+    check_hooks(net)
     if not net.training:
         net.train()
     return _replaced(net, "", {})
@@ -138,6 +177,10 @@ def _ours(layer: nn.Module, place: str) -> nn.Module:
         return Dropout(layer.p, place, channels=True)
     if isinstance(layer, nn.RNNBase):
         return Recurrent(layer, Dropout(layer.dropout, place))
+    if type(layer) is nn.Embedding and (layer.padding_idx is not None or layer.sparse):
+        made = Embedding.__new__(Embedding)
+        made.__dict__.update(layer.__dict__)
+        return made
     if type(layer) in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
         return Cell(layer)  # pyright: ignore[reportArgumentType]
     return layer
@@ -186,7 +229,7 @@ def called(
     if weight is None or key is None:
         with _as_measured(net), _plainly():
             return functional_call(net, given, inputs(net, x)), counted
-    with _training(Pass(weight, key, {})) as way, _plainly():
+    with _training(Pass(weight, key, {}, {})) as way, _plainly():
         outputs = functional_call(net, given, inputs(net, x))
     return outputs, {name: way.counted.get(name, old) for name, old in counted.items()}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedfleet.experiments.resume import MAY_CHANGE
+from fedfleet.experiments.same_run import MAY_CHANGE
 from tests.recipes.files import ROOT, options_in, options_of_ray_start
 
 BATCH = ROOT / "recipes" / "slurm" / "fedfleet.sbatch"
@@ -56,13 +56,9 @@ class Job:
             stub.write_text(f'#!/usr/bin/env bash\necho "{name} $*" >> "$SEEN"\n{body}\n')
             stub.chmod(0o755)
         self.environment = {
-            "PATH": f"{stubs}:/usr/bin:/bin",
-            "SEEN": str(self.seen),
-            "SLURM_JOB_NODELIST": "n1,n2,n3",
-            "SLURM_CPUS_PER_TASK": "4",
-            "SLURM_MEM_PER_NODE": "1000",
-            "SLURM_SUBMIT_DIR": str(ROOT),
-        }
+            "PATH": f"{stubs}:/usr/bin:/bin", "SEEN": str(self.seen), "SLURM_JOB_NODELIST": "n1,n2,n3",
+            "SLURM_CPUS_PER_TASK": "4", "SLURM_MEM_PER_NODE": "1000", "SLURM_SUBMIT_DIR": str(ROOT),
+        }  # fmt: skip
 
     def start(self, number: int, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start a job; its run ends no sooner than all of Ray has been started."""
@@ -115,20 +111,15 @@ def test_one_ray_start_a_node_then_the_run_then_nothing_is_left(job: Job):
     assert not job.called("ray stop", "scontrol requeue")
 
 
-def test_all_options_of_ray_start_are_there(job: Job):
-    job.run(6002, GRPC="0")
-    starts = [line for line in job.called("srun") if "ray start" in line]
-    assert len(starts) == 2
-    for line in starts:
-        assert options_in(line) <= options_of_ray_start()
-
-
 def test_jobs_side_by_side_have_ports_folders_and_tokens_of_their_own(job: Job):
     job.run(6003, GRPC="0")
     job.run(6004, TAKEN="20008", GRPC="0")
     found = "\n".join(job.called("srun --overlap --cpus-per-task=4 --nodes=1"))
     assert re.findall(r"--(?:ray-client-server-)?port=(\d+)", found) == ["20006", "20007", "20010", "20011"]
     assert re.findall(r"--temp-dir=(\S+)", found) == ["/tmp/fedfleet-6003", "/tmp/fedfleet-6004"]
+    starts = [line for line in job.called("srun") if "ray start" in line]
+    assert len(starts) == 4
+    assert all(options_in(line) <= options_of_ray_start() for line in starts)
     tokens = [line.split() for line in job.called("token")]
     assert {mode for _, mode, _ in tokens} == {"token"}
     assert len({token for _, _, token in tokens}) == 2
@@ -149,8 +140,7 @@ def test_one_node_has_no_workers_elsewhere_and_gpus_are_told(job: Job):
 
 def test_a_run_that_fails_leaves_the_logs_of_ray_and_its_status(job: Job):
     status, said = job.run(6006, RUN="1")
-    assert status == 1
-    assert "logs are in /tmp/fedfleet-6006" in said
+    assert (status, "logs are in /tmp/fedfleet-6006" in said) == (1, True)
     assert not any(" rm " in line for line in job.called("srun"))
 
 
@@ -168,19 +158,16 @@ def test_a_job_out_of_time_writes_its_checkpoint_and_may_go_back_into_the_queue(
     assert job.called("srun")[-1].endswith("rm -rf /tmp/fedfleet-6007")
 
 
-@pytest.mark.parametrize(
-    ("environment", "said"),
-    [
-        ({"TOKENS": "2"}, "install 2.52 or later"),
-        ({"ADDRESSES": "127.0.0.1"}, "set FEDFLEET_HEAD_IP"),
-        ({"SLURM_SUBMIT_DIR": "/"}, "submit from the repository"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_starts(job: Job, environment: dict[str, str], said: str):
-    status, error = job.run(6008, **environment)
-    assert status == 2
-    assert said in error
-    assert not job.called("srun")
+def test_what_cannot_be_is_refused_before_anything_starts(subtests: pytest.Subtests, job: Job):
+    for name, value, said in (
+        ("TOKENS", "2", "install 2.52 or later"),
+        ("ADDRESSES", "127.0.0.1", "set FEDFLEET_HEAD_IP"),
+        ("SLURM_SUBMIT_DIR", "/", "submit from the repository"),
+    ):
+        with subtests.test(name):
+            status, error = job.run(6008, **{name: value})
+            assert (status, said in error) == (2, True)
+            assert not job.called("srun")
 
 
 def test_lines_for_sbatch_come_before_any_command_and_the_signal_goes_to_the_script():
@@ -193,11 +180,11 @@ def test_lines_for_sbatch_come_before_any_command_and_the_signal_goes_to_the_scr
     assert options["ntasks-per-node"] == "1"
 
 
-@pytest.mark.parametrize("script", [BATCH, GO], ids=lambda p: p.name)
-def test_the_shell_can_read_it(script: Path):
-    assert subprocess.run(["bash", "-n", script], capture_output=True, check=True).stderr == b""
-    if shutil.which("shellcheck"):
-        subprocess.run(["shellcheck", "--severity=warning", script], check=True)
+def test_the_shell_can_read_them():
+    for script in (BATCH, GO):
+        assert subprocess.run(["bash", "-n", script], capture_output=True, check=True).stderr == b""
+        if shutil.which("shellcheck"):
+            subprocess.run(["shellcheck", "--severity=warning", script], check=True)
 
 
 @pytest.fixture

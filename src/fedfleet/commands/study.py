@@ -24,8 +24,9 @@ from fedfleet.config.schema import Config
 from fedfleet.experiments import campaign, trials
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
-from fedfleet.experiments.resume import WHERE, asked_for, differences, leaves, without
+from fedfleet.experiments.resume import asked_for
 from fedfleet.experiments.runfolder import check_free, claim, summary_of
+from fedfleet.experiments.same_run import WHERE, differences, leaves, without
 from fedfleet.experiments.side_by_side import Job, at_a_time, run_jobs
 from fedfleet.experiments.trials import Trial
 from fedfleet.report.study_page import write_study_report

@@ -19,7 +19,11 @@ MOST = 100_000  # values of a configuration, each alias written out
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that also reads 1e-3 as a number; YAML 1.1 wants 1.0e-3. Nesting far beyond any configuration is refused at once."""
+    """YAML that reads 1e-3 as a number, where YAML 1.1 wants 1.0e-3, and refuses what most readers would take for something else.
+
+    Refused are a key given twice in one mapping, of which YAML keeps the last; numbers of base 60 (1:30) and 8 (010); and nesting
+    far beyond any configuration.
+    """
 
     depth = 0
 
@@ -32,7 +36,30 @@ class _Loader(yaml.SafeLoader):
         self.depth -= 1
         return found
 
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Return a mapping of which no key is given twice."""
+        found = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key in (key for key, _ in found.value if isinstance(key, yaml.ScalarNode) and key.tag != MERGE):
+            if key.value in seen:
+                raise ValueError(f"key {key.value!r} is given twice, again in line {key.start_mark.line + 1}: keep one")
+            seen.add(key.value)
+        return found
 
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        """Return a number in base 10, 2 or 16."""
+        text = node.value
+        if ":" in text or re.fullmatch(r"[-+]?0[\d_]+", text):
+            meant = "in base 60" if ":" in text else "in base 8"
+            raise ValueError(
+                f"{text} is a number {meant} to YAML, in line {node.start_mark.line + 1}: quote it if it is text"
+            )
+        return self.construct_yaml_int(node) if node.tag == INTEGER else self.construct_yaml_float(node)
+
+
+MERGE, INTEGER, FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("merge", "int", "float"))
+for _tag in (INTEGER, FLOAT):
+    _Loader.add_constructor(_tag, _Loader.construct_number)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+$"), list("-+0123456789")
 )

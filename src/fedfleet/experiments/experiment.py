@@ -17,13 +17,15 @@ from fedfleet.experiments.checkpoint import Checkpoint, newest
 from fedfleet.experiments.own import check_same
 from fedfleet.experiments.prepared import Prepared
 from fedfleet.experiments.run import Run
-from fedfleet.experiments.runfolder import CHECKPOINTS, RunFolder, claim, locked
+from fedfleet.experiments.runfolder import CHECKPOINTS, RunFolder, claimed, locked
 from fedfleet.experiments.runner import Runner
+from fedfleet.experiments.same_run import check_unchanged
 from fedfleet.experiments.status import Status
 from fedfleet.experiments.tracked import configured, trackers
 from fedfleet.experiments.weights import nets
 from fedfleet.experiments.workers import Workers
 from fedfleet.report import write_card
+from fedfleet.simulator.ambient import fresh_settings
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tasks.weights_file import marks
 from fedfleet.tracking.callback import Callback, Callbacks, checked
@@ -36,6 +38,7 @@ class Experiment(Prepared):
     read. Raises ConfigError or DataError for input that cannot run.
     """
 
+    @fresh_settings()
     def run(
         self,
         out: Path,
@@ -58,8 +61,10 @@ class Experiment(Prepared):
         told = self._told(callbacks)
         check_free(out)
         self.try_out()
-        return self._run(claim(out), None, told, workers, pause)
+        with claimed(out) as lock:
+            return self._run(out, None, told, workers, pause, lock)
 
+    @fresh_settings()
     def resume(
         self,
         folder: Path,
@@ -92,6 +97,7 @@ class Experiment(Prepared):
         for fault in faults:
             say(f"{fault}; an earlier checkpoint is taken")
         check_same(folder, found.account["own"], self.own)
+        check_unchanged(folder, found.account.get("config", {}), self.config)
         if found.account["data"] != self.fingerprint:
             raise ConfigError(
                 f"{folder}: its clients or test data were others: give the data of the run, or start a new run"

@@ -304,6 +304,15 @@ def _check_training(config: Config, make: Any, task: Task, z: Tree, batch: Batch
         raise ConfigError(f"{said}: it {many} ({type(e).__name__}: {one_line(e)[:200]}): {mend}") from e
     if float((at_once - wanted).abs().max()) > CLOSE * float(wanted.abs().max()):
         raise ConfigError(f"{said}: it {many}, where it has other outputs: {mend}")
+    with torch.no_grad():
+        at_once = torch.func.vmap(gradient, randomness="error")(several, x, y, keys)
+        each = [gradient(T.index(several, which), batch.x, batch.y, keys[which]) for which in range(CLIENTS)]
+    largest = max(float(leaf.abs().max()) for directions, _ in each for leaf in T.leaves(directions) if leaf.numel())
+    for (leaf, found), *alone in zip(T.named_leaves(at_once), *map(T.leaves, each), strict=True):
+        wanted = torch.stack(alone)
+        room = CLOSE * max(largest, *wanted.abs().flatten().tolist())
+        if not torch.allclose(found, wanted, 0, room, equal_nan=True):
+            raise ConfigError(f"{said}: it {many}, where {leaf.partition('.')[2]} has another gradient: {mend}")
 
 
 def _rows(weight: Tensor, x: Tensor) -> Tensor:

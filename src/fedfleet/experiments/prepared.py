@@ -43,6 +43,7 @@ from fedfleet.experiments.provenance import differences, same
 from fedfleet.experiments.tracked import check_callbacks
 from fedfleet.experiments.vectors import Vectors
 from fedfleet.simulator.algorithm import Algorithm, Personal, Task
+from fedfleet.simulator.ambient import fresh_settings
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.arithmetic.tree import Tree
@@ -81,6 +82,7 @@ class Prepared:
     been read. Raises ConfigError or DataError.
     """
 
+    @fresh_settings()
     def __init__(
         self,
         config: Config,

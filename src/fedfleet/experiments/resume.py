@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,32 +17,11 @@ from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.own import check_same, parts
 from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import CHECKPOINTS, locked, summary_of
+from fedfleet.experiments.same_run import MAY_CHANGE, STOPS, without
 from fedfleet.experiments.stopping import KEYS
 from fedfleet.experiments.workers import Workers
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tracking.callback import Callback, Callbacks, checked
-
-WHERE = (
-    *("max_seconds", "checkpoint", "track"),
-    *(
-        f"executor.{key}"
-        for key in (
-            "kind",
-            "actors",
-            "cpus_per_actor",
-            "gpus_per_actor",
-            "address",
-            "allow_differences",
-            "node_silence_s",
-            "memory_per_actor_gb",
-        )
-    ),
-)
-"""Keys, or sections, that decide nothing of what comes out, but where it is computed and for how long."""
-STOPS = ("until", "max_seconds", "stop_if_diverged", "patience", "callbacks")
-"""Keys that end a run before its last round."""
-MAY_CHANGE = tuple(dict.fromkeys((*WHERE, "rounds", *STOPS, "label", "population.data_dir", "code_dir")))
-"""Those that may be another when a run goes on: none of them decides what a round computes."""
 
 
 def resume(
@@ -138,29 +117,6 @@ def run_or_go_on(
         with closing(locked(out)):
             shutil.rmtree(out)
     return x.run(out, callbacks, workers, pause)
-
-
-def without(config: Mapping[str, Any], keys: Iterable[str], at: str = "") -> dict[str, Any]:
-    """Return a resolved configuration without some dotted keys."""
-    found = {k: v for k, v in config.items() if f"{at}{k}" not in keys}
-    return {k: without(v, keys, f"{at}{k}.") if isinstance(v, Mapping) else v for k, v in found.items()}
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the dotted keys at which two configurations differ, and what each has there; None where it has nothing."""
-    one, two = dict(leaves(old)), dict(leaves(new))
-    for key in sorted(one.keys() | two.keys()):
-        if one.get(key) != two.get(key):
-            yield key, one.get(key), two.get(key)
-
-
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys of plain data, and what stands there."""
-    if isinstance(value, Mapping) and value:
-        for key, below in value.items():
-            yield from leaves(below, f"{path}.{key}" if path else f"{key}")
-    else:
-        yield path, value
 
 
 def at_its_end(folder: Path, config: Config) -> dict[str, Any] | None:

@@ -46,6 +46,23 @@ def claim(folder: Path) -> Path:
     return folder
 
 
+@contextmanager
+def claimed(folder: Path) -> Iterator[IO[str]]:
+    """Make a run folder and have it alone from its first moment on; give its lock, and leave nothing where nothing came of it.
+
+    Raises ConfigError where one is there already, or another process is about to begin one.
+    """
+    lock = locked(claim(folder))
+    try:
+        if any(path.name != LOCK for path in folder.iterdir()):  # of a run that began and ended since this one looked
+            check_free(folder)
+        yield lock
+    finally:
+        lock.close()
+        if folder.is_dir() and [path.name for path in folder.iterdir()] == [LOCK]:
+            (folder / LOCK).unlink()
+
+
 class RunFolder:
     """A run's files: tables and events as the run goes on, model and summary at the end. One process at a time has it.
 

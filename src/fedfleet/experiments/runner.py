@@ -18,6 +18,7 @@ from fedfleet.experiments.executors import EXECUTORS
 from fedfleet.experiments.prepared import Prepared
 from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import RunFolder
+from fedfleet.experiments.same_run import decisive
 from fedfleet.experiments.stopping import DIVERGED, Stopping, paused, told
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.client_metrics import ClientMetrics
@@ -54,6 +55,7 @@ class Runner:
 
     def __init__(self, experiment: Prepared, folder: RunFolder, told: Callbacks, pause: int | None = None):
         self.x, self.folder, self.told = experiment, folder, told
+        self._decisive = decisive(experiment.config)
         self.to = min(experiment.config.rounds, experiment.config.rounds if pause is None else pause)
         self.conditions = experiment.conditions()
         self.at = start(
@@ -313,6 +315,7 @@ class Runner:
             "evaluated": self.folder.tables.evaluated,
             "own": self.x.own,
             "data": self.x.fingerprint,
+            "config": self._decisive,
             "scorer": self.scorer,
         }
         if self.initial is not None:

@@ -24,8 +24,8 @@ from fedfleet.config.tuning import Tuning
 from fedfleet.experiments import campaign, trials
 from fedfleet.experiments.files import write_text
 from fedfleet.experiments.progress import Progress
-from fedfleet.experiments.resume import WHERE, differences, without
 from fedfleet.experiments.runfolder import claim, locked, summary_of
+from fedfleet.experiments.same_run import WHERE, differences, without
 from fedfleet.experiments.side_by_side import Job, at_a_time, run_jobs
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tuning import searchers

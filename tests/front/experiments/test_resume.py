@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -18,12 +19,15 @@ import yaml
 
 import fedfleet
 from fedfleet.config.schema import complete
+from fedfleet.experiments import runfolder
 from fedfleet.experiments.checkpoint import newest
 from fedfleet.experiments.resume import run_or_go_on
+from fedfleet.experiments.runfolder import locked
 from fedfleet.experiments.runner import Runner
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 from fedfleet.simulator.executors.local import LocalExecutor
 from tests.front.experiments.resuming import BASE, CASES, check_equal, config, outcome
+from tests.parts import slow_but
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -60,6 +64,7 @@ def test_interrupted_anywhere(tmp_path, undisturbed, monkeypatch, case):
 
 
 @pytest.mark.parametrize("case", ["client state", "asynchronous"])
+@pytest.mark.slow
 def test_signals_at_any_moment(tmp_path, undisturbed, case):
     """Signals from outside, at random moments."""
     out, draw = tmp_path / "run", random.Random(1)
@@ -85,6 +90,7 @@ def test_signals_at_any_moment(tmp_path, undisturbed, case):
 
 
 @pytest.mark.parametrize("case", ["client state"])
+@pytest.mark.slow
 def test_killed_anywhere(tmp_path, undisturbed, case):
     """Kill -9 of the driver at random moments, until it has come to its end."""
     out, draw = tmp_path / "run", random.Random(2)
@@ -115,17 +121,19 @@ def test_killed_anywhere(tmp_path, undisturbed, case):
     check_equal(out, undisturbed(case))
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("first", [3, 4])
+LONGER = ("stateless", "client state", "owed", "late answers", "asynchronous")
+
+
+@pytest.mark.parametrize("case", slow_but(CASES, *LONGER))
+@pytest.mark.parametrize("first", slow_but([3, 4], 3))
 def test_more_rounds(tmp_path, undisturbed, case, first):
     """Also where the last round of the shorter run was evaluated for that reason alone."""
-    out = fedfleet.Experiment(fedfleet.load(BASE, {**CASES[case], "rounds": first})).run(tmp_path / "run").folder
+    out = fedfleet.run(BASE, {**CASES[case], "rounds": first}, out=tmp_path / "run").folder
     done = fedfleet.resume(out, ["rounds=9"])
     assert done.summary["rounds"] == 9
     check_equal(out, undisturbed(case))
-    assert yaml.safe_load((out / "config.yaml").read_text()) == yaml.safe_load(
-        (undisturbed(case) / "config.yaml").read_text()
-    )
+    one, other = (yaml.safe_load((at / "config.yaml").read_text()) for at in (out, undisturbed(case)))
+    assert one == other
 
 
 def test_a_finished_run_says_so(tmp_path, command):
@@ -152,23 +160,17 @@ def test_a_failed_run_goes_on_where_it_failed(tmp_path, undisturbed):
         fedfleet.Experiment(fedfleet.load(BASE, case)).run(tmp_path / "run")
     fates = pd.read_parquet(tmp_path / "run" / "fates.parquet")
     rounds = pd.read_parquet(tmp_path / "run" / "rounds.parquet")
-    assert fates["round"].max() == len(rounds)
-    assert set(fates[fates["round"] == len(rounds)]["attempt"]) == {0}
-    path = tmp_path / "run" / "config.yaml"
-    path.write_text(path.read_text().replace("attempts: 1", "attempts: 10"))
-    fedfleet.resume(tmp_path / "run")
+    assert (fates["round"].max(), set(fates[fates["round"] == len(rounds)]["attempt"])) == (len(rounds), {0})
+    fedfleet.resume(tmp_path / "run", ["cohort.attempts=10"])
     assert len(outcome(tmp_path / "run")[1]["rounds"]) == 9
 
 
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (["algorithm.lr=0.5"], "algorithm.lr=0.5: a run goes on as it began"),
-        (["executor.inner=serial"], "executor.inner='serial': a run goes on as it began"),
-        (["rounds=3"], "rounds=3: the run has done 9 already: give more"),
-        (["cohrt.invite=3"], "cohrt.invite=3: a run goes on as it began"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "says"), [
+    (["algorithm.lr=0.5"], "algorithm.lr=0.5: a run goes on as it began"),
+    (["executor.inner=serial"], "executor.inner='serial': a run goes on as it began"),
+    (["rounds=3"], "rounds=3: the run has done 9 already: give more"),
+    (["cohrt.invite=3"], "cohrt.invite=3: a run goes on as it began"),
+])  # fmt: skip
 def test_what_may_not_change(undisturbed, command, overrides, says):
     status, _, error = command("resume", undisturbed("stateless"), *overrides)
     assert (status, error.count("\n")) == (2, 1)
@@ -215,26 +217,66 @@ def test_interrupted_before_the_first_checkpoint(tmp_path, command, undisturbed,
     assert command("resume", out, "rounds=12")[2] == f"error: {out}: no checkpoint to go on from: start the run anew\n"
 
 
-def test_other_data_are_refused(tmp_path, undisturbed):
+@pytest.mark.parametrize(
+    ("before", "after", "key"),
+    [
+        ("lr: 0.1", "lr: 0.3", "algorithm.lr=0.3"),
+        ("steps: 2", "steps: 3", "algorithm.steps=3"),
+        ("rate: 0.7", "rate: 0.5", "availability.rate=0.5"),
+        ("invite: 8", "invite: 9", "cohort.invite=9"),
+        ("block_size: 3", "block_size: 2", "executor.block_size=2"),
+        ("\nseed: 0", "\nseed: 1", "seed=1"),
+    ],
+)
+def test_an_edited_or_damaged_configuration_is_not_gone_on_with(tmp_path, undisturbed, before, after, key):
     out = shutil.copytree(undisturbed("stateless"), tmp_path / "run")
-    path = out / "config.yaml"
-    path.write_text(path.read_text().replace("partition_seed: 0", "partition_seed: 1"))
+    text = (out / "config.yaml").read_text()
+    assert before in text
+    (out / "config.yaml").write_text(text.replace(before, after, 1))
+    files = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    with pytest.raises(ConfigError, match=rf"config\.yaml: {re.escape(key)}, and the run's checkpoint was made with"):
+        fedfleet.resume(out, ["rounds=10"])
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == files
+
+
+def test_of_two_runs_on_one_folder_one_is_refused(tmp_path, monkeypatch):
+    """The second comes while the workers of the first start; or it looked before the first began, which has ended since."""
+    out, made = tmp_path / "run", fedfleet.Experiment._folder
+
+    def slow(self, *given):
+        with pytest.raises(ConfigError, match=r"run: it exists and is not empty"):
+            fedfleet.Experiment(config("stateless")).run(out)
+        with pytest.raises(ConfigError, match="another process is at work in it"):
+            locked(out)
+        return made(self, *given)
+
+    monkeypatch.setattr(fedfleet.Experiment, "_folder", slow)
+    run = fedfleet.Experiment(config("stateless")).run(out)
+    monkeypatch.undo()
+    model = (run.folder / "model.safetensors").read_bytes()
+    looked = runfolder.check_free
+    monkeypatch.setattr(runfolder, "check_free", lambda folder: monkeypatch.setattr(runfolder, "check_free", looked))
+    with pytest.raises(ConfigError, match="it exists and is not empty"), runfolder.claimed(out):
+        pass
+    assert (run.folder / "model.safetensors").read_bytes() == model
+
+
+def test_a_run_that_did_not_begin_leaves_a_folder_for_the_next(tmp_path, monkeypatch):
+    def broken(self, *given):
+        raise FedfleetError("no workers")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fedfleet.Experiment, "_folder", broken)
+        with pytest.raises(FedfleetError, match="no workers"):
+            fedfleet.Experiment(config("stateless")).run(tmp_path / "run")
+    assert not [*(tmp_path / "run").iterdir()]
+
+
+def test_other_data_are_refused(tmp_path, undisturbed, monkeypatch):
+    out = shutil.copytree(undisturbed("stateless"), tmp_path / "run")
+    monkeypatch.setattr(fedfleet.Experiment, "fingerprint", "of others")
     with pytest.raises(ConfigError, match="its clients or test data were others"):
         fedfleet.resume(out, ["rounds=10"])
-
-
-def test_parts_in_python_are_asked_for(tmp_path):
-    x = fedfleet.Experiment(config("stateless"))
-    out = (
-        fedfleet.Experiment(fedfleet.load(BASE, {**CASES["stateless"], "task": None, "rounds": 2}), task=x.task)
-        .run(tmp_path / "run")
-        .folder
-    )
-    with pytest.raises(
-        ConfigError, match=r"task\.own='Classification': made in Python.*fedfleet\.resume\(RUN, task=…\)"
-    ):
-        fedfleet.resume(out, ["rounds=3"])
-    assert fedfleet.resume(out, ["rounds=3"], task=x.task).summary["rounds"] == 3
 
 
 def test_another_environment_is_on_record(tmp_path, undisturbed):
@@ -281,11 +323,11 @@ def test_several_runs_go_on_one_after_the_other(tmp_path, command):
 @pytest.mark.parametrize(("best", "largest"), [("auto", True), ("eval/loss", False)])
 def test_the_best_model_is_kept(tmp_path, best, largest):
     case = {**CASES["stateless"], "evaluation": {"every": 1}, "algorithm": {"name": "fedavg", "steps": 2, "lr": 3.0}}
-    run = fedfleet.Experiment(fedfleet.load(BASE, {**case, "checkpoint.best": best})).run(tmp_path / "run")
+    run = fedfleet.run(BASE, {**case, "checkpoint.best": best}, out=tmp_path / "run")
     metric = "eval/accuracy" if best == "auto" else best
     values = [run.summary["initial"][metric], *run.rounds[metric]]
     at = values.index(max(values) if largest else min(values))
-    short = fedfleet.Experiment(fedfleet.load(BASE, {**case, "rounds": at})).run(tmp_path / "short")
+    short = fedfleet.run(BASE, {**case, "rounds": at}, out=tmp_path / "short")
     assert (run.folder / "best.safetensors").read_bytes() == (short.folder / "model.safetensors").read_bytes()
     assert run.summary["selected"] == (short.summary["final"] if at else run.summary["initial"])
 
@@ -293,8 +335,8 @@ def test_the_best_model_is_kept(tmp_path, best, largest):
 def test_the_best_model_of_a_longer_run_is_its_own(tmp_path, command):
     """The last evaluation of the shorter run, its best, is none of the longer one's."""
     values = {**CASES["stateless"], "evaluation": {"every": 4}, "algorithm": {"name": "fedavg", "steps": 2, "lr": 0.05}}
-    whole = fedfleet.Experiment(fedfleet.load(BASE, {**values, "rounds": 7})).run(tmp_path / "whole")
-    run = fedfleet.Experiment(fedfleet.load(BASE, {**values, "rounds": 6})).run(tmp_path / "run")
+    whole = fedfleet.run(BASE, {**values, "rounds": 7}, out=tmp_path / "whole")
+    run = fedfleet.run(BASE, {**values, "rounds": 6}, out=tmp_path / "run")
     best = (run.folder / "best.safetensors").read_bytes()
     assert best == (run.folder / "model.safetensors").read_bytes()
     assert command("resume", run.folder, "rounds=6", "--no-report")[0] == 0
@@ -308,9 +350,7 @@ def test_the_best_model_of_a_longer_run_is_its_own(tmp_path, command):
 def test_an_unknown_best_is_refused_and_none_is_kept_where_none_is_wanted(tmp_path):
     with pytest.raises(ConfigError, match=r"checkpoint\.best='eval/auc': unknown; .*eval/accuracy"):
         fedfleet.Experiment(fedfleet.load(BASE, {**CASES["stateless"], "checkpoint.best": "eval/auc"}))
-    run = fedfleet.Experiment(fedfleet.load(BASE, {**CASES["stateless"], "checkpoint.best": None})).run(
-        tmp_path / "run"
-    )
+    run = fedfleet.run(BASE, {**CASES["stateless"], "checkpoint.best": None}, out=tmp_path / "run")
     assert not (run.folder / "best.safetensors").exists()
     assert run.summary["selected"] == {}
 

@@ -1,0 +1,80 @@
+"""Which keys of a configuration decide what a run computes, and whether two configurations are those of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedfleet.config.reading import show
+from fedfleet.config.schema import Config, complete
+from fedfleet.simulator.errors import ConfigError
+
+WHERE = (
+    *("max_seconds", "checkpoint", "track"),
+    *(
+        f"executor.{key}"
+        for key in (
+            "kind",
+            "actors",
+            "cpus_per_actor",
+            "gpus_per_actor",
+            "address",
+            "allow_differences",
+            "node_silence_s",
+            "memory_per_actor_gb",
+        )
+    ),
+)
+"""Keys, or sections, that decide nothing of what comes out, but where it is computed and for how long."""
+STOPS = ("until", "max_seconds", "stop_if_diverged", "patience", "callbacks")
+"""Keys that end a run before its last round."""
+MAY_CHANGE = tuple(
+    dict.fromkeys((*WHERE, "rounds", *STOPS, "label", "population.data_dir", "code_dir", "cohort.attempts"))
+)
+"""Those that may be another when a run goes on: none of them decides what a round computes."""
+
+
+def decisive(config: Config) -> dict[str, Any]:
+    """Return what of a resolved configuration decides what a round computes; what was made in Python is on record elsewhere."""
+    found = without(complete(config), MAY_CHANGE)
+    return {
+        key: value for key, value in leaves(found) if ".own." not in f".{key}." and not key.startswith("warm_start")
+    }
+
+
+def check_unchanged(folder: Path, was: Mapping[str, Any], config: Config) -> None:
+    """Refuse a configuration that decides otherwise than that of a checkpoint, as a damaged or edited file does.
+
+    Keys that one of them has not, for it is of another release, are let be. Raises ConfigError.
+    """
+    now = decisive(config)
+    for key in sorted(was.keys() & now.keys()):
+        if was[key] != now[key]:
+            raise ConfigError(
+                f"{folder / 'config.yaml'}: {key}={show(now[key])}, and the run's checkpoint was made with {show(was[key])}: bring "
+                f"the file back as it was, or start a new run"
+            )
+
+
+def without(config: Mapping[str, Any], keys: Iterable[str], at: str = "") -> dict[str, Any]:
+    """Return a resolved configuration without some dotted keys."""
+    found = {k: v for k, v in config.items() if f"{at}{k}" not in keys}
+    return {k: without(v, keys, f"{at}{k}.") if isinstance(v, Mapping) else v for k, v in found.items()}
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the dotted keys at which two configurations differ, and what each has there; None where it has nothing."""
+    one, two = dict(leaves(old)), dict(leaves(new))
+    for key in sorted(one.keys() | two.keys()):
+        if one.get(key) != two.get(key):
+            yield key, one.get(key), two.get(key)
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of plain data, and what stands there."""
+    if isinstance(value, Mapping) and value:
+        for key, below in value.items():
+            yield from leaves(below, f"{path}.{key}" if path else f"{key}")
+    else:
+        yield path, value
