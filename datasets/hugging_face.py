@@ -209,8 +209,8 @@ def _parts(train: Any, test: Any, options: HuggingFaceOptions) -> Parts:
     declared = _names(train, options.label if options.target is None else None)
     if declared and options.classes not in (None, len(declared)):
         fail("classes", f"is {options.classes}, and column {options.label!r} names {len(declared)}", "leave it out")
-    classes = given.check_classes(options.classes, options.target) if options.classes is not None else None
-    classes = 0 if options.target is not None else classes or len(declared) or None
+    classes = given.check_classes(options.classes, options.target)
+    classes = len(declared) if classes is None and declared else classes
     rows = _rows("train", train, options, 0, clients=True)
     if isinstance(test, int | float):
         held = test

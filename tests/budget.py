@@ -45,11 +45,10 @@ class Budget:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the folders that took more than they may, or all of them, and the slowest tests."""
         table = allowed(CONTRIBUTING.read_text(encoding="utf-8"))
-        spent, count = Counter[tuple[str, bool]](), Counter[str]()
+        spent = Counter[tuple[str, bool]]()
         for nodeid, seconds in self._seconds.items():
             place = folder(nodeid, table)
             spent[place, nodeid in self._slow] += seconds  # pyright: ignore[reportArgumentType]
-            count[place] += 1
         lines = [
             (place, slow, spent[place, slow], limits[slow])
             for place, limits in table.items()

@@ -42,10 +42,10 @@ FALLING = Schedule(kind="step", every=1, factor=0.5)
 
 @dataclass(frozen=True)
 class How:
-    """How a case is run.
+    """The way to run a case.
 
     An ``even`` world has 103 clients of 14 examples, so that all blocks are of one kind; else their sizes differ, some are not
-    heard, rates fall by half each round, and some clients are heard again. ``rounds`` of 0: as many as show all.
+    heard, rates fall by half each round, and some clients are heard again.
     """
 
     inner: str = "serial"

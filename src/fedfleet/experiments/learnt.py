@@ -307,12 +307,17 @@ def _check_training(config: Config, make: Any, task: Task, z: Tree, batch: Batch
     with torch.no_grad():
         at_once = torch.func.vmap(gradient, randomness="error")(several, x, y, keys)
         each = [gradient(T.index(several, which), batch.x, batch.y, keys[which]) for which in range(CLIENTS)]
-    largest = max(float(leaf.abs().max()) for directions, _ in each for leaf in T.leaves(directions) if leaf.numel())
+    largest = max(_largest(leaf) for directions, _ in each for leaf in T.leaves(directions))
     for (leaf, found), *alone in zip(T.named_leaves(at_once), *map(T.leaves, each), strict=True):
         wanted = torch.stack(alone)
-        room = CLOSE * max(largest, *wanted.abs().flatten().tolist())
+        room = CLOSE * max(largest, _largest(wanted))
         if not torch.allclose(found, wanted, 0, room, equal_nan=True):
             raise ConfigError(f"{said}: it {many}, where {leaf.partition('.')[2]} has another gradient: {mend}")
+
+
+def _largest(leaf: Tensor) -> float:
+    """Return the largest size of the numbers in a tensor, NaN apart."""
+    return float(leaf.abs().nan_to_num(nan=0.0, posinf=torch.inf).max()) if leaf.numel() else 0.0
 
 
 def _rows(weight: Tensor, x: Tensor) -> Tensor:

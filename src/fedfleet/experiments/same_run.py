@@ -1,4 +1,4 @@
-"""Which keys of a configuration decide what a run computes, and whether two configurations are those of one run."""
+"""Tell whether two configurations are those of one run: the keys that decide what it computes are equal."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def check_unchanged(folder: Path, was: Mapping[str, Any], config: Config) -> Non
     Keys that one of them has not, for it is of another release, are let be. Raises ConfigError.
     """
     now = decisive(config)
-    for key in sorted(was.keys() & now.keys()):
-        if was[key] != now[key]:
+    for key, before, after in differences(was, now):
+        if key in was and key in now:
             raise ConfigError(
-                f"{folder / 'config.yaml'}: {key}={show(now[key])}, and the run's checkpoint was made with {show(was[key])}: bring "
+                f"{folder / 'config.yaml'}: {key}={show(after)}, and the run's checkpoint was made with {show(before)}: bring "
                 f"the file back as it was, or start a new run"
             )
 
