@@ -9,6 +9,7 @@ import signal
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the tests share the cores among them
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import settings
 from fedfleet.experiments.prepared import Prepared
 from fedfleet.simulator.executors.base import Executor
 from tests.budget import Budget
-from tests.parts import in_part, is_slow
+from tests.parts import SLOW, TESTS, in_part, is_slow, slow_asked
 
 signal.signal(
     signal.SIGINT, signal.default_int_handler
@@ -41,15 +42,20 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Budget(config.getoption("budget")), "budget")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no folder of slow tests where none of them is asked for."""
+    return True if collection_path.parent == TESTS and collection_path.name in SLOW and not slow_asked(config) else None
+
+
 @pytest.hookimpl(tryfirst=True)  # xdist is to read the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what the part asked for has not, and put into groups what shares a Ray or a file's fixtures."""
     for item in items:
         if is_slow(item):
             item.add_marker(pytest.mark.slow)
-    kept = [item for item in items if in_part(config, item)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-    items[:] = kept
+    asked = [(item, in_part(config, item)) for item in items]
+    config.hook.pytest_deselected(items=[item for item, inside in asked if not inside])
+    items[:] = [item for item, inside in asked if inside]
 
     def on_ray(item: pytest.Item) -> bool:
         return item.get_closest_marker("ray") is not None and item.get_closest_marker("own_ray") is None

@@ -34,13 +34,22 @@ def is_slow(item: pytest.Item) -> bool:
 def in_part(config: pytest.Config, item: pytest.Item) -> bool:
     """Say whether a test is in the part asked for.
 
-    Slow tests run where ``-m`` names them, a third of them at a commit, or where their file is named.
+    Slow tests run where ``-m`` names them, a third of them at a commit, or where their file or folder is named.
     """
-    if item.get_closest_marker("slow") is None or any(".py" in word for word in config.args):
+    if item.get_closest_marker("slow") is None or _named(config):
         return True
-    if "slow" not in str(config.getoption("markexpr")):
+    if not slow_asked(config):
         return False
     return bool(config.getoption("all")) or third(item.nodeid.partition("[")[0]) == third(commit(str(config.rootpath)))
+
+
+def slow_asked(config: pytest.Config) -> bool:
+    """Say whether slow tests are among those asked for: by ``-m``, or by the path of a file or of their folder."""
+    return "slow" in str(config.getoption("markexpr")) or _named(config)
+
+
+def _named(config: pytest.Config) -> bool:
+    return any(".py" in path or Path(path).name in SLOW for path in config.args)
 
 
 def third(name: str) -> int:
