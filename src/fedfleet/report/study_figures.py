@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedfleet.report import canvas
 from fedfleet.report.picture import Picture
-from fedfleet.report.study_tables import TO_TARGET, Frame, Tables, interval
+from fedfleet.report.study_tables import TO_TARGET, Frame, Tables, interval, ranks
 from fedfleet.report.words import joined, quantity, share
 
 LOG_FROM = 30  # largest over least value of the varied key from which its axis is logarithmic
@@ -42,7 +42,7 @@ def draw(tables: Tables) -> list[Picture]:
         matplotlib.rcParams.update(canvas.STYLE)
         drawn = [_final(tables, metric) for metric in tables.metrics]
         drawn += [_to_target(tables), *(_curves(tables, metric) for metric in tables.metrics[:1])]
-        drawn += [_histogram(tables), _evenness(tables)]
+        drawn += [_ranking(tables, tables.metrics[0]), _histogram(tables), _evenness(tables)]
     return list(canvas.distinct(picture for picture in drawn if picture))
 
 
@@ -209,6 +209,41 @@ def _curves(tables: Tables, metric: str) -> Picture | None:
     canvas.legend(figure, _look(tables))
     caption = f"{metric} by round at the least and the greatest value of {x.key}. {canvas.band_note(drawn[0][1])}"
     return canvas.picture(figure, f"curves-{metric}", f"Learning curves at the extremes of {x.key}", caption)
+
+
+def _ranking(tables: Tables, metric: str) -> Picture | None:
+    """Critical-difference diagram (Demšar 2006, figure 1): mean ranks on a line, bars below those that cannot be told apart."""
+    found = ranks(tables, metric)
+    if found is None:
+        return None
+    k, groups = len(tables.labels), found.groups
+    left = [*found.order[: (k + 1) // 2]]
+    deepest = 0.6 + 0.3 * len(groups)
+    figure, (axes,) = canvas.panels(1, width=7.2, height=0.9 + 0.25 * (k + len(groups)))
+    axes.set_axis_off()
+    axes.set(xlim=(0.5 - 0.35 * k, k + 0.5 + 0.35 * k), ylim=(deepest + 0.6 * (k + 1) / 2, -1.2))
+    axes.plot([1, k], [0, 0], color="black", linewidth=1)
+    for rank in range(1, k + 1):
+        axes.plot([rank, rank], [0, -0.12], color="black", linewidth=1)
+        axes.text(rank, -0.2, str(rank), ha="center", va="bottom")
+    axes.plot([1, 1 + found.distance], [-0.9, -0.9], color="black", linewidth=2)
+    axes.text(1 + found.distance, -0.9, f"  critical difference {found.distance:.2f}", ha="left", va="center")
+    for place, i in enumerate(found.order):
+        side = i in left
+        depth = deepest + 0.6 * (place if side else k - 1 - place)
+        edge = 0.9 if side else k + 0.1
+        color = canvas.look(_look(tables), tables.labels[i])[0]
+        axes.plot([found.mean[i], found.mean[i], edge], [0, depth, depth], color=color, linewidth=1.2)
+        words = canvas.plain(f"{tables.labels[i]}  {found.mean[i]:.2f}")
+        axes.text(edge, depth, f"{words} " if side else f" {words}", ha="right" if side else "left", va="center")
+    for depth, group in enumerate(groups):
+        ends = [found.mean[group[0]] - 0.04, found.mean[group[-1]] + 0.04]
+        axes.plot(ends, [0.3 + 0.3 * depth] * 2, color="black", linewidth=3.5, solid_capstyle="butt")
+    caption = (
+        f"Mean rank of each label in final {metric} over {found.conditions} conditions, 1 for the best, each a mean over seeds. "
+        f"Labels joined by a bar cannot be told apart (Nemenyi's test at 5 %; Friedman's: p = {found.p:.2g})."
+    )
+    return canvas.picture(figure, f"ranks-{metric}", "Labels ranked", caption)
 
 
 def _histogram(tables: Tables) -> Picture | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import pandas as pd
 from fedfleet.report.groups import versions
 from fedfleet.report.settings import settings
 from fedfleet.report.sheet import Grid, blocks, fill, write
-from fedfleet.report.study_tables import DONE, SENT, Frame, Tables, interval, paired
+from fedfleet.report.significance import LEVEL, Difference, Ranks, difference, holm
+from fedfleet.report.study_tables import DONE, SENT, Frame, Tables, combinations, paired, ranks
 from fedfleet.report.words import MISSING, count, joined, mean_sd, number, quantity, share
 
 NAMED = 12  # points that a sentence names at most; the table has them all
@@ -141,6 +141,8 @@ def _tables(tables: Tables) -> Iterator[tuple[str, Grid | None]]:
     if tables.metrics:
         yield f"What {next(iter(tables.varied))} costs", _costs(tables)
         yield "Labels compared", _compared(tables)
+        yield "Labels compared", _interaction(tables)
+        yield "Labels ranked", _ranking(tables)
     trials = list(zip(tables.study["label"], tables.runs, strict=True))
     of_labels = {label: [run for of, run in trials if run is not None and of == label] for label in tables.labels}
     yield "Settings", settings({label: runs for label, runs in of_labels.items() if runs}, tables.varied)
@@ -199,7 +201,7 @@ def _plane(tables: Tables, metric: str) -> Grid | None:
         return None
     rows = []
     for label in tables.labels:
-        for point in _combinations(tables, others):
+        for point in combinations(tables, others):
             of = _select(tables.study[tables.study["label"] == label], point)
             found = [of[(of[key] == value) & of["status"].isin(DONE)] for value in tables.varied[key]]
             rows.append([label, *map(_text, point.values()), *(mean_sd(f[f"final/{metric}"].tolist()) for f in found)])
@@ -221,15 +223,14 @@ def _costs(tables: Tables) -> Grid | None:
     base, *values = tables.varied[key]
     if not values:
         return None
-    metric = tables.metrics[0]
-    rows = []
+    metric, heads, found = tables.metrics[0], [], []
     for label in tables.labels:
-        for point in _combinations(tables, others):
+        for point in combinations(tables, others):
             of = _select(tables.study[tables.study["label"] == label], point)
-            cells = [_difference(of[of[key] == value], of[of[key] == base], f"final/{metric}") for value in values]
-            rows.append([label, *map(_text, point.values()), *cells])
+            heads.append([label, *map(_text, point.values())])
+            found.append([paired(of[of[key] == v], of[of[key] == base], f"final/{metric}") for v in values])
     text = f"Final {metric} less that at {key} = {_text(base)}, {_PAIRED}"
-    return Grid(["label", *others, *map(_text, values)], rows, text)
+    return Grid(["label", *others, *map(_text, values)], _tested(heads, found), text)
 
 
 def _compared(tables: Tables) -> Grid | None:
@@ -237,39 +238,91 @@ def _compared(tables: Tables) -> Grid | None:
     first, *labels = tables.labels
     if not labels:
         return None
-    metric, rows = tables.metrics[0], []
-    for point in _combinations(tables, list(tables.varied)):
+    metric, heads, found = tables.metrics[0], [], []
+    for point in combinations(tables, list(tables.varied)):
         of = _select(tables.study, point)
-        cells = [_difference(of[of["label"] == label], of[of["label"] == first], f"final/{metric}") for label in labels]
-        rows.append([*map(_text, point.values()), *cells])
+        heads.append([*map(_text, point.values())])
+        base = of[of["label"] == first]
+        found.append([paired(of[of["label"] == label], base, f"final/{metric}") for label in labels])
     text = f"Final {metric} of each label less that of {first}, {_PAIRED}"
-    return Grid([*tables.varied, *labels], rows, text)
+    return Grid([*tables.varied, *labels], _tested(heads, found), text)
+
+
+def _interaction(tables: Tables) -> Grid | None:
+    """Differences of differences, paired over seeds: what the first key costs each label less what it costs the first label."""
+    key, *others = tables.varied
+    base, *values = tables.varied[key]
+    first, *labels = tables.labels
+    if not values or not labels:
+        return None
+    metric, heads, found = tables.metrics[0], [], []
+    for label in labels:
+        for point in combinations(tables, others):
+            of = _select(tables.study, point)
+            heads.append([label, *map(_text, point.values())])
+            found.append([_doubly(of, key, value, base, label, first, f"final/{metric}") for value in values])
+    text = (
+        f"What each label gains from {key} = {_text(base)} to another value, less what {first} gains, in final {metric}: 0 where "
+        f"it costs both alike; {_PAIRED}"
+    )
+    return Grid(["label", *others, *map(_text, values)], _tested(heads, found), text)
+
+
+def _doubly(of: Frame, key: str, value: Any, base: Any, label: str, first: str, column: str) -> np.ndarray:
+    by = of.set_index(["label", key, "seed"])[column].astype(float)
+    seeds = sorted(set(of["seed"]))
+    at = lambda name, v: np.array([by.get((name, v, seed), np.nan) for seed in seeds])  # noqa: E731
+    return (at(label, value) - at(label, base)) - (at(first, value) - at(first, base))
 
 
 _PAIRED = (
-    "paired by seed: mean ± half the width of its 95 % t-interval, and * where that leaves out 0. The intervals are not widened "
-    "for there being many of them."
+    "paired by seed: mean ± half the width of its 95 % t-interval. A * marks p below 0.05 after Holm's correction for all "
+    "differences of this table; the intervals are not widened."
 )
 
 
-def _difference(these: Frame, those: Frame, column: str) -> str:
-    mean, half = interval(paired(these, those, column))
-    if not np.isfinite(mean):
+def _tested(heads: Sequence[Sequence[str]], values: Sequence[Sequence[np.ndarray]]) -> list[list[str]]:
+    """Return rows of cells, with a star where Holm's correction over the whole table leaves a difference significant."""
+    rows = [[difference(cell) for cell in row] for row in values]
+    adjusted = iter(holm([cell.p for row in rows for cell in row]))
+    return [[*head, *(_cell(cell, next(adjusted)) for cell in row)] for head, row in zip(heads, rows, strict=True)]
+
+
+def _cell(found: Difference, p: float) -> str:
+    if not np.isfinite(found.mean):
         return MISSING
-    return f"{mean:+.3f}" + (f" ± {half:.3f}{' *' if abs(mean) > half else ''}" if np.isfinite(half) else "")
+    star = " *" if p < LEVEL else ""
+    return f"{found.mean:+.3f}" + (f" ± {found.half:.3f}{star}" if np.isfinite(found.half) else "")
+
+
+def _ranking(tables: Tables) -> Grid | None:
+    found = ranks(tables, tables.metrics[0])
+    if found is None:
+        return None
+    rows = [[tables.labels[i], f"{found.mean[i]:.2f}"] for i in found.order]
+    return Grid(["label", "mean rank"], rows, _verdict(tables, found), words=True)
+
+
+def _verdict(tables: Tables, found: Ranks) -> str:
+    """Say in words what ranks show, or that they show nothing."""
+    test = f"Friedman's test over {found.conditions} conditions: chi-square {found.statistic:.2f}, p = {found.p:.2g}."
+    if found.p >= LEVEL:
+        return f"{test} That does not tell the labels apart: their order may be chance."
+    best, last = found.order[0], found.order[-1]
+    near = [i for i in found.order[1:] if found.mean[i] - found.mean[best] <= found.distance]
+    apart = f"Mean ranks that differ by more than {found.distance:.2f} differ (Nemenyi, 5 %)."
+    if last in near:
+        return f"{test} {apart} No two labels do: more conditions are needed to say which."
+    with_it = f", and cannot be told from {joined([tables.labels[i] for i in near])}" if near else ", before all others"
+    return f"{test} {apart} {tables.labels[best]} ranks first{with_it}."
 
 
 def _points(tables: Tables) -> Iterator[tuple[str, dict[str, Any], Frame]]:
     """Every label at every combination of values, and its trials."""
     for label in tables.labels:
         of = tables.study[tables.study["label"] == label]
-        for point in _combinations(tables, list(tables.varied)):
+        for point in combinations(tables, list(tables.varied)):
             yield label, point, _select(of, point)
-
-
-def _combinations(tables: Tables, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for values in itertools.product(*(tables.varied[key] for key in keys)):
-        yield dict(zip(keys, values, strict=True))
 
 
 def _select(rows: Frame, point: dict[str, Any]) -> Frame:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from fedfleet.report.significance import Ranks, difference, ranked
 from fedfleet.report.tables import Run, answered, gini, read, told_in
 from fedfleet.report.values import names, plain
+from fedfleet.simulator.driver.evaluation import less_is_better
 
 Frame = Any
 """A pd.DataFrame; what its methods return is beyond the type checker."""
@@ -200,15 +203,28 @@ def _order(columns: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
 
 def interval(values: np.ndarray) -> tuple[float, float]:
     """Mean of the finite values and half the width of its 95 % t-interval; nan where there are too few."""
-    known = values[np.isfinite(values)]
-    if len(known) < 2:
-        return (float(known[0]) if len(known) else math.nan), math.nan
-    from scipy.stats import t as student  # here, for it takes half a second to import
-
-    return float(known.mean()), float(student.ppf(0.975, len(known) - 1) * known.std(ddof=1) / math.sqrt(len(known)))
+    found = difference(values)
+    return found.mean, found.half
 
 
 def paired(these: Frame, those: Frame, column: str) -> np.ndarray:
     """Differences of a column, these less those, over the seeds for which both have a value."""
     both = these.set_index("seed")[column].astype(float) - those.set_index("seed")[column].astype(float)
     return both.dropna().to_numpy()
+
+
+def combinations(tables: Tables, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield every combination of the values of varied keys."""
+    for values in itertools.product(*(tables.varied[key] for key in keys)):
+        yield dict(zip(keys, values, strict=True))
+
+
+def ranks(tables: Tables, metric: str) -> Ranks | None:
+    """Return the ranks of the labels by their mean final metric at each combination of varied values; None where too few."""
+    points = list(combinations(tables, list(tables.varied)))
+    by = tables.study.groupby(["label", *tables.varied])[f"final/{metric}"].mean()
+    values = [[by.get((label, *point.values()), np.nan) for label in tables.labels] for point in points]
+    known = np.array(values, dtype=float)
+    if np.isfinite(known).all(axis=1).sum() < 2 or len(tables.labels) < 3:
+        return None
+    return ranked(known, least_is_best=less_is_better(metric))
