@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Count seconds where results come together."""
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Budget(config.getoption("budget")), "budget")
+        config.pluginmanager.register(Budget(bool(config.getoption("budget"))), "budget")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

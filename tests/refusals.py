@@ -1,4 +1,4 @@
-"""What every refusal has: one line that names the key or the file first, and says more than that."""
+"""Refusals: one line that begins with the key or the file, and says more than that."""
 
 from __future__ import annotations
 
@@ -38,3 +38,20 @@ def all_refused(
     for given, key in rows:
         with subtests.test(f"{given}"):
             refused(lambda given=given: call(given), key, kind)
+
+
+def tells(call: Callable[[], Any], text: str, kind: Any = ConfigError) -> None:
+    """Check that a call is refused in one line with a text, or its parts by " … "; after "^" the line begins with the first."""
+    parts, line = text.removeprefix("^").split(" … "), refused(call, "", kind)
+    assert [part for part in parts if part not in line] == [], line
+    assert line.isprintable(), line
+    assert line.startswith(parts[0]) or not text.startswith("^"), line
+
+
+def all_say(
+    subtests: pytest.Subtests, call: Callable[[Any], Any], rows: Iterable[tuple[Any, str]], kind: Any = ConfigError
+) -> None:
+    """Check that a call is refused for each row of a table, (what it is given, what its one line says)."""
+    for given, text in rows:
+        with subtests.test(text):
+            tells(lambda given=given: call(given), text, kind)

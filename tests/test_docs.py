@@ -177,6 +177,7 @@ def _own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_own_modules")
+@pytest.mark.slow
 def test_a_net_of_ones_own_is_compared_in_few_lines(repository: Path):
     page = ROOT / "docs" / "your_net.md"
     write_files(page)

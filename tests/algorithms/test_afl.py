@@ -50,6 +50,7 @@ def test_the_mean_is_of_all_points_alike():
         torch.testing.assert_close(state.mixture_mean, mixtures[:t].mean(0), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_best_response():
     states = run(TWO, 400, method="best_response", strong_convexity=1.0)
     mean = float(states[-1].z_mean["x"]["w"])
@@ -58,6 +59,7 @@ def test_the_best_response():
     assert all(set(s.mixture.tolist()) == {0.0, 1.0} for s in states)
 
 
+@pytest.mark.slow
 def test_the_centre_of_the_smallest_ball():
     """Equal curvatures: the agnostic point is the centre of the smallest ball around the domains' own."""
     *_, last = run(world([(1, -1)], [(1, 0)], [(1, 3)]), 500, lr=0.05, dual={"lr": 0.05})
@@ -77,6 +79,7 @@ class Lines(Bowl):
 LINES = World(Lines(), world([(1, 0)], [(-1, 0)]).population)
 
 
+@pytest.mark.slow
 def test_optimism():
     near(trace(run(LINES, 3, w=1.0, dual={"lr": 0.1})), [(1, 0.6), (0.98, 0.7), (0.94, 0.798)])
     wanted = [(1, 0.6), (0.96, 0.7), (0.90, 0.792)]
@@ -254,6 +257,7 @@ def test_the_mean_of_a_constant_sequence_is_that_constant():
     assert [float(s.z_mean["x"]["w"]) for s in states] == [2.0] * 5
 
 
+@pytest.mark.slow
 def test_the_penalty_of_the_norm_shrinks_the_model():
     """|w| (a norm, not its square) with L = (w - 1)^2 / 2: the minimum is at 1 - gamma_h, and at 0 from gamma_h = 1 on."""
     one = world([(1, 1)])

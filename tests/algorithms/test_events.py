@@ -158,6 +158,7 @@ def test_rounds_go_as_their_events_do_and_so_does_the_model(r):
 
 
 @given(r=sync)
+@pytest.mark.slow
 def test_both_phases_of_cdma_go_as_their_own_events_do(r):
     options = {"steps": STEPS, "batch_size": 2, "lr": 0.01}
     algorithm = build("cdma_ada", GAMES.task, CohortOptions(invite=6), **options)

@@ -92,6 +92,7 @@ def test_the_limit_is_the_saddle_of_the_mean_whatever_the_steps(stores, eta3, st
 
 
 @pytest.mark.parametrize(("eta3", "rounds"), [(1.0, 60), (0.5, 90)])
+@pytest.mark.slow
 def test_rounds_come_to_the_limit(stores, eta3, rounds):
     found = trace(stores, rounds, steps=20, **constant(eta3))
     assert found[-1] == pytest.approx((*SADDLE, -22 / 7, 22 / 7, -65 / 49, 65 / 49), abs=1e-7)
@@ -105,6 +106,7 @@ def test_a_small_extrapolation_is_slow():
 
 
 @pytest.mark.parametrize(("z", "want"), [((0, 0), (52 / 225, 68 / 225)), ((1, -2), (0.8, -0.8))])
+@pytest.mark.slow
 def test_without_extrapolation_the_limit_is_anchored_where_it_began(stores, z, want):
     """There grad f = -mu (z - z^0) for the minimising player, and mu (z - z^0) for the other."""
     found = trace(stores, 80, z=z, steps=20, **constant(0.0))[-1]
@@ -124,6 +126,7 @@ def test_without_extrapolation_the_limit_is_anchored_where_it_began(stores, z, w
         ("fedprox_sgda", {"steps": 20}, (0.313242, 0.242793)),
     ],
 )
+@pytest.mark.slow
 def test_where_the_others_come_to(name, options, want):
     rounds = 500 if options.get("steps", 1) == 1 else 120
     found = xy(play(build(name, GAME.task, **STEP, **options), GAME, rounds, z=point(0, 0))[-1])

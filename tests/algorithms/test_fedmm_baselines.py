@@ -61,6 +61,7 @@ def test_gradient_tracking_by_hand_whoever_is_heard(monkeypatch, steps):
 
 
 @pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.slow
 def test_gradient_tracking_comes_to_the_saddle_without_noise(steps):
     algorithm = build("gt_gda", GAME.task, steps=steps, **STEP)
     assert xy(play(algorithm, GAME, 400 // steps, z=point(0, 0))[-1]) == pytest.approx(SADDLE, abs=1e-6)

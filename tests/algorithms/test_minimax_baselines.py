@@ -61,6 +61,7 @@ def test_toy_game_round_by_round(name, options, trace):
         ("codasca", {"dual_control": False}, (0.27655172, 0.49655172)),  # the released code: a wrong point
     ],
 )
+@pytest.mark.slow
 def test_toy_game_limit(name, options, limit):
     assert xy(play(build(name, GAME.task, **TWO_STEPS, **options), GAME, 400)[-1]) == pytest.approx(limit, abs=1e-7)
 

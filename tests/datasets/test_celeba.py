@@ -12,7 +12,7 @@ from fedfleet.datasets.celeba import KEPT, load_celeba
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.published import Published
 from fedfleet.datasets.registry import load
-from tests.saying import all_say, tells
+from tests.refusals import all_say, tells
 
 PEOPLE = [30, 7, 30, 12, 7, 7, 99]
 PARTS = [0, 0, 1, 0, 2, 0, 2]

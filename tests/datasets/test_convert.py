@@ -13,7 +13,7 @@ from fedfleet.datasets.convert import convert
 from fedfleet.datasets.example_table import Columns
 from fedfleet.datasets.files import DataError
 from tests import refusals
-from tests.saying import tells
+from tests.refusals import tells
 
 GOOD: dict[str, Any] = {"client": ["a", "b", "b", "c"], "x": [[1.0, 2.0]] * 4, "y": [0, 1, 2, 0]}
 COLUMNS = {"client": ["a", "b", "b", "c"], "f": [1.0, 2.0, 3.0, 4.0], "g": [1, 2, 3, 4], "y": [0, 1, 2, 0]}

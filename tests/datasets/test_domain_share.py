@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedfleet.datasets import partition
 from fedfleet.datasets.partition import Partition
-from tests.saying import all_say
+from tests.refusals import all_say
 
 seeds = st.integers(0, 2**40)
 

@@ -11,7 +11,7 @@ from fedfleet.datasets.domain_config import ByLabel, Clusters, EachClient, Given
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.population import InMemoryPopulation
-from tests.saying import tells
+from tests.refusals import tells
 
 
 def people(*labels: list[int]) -> InMemoryPopulation:

@@ -15,7 +15,7 @@ from fedfleet.datasets.examples import Dataset
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.resampling import enlarged
 from fedfleet.simulator.arithmetic import rng
-from tests.saying import all_say, tells
+from tests.refusals import all_say, tells
 
 SMALL = Source("small.csv", "https://example.org/small", 4, 3, 16)
 ROWS = "0, 1, 2, 7\n16,0,0,9\n0,1,1,0\n 5, 5, 5, 5\n"

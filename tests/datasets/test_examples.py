@@ -10,7 +10,7 @@ from fedfleet.datasets import folders
 from fedfleet.datasets.examples import Dataset, Examples
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.registry import LOADERS, load
-from tests.saying import all_say, tells
+from tests.refusals import all_say, tells
 
 
 def test_examples_refuse_columns_that_disagree(subtests):

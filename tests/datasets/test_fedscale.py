@@ -21,8 +21,7 @@ from fedfleet.datasets.plain_pickle import NotPlain, loads
 from fedfleet.datasets.trace import read_trace
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.fleet.online.trace import Trace
-from tests.refusals import refused
-from tests.saying import all_say, tells
+from tests.refusals import all_say, refused, tells
 
 TRACE: dict[Any, Any] = {
     1: {"duration": 9, "active": [1, 5, 8], "inactive": [3, 6, 10], "finish_time": 10, "model": "CPH1801"},

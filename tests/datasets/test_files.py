@@ -18,8 +18,7 @@ from torchvision.datasets import EMNIST
 from fedfleet.datasets import cifar, mnist
 from fedfleet.datasets.files import DataError, data_dir, fetch, fetch_members, read_idx
 from tests.datasets.layouts import idx
-from tests.refusals import refused
-from tests.saying import all_say, tells
+from tests.refusals import all_say, refused, tells
 
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 

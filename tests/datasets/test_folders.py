@@ -12,7 +12,7 @@ from fedfleet.datasets import folders
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.published import Photographs
 from fedfleet.datasets.registry import load
-from tests.saying import all_say, tells
+from tests.refusals import all_say, tells
 
 CLASSES = ["back_pack", "bike", "mug"]
 SIZES = folders.SETS

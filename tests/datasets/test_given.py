@@ -15,7 +15,7 @@ from fedfleet.data import DataError, from_arrays, from_dataframe
 from fedfleet.datasets.convert import convert
 from fedfleet.experiments.provenance import describe
 from tests.datasets.layouts import on_disk
-from tests.saying import all_say
+from tests.refusals import all_say
 
 
 def table(rows: int = 40, clients: int = 8, domains: int = 0) -> pd.DataFrame:

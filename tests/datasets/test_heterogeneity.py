@@ -16,7 +16,7 @@ from fedfleet.datasets.examples import Dataset, Examples
 from fedfleet.datasets.partition import Partition
 from fedfleet.datasets.partition_config import PARTITIONS
 from fedfleet.experiments.experiment import Experiment
-from tests.saying import all_say, tells
+from tests.refusals import all_say, tells
 
 
 def held(dealt: Partition, domains: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from PIL import Image
 
 import fedfleet
 from fedfleet.data import DataError, from_image_folder
-from tests.saying import all_say
+from tests.refusals import all_say
 
 
 def image(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (5, 4)) -> None:

@@ -24,7 +24,7 @@ from fedfleet.datasets.matlab import read_mat
 from fedfleet.datasets.published import Published
 from fedfleet.datasets.registry import load
 from fedfleet.datasets.resampling import enlarged
-from tests.saying import all_say, tells
+from tests.refusals import all_say, tells
 
 Arrays = dict[str, Any]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedfleet.datasets import partition
 from fedfleet.datasets.partition import Partition
 from fedfleet.datasets.partition_config import PARTITIONS, PartitionConfig
-from tests.saying import all_say, tells
+from tests.refusals import all_say, tells
 
 AnyKind: TypeAdapter[PartitionConfig] = TypeAdapter(
     Annotated[functools.reduce(operator.or_, PARTITIONS.values()), Field(discriminator="kind")]

@@ -18,7 +18,7 @@ from fedfleet.datasets import partition, partition_file, partition_skews
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.partition import Partition
 from fedfleet.datasets.partition_config import File
-from tests.saying import all_say, tells
+from tests.refusals import all_say, tells
 
 seeds = st.integers(0, 2**40)
 

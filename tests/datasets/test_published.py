@@ -13,7 +13,7 @@ from fedfleet.datasets import adult, registry
 from fedfleet.datasets.examples import Column, Dataset, Examples
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.published import Published, chosen
-from tests.saying import all_say
+from tests.refusals import all_say
 
 ROW = (
     "39, State-gov, 77516, {education}, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, "

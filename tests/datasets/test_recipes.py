@@ -18,7 +18,7 @@ from fedfleet.datasets.files import DataError
 from fedfleet.datasets.resampling import enlarged, rgb
 from fedfleet.datasets.strokes import drawn
 from fedfleet.simulator.arithmetic import rng
-from tests.saying import tells
+from tests.refusals import tells
 
 seeds = st.integers(0, 2**31)
 

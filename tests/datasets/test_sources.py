@@ -23,8 +23,7 @@ from fedfleet.datasets import given, hugging_face, keep
 from fedfleet.datasets.leaf import CHARACTERS
 from fedfleet.datasets.parts import split
 from tests.datasets.layouts import on_disk
-from tests.refusals import refused
-from tests.saying import all_say, tells
+from tests.refusals import all_say, refused, tells
 
 needs_h5py = pytest.mark.skipif(importlib.util.find_spec("h5py") is None, reason="h5py is not installed")
 needs_hf = pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="datasets is not installed")

@@ -18,7 +18,7 @@ from fedfleet.datasets.example_table import Columns
 from fedfleet.datasets.files import DataError
 from tests import refusals
 from tests.datasets.layouts import on_disk
-from tests.saying import tells
+from tests.refusals import tells
 
 ROWS = 24
 FRAME = pd.DataFrame({

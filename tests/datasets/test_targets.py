@@ -17,7 +17,7 @@ from fedfleet.data import DataError, from_arrays, from_dataframe, from_hf, from_
 from fedfleet.datasets import keep
 from fedfleet.datasets.examples import FederatedDataset
 from tests.datasets.layouts import on_disk
-from tests.saying import all_say, tells
+from tests.refusals import all_say, tells
 
 needs_hf = pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="datasets is not installed")
 X = np.arange(60, dtype=np.float32).reshape(20, 3)

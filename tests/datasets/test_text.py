@@ -7,7 +7,7 @@ import torch
 
 from fedfleet.datasets import text
 from fedfleet.datasets.files import DataError
-from tests.saying import tells
+from tests.refusals import tells
 
 
 def words(data, row: int, numbers: dict[int, str]) -> list[str]:

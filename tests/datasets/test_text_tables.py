@@ -21,7 +21,7 @@ from fedfleet.datasets.examples import FederatedDataset
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.texts import Reading
 from tests.datasets.layouts import on_disk
-from tests.saying import all_say
+from tests.refusals import all_say
 
 WORDS = ["a", "b", "c", "d", "e", "f,", "g!", "the", "of", "and"]
 DRAW = np.random.default_rng(0)

@@ -17,7 +17,7 @@ from fedfleet.datasets.examples import Examples, FederatedDataset
 from fedfleet.datasets.parts import put_together
 from fedfleet.datasets.sources import SOURCES
 from tests.datasets.test_sources import leaf
-from tests.saying import all_say, tells
+from tests.refusals import all_say, tells
 
 HELD = [False, False, True]
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.trace import client_numbers, read_trace
 from fedfleet.simulator.errors import ConfigError
-from tests.refusals import all_refused, refused
-from tests.saying import tells
+from tests.refusals import all_refused, refused, tells
 
 GOOD: dict[str, Any] = {"client": [7, 2, 7, 2], "start_s": [10.0, 0.0, 0.0, 5.0], "end_s": [20.0, 5.0, 4.0, 6.0]}
 

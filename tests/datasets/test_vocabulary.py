@@ -13,7 +13,7 @@ from fedfleet.data import DataError, from_texts
 from fedfleet.datasets.text import windows
 from fedfleet.datasets.vocabulary import VOCABULARY, Vocabulary, counted, read_vocabulary
 from tests.datasets.test_sources import leaf
-from tests.saying import all_say, tells
+from tests.refusals import all_say, tells
 
 TEXTS, LIKED = ["a b b, c", "B, c d", "", "e"], [0, 1, 0, 1]
 HELD = [False, False, False, True]

@@ -24,7 +24,7 @@ from fedfleet.simulator.population import InMemoryPopulation, decode
 from fedfleet.simulator.work import BatchPlan
 from fedfleet.tasks import from_module
 from fedfleet.tasks.adapters import Lora, plain
-from tests.saying import all_say, tells
+from tests.refusals import all_say, tells
 from tests.tasks.own_nets import Normed
 
 LR, B, STEPS = 0.2, 6, 3

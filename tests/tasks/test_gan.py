@@ -27,7 +27,7 @@ from fedfleet.tasks.gan import Gan, GanOptions
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.scores import frechet_distance, inception_score
 from tests.algorithms.harness import build, digits, flat, play
-from tests.saying import tells
+from tests.refusals import tells
 
 SMALL = DataShape((1, 8, 8), 10)
 

@@ -9,7 +9,7 @@ from torch import nn
 from fedfleet.simulator.work import Batch
 from fedfleet.tasks.language import LanguageModel, LanguageOptions
 from fedfleet.tasks.options import DataShape
-from tests.saying import tells
+from tests.refusals import tells
 
 TASK = LanguageModel(LanguageOptions(hidden=5, layers=2), DataShape((7,), 11))
 WINDOWS = torch.randint(0, 11, (4, 7), generator=torch.Generator().manual_seed(0))

@@ -16,7 +16,7 @@ from fedfleet.experiments import measures
 from fedfleet.simulator.driver.evaluation import less_is_better
 from fedfleet.tasks import from_module
 from fedfleet.tasks.metrics import made_up, told
-from tests.saying import all_say, tells
+from tests.refusals import all_say, tells
 
 G = torch.Generator().manual_seed(3)
 LOGITS, Y = torch.randn(90, 4, generator=G), torch.randint(0, 4, (90,), generator=G)

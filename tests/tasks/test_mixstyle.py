@@ -22,7 +22,7 @@ from fedfleet.tasks.mixstyle import MixStyle, MixStyleOptions, kept, partners, s
 from fedfleet.tasks.models import build
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.stateful import called, prepared
-from tests.saying import tells
+from tests.refusals import tells
 
 ALWAYS = MixStyle(1.0, 0.4, "here")
 X = 1 + 2 * rng.normal(rng.key(0), (6, 3, 4, 5), torch.float64)

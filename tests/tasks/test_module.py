@@ -21,7 +21,7 @@ from fedfleet.tasks import from_module
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
 from tests.algorithms.harness import World, build, moved, play
-from tests.saying import all_say
+from tests.refusals import all_say
 from tests.tasks import own_nets
 
 N, B = 7, 4

@@ -27,7 +27,7 @@ from fedfleet.tasks.maker import of_path
 from fedfleet.tasks.module import ModuleOptions, from_module, of_options
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.two_heads import TwoHeads, TwoHeadsOptions
-from tests.saying import all_say, tells
+from tests.refusals import all_say, tells
 from tests.tasks.own_nets import Normalised
 
 PHOTOGRAPH = DataShape((3, 32, 32), 31)

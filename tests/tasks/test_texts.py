@@ -25,7 +25,7 @@ from fedfleet.tasks.classification import Classification, ClassificationOptions
 from fedfleet.tasks.language import LanguageModel, LanguageOptions
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.stateful import inputs
-from tests.saying import all_say
+from tests.refusals import all_say
 
 WORDS, CLIENTS = 9, 2
 LENGTHS = [5, 2, 7, 3, 3, 6, 1, 4]

@@ -165,6 +165,7 @@ def test_finished_trials_are_kept_and_the_rest_is_run(done, tmp_path, monkeypatc
     assert len(pd.read_parquet(out / "study.parquet")) == 12
 
 
+@pytest.mark.slow
 def test_an_interruption_leaves_what_is_finished(tmp_path, monkeypatch):
     original, ran = Experiment.run, []
 
@@ -210,6 +211,7 @@ def test_an_interruption_on_a_cluster_of_others_ends_the_trials(tmp_path, monkey
     assert free >= before  # an actor of an earlier test may have been leaving then
 
 
+@pytest.mark.slow
 def test_a_trial_cut_by_max_seconds_is_finished_for_that_time_alone(done, tmp_path):
     out = tmp_path / "study"
     run(out, vary=["availability.rate=1.0"], seeds=1, overrides={"rounds": 10_000, "max_seconds": 0.01})

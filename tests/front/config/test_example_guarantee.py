@@ -117,6 +117,7 @@ def test_gradients_of_one_batch_are_one_release_of_a_larger_norm():
     assert 0.8 * bound < found <= bound
 
 
+@pytest.mark.slow
 def test_noise_is_found_for_the_client_that_spends_most():
     wanted = {"example_privacy__noise_multiplier": None, "example_privacy__epsilon": 4.0}
     x = made(**wanted, rounds=5)

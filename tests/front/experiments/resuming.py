@@ -56,6 +56,8 @@ CASES: dict[str, dict[str, Any]] = {
 for name, case in CASES.items():
     if name != "asynchronous":
         case["cohort"] = {"invite": 8, "respond": "siwer", **case.get("cohort", {})}
+KINDS = ("two phases", "client state", "owed", "secretly drawn, and a norm that follows", "attacked", "late answers")
+"""Cases that between them keep every kind of state."""
 TABLES = ("rounds", "phases", "fates", "clients", "classes")
 
 

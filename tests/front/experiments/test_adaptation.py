@@ -8,7 +8,7 @@ import pytest
 
 import fedfleet
 from tests.front.experiments.resuming import THREE
-from tests.saying import all_say
+from tests.refusals import all_say
 
 BASE: dict[str, Any] = {
     "rounds": 2,

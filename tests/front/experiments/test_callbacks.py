@@ -12,7 +12,8 @@ import fedfleet
 from fedfleet.config.schema import load
 from fedfleet.experiments.stopping import Stopping
 from tests.front.experiments.resuming import BASE, CASES, Interrupting, check_equal
-from tests.saying import all_say, tells
+from tests.parts import slow_but
+from tests.refusals import all_say, tells
 
 SMALL = {**BASE, **CASES["stateless"], "rounds": 6, "evaluation": {"every": 2}}
 
@@ -86,7 +87,9 @@ def test_after_the_last_round_there_is_nothing_to_stop(tmp_path):
     assert (run.summary["status"], run.summary["stopped"]) == ("finished", None)
 
 
-@pytest.mark.parametrize("fail", ["start 0", "round 2", "evaluation 4", "checkpoint 3"])
+@pytest.mark.parametrize(
+    "fail", slow_but(["start 0", "round 2", "evaluation 4", "checkpoint 3"], "round 2", "checkpoint 3")
+)
 def test_one_that_raises_ends_the_run_in_one_line_and_it_can_go_on(tmp_path, fail):
     whole = fedfleet.run(SMALL, out=tmp_path / "whole").folder
     other = Notes()

@@ -22,7 +22,7 @@ from fedfleet.experiments.progress import Progress
 from fedfleet.simulator.driver import state
 from fedfleet.simulator.errors import FedfleetError
 from tests.front.experiments.resuming import BASE, CASES, check_equal, config
-from tests.saying import tells
+from tests.refusals import tells
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "{", ""])

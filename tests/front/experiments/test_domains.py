@@ -25,7 +25,7 @@ from fedfleet.simulator.errors import ConfigError
 from tests.algorithms.agnostic import TWO, at
 from tests.algorithms.harness import Bowl
 from tests.front.experiments.resuming import THREE
-from tests.saying import all_say
+from tests.refusals import all_say
 
 BASE: dict[str, Any] = {
     "rounds": 6,
@@ -118,6 +118,7 @@ def test_the_duality_gap_of_a_toy_is_that_worked_out_by_hand():
 v0 = torch.zeros(())
 
 
+@pytest.mark.slow
 def test_the_duality_gap_of_a_run_falls(tmp_path):
     given = {"evaluation.duality_gap": True, "evaluation.every": 50, "rounds": 200, "algorithm.batch_size": None}
     found = fedfleet.run(BASE, given, out=tmp_path / "run")

@@ -21,7 +21,8 @@ from fedfleet.experiments.experiment import Experiment, Run
 from fedfleet.experiments.progress import Progress
 from fedfleet.report import write_report
 from fedfleet.simulator.errors import ClientError, FedfleetError
-from tests.saying import all_say
+from tests.parts import slow_but
+from tests.refusals import all_say
 
 DROP = {"on_client_error": "drop_client", "non_finite": "drop_client"}
 BASE: dict[str, Any] = {
@@ -76,7 +77,9 @@ def test_events_say_who_was_dropped_and_whether_the_run_can_be_repeated_to_the_b
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(("fault", "algorithm"), [("nan", "fedbuff"), ("label", "scaffold")])
+@pytest.mark.parametrize(
+    ("fault", "algorithm"), slow_but([("nan", "fedbuff"), ("label", "scaffold")], ("label", "scaffold"))
+)
 def test_two_actors_give_the_bytes_of_this_process(tmp_path, fault, algorithm):
     given: dict[str, Any] = {"faults": DROP}
     if algorithm == "fedbuff":

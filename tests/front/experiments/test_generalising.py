@@ -21,7 +21,7 @@ from fedfleet.experiments.weights import load_model
 from fedfleet.simulator.author import Batch
 from fedfleet.simulator.driver.evaluation import by_roles_of_domains
 from tests.front.experiments.resuming import THREE
-from tests.saying import tells
+from tests.refusals import tells
 
 BASE: dict[str, Any] = {
     "rounds": 6,

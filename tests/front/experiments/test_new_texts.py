@@ -13,7 +13,7 @@ import fedfleet
 from fedfleet.datasets.vocabulary import VOCABULARY
 from fedfleet.experiments.run import Run
 from fedfleet.report import write_card
-from tests.saying import tells
+from tests.refusals import tells
 
 GOOD, BAD = "a lovely film", "a dull film"
 TEXTS = [f"{GOOD} it was" if i % 2 else BAD for i in range(80)]

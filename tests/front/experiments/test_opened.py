@@ -13,7 +13,7 @@ from torch import nn
 
 import fedfleet
 from tests.front.experiments.resuming import Interrupting
-from tests.saying import tells
+from tests.refusals import tells
 
 CONFIG = {
     "rounds": 2, "population": {"clients": 4}, "cohort": {"invite": 2}, "task": {"model": "logistic"},

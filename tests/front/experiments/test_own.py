@@ -26,8 +26,7 @@ from fedfleet.simulator.author import Algorithm, BatchPlan, Mean, Message, Phase
 from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.tasks.classification import Classification
 from fedfleet.tasks.options import DataShape, ModelOptions
-from tests.refusals import refused
-from tests.saying import all_say, tells
+from tests.refusals import all_say, refused, tells
 
 CONFIG = {
     "rounds": 1, "population": {"clients": 20}, "task": {"model": "logistic"},
@@ -129,6 +128,7 @@ def made(lr):
 """
 
 
+@pytest.mark.slow
 def test_a_description_is_the_same_in_every_process_with_or_without_a_file(tmp_path):
     call = "print(json.dumps(describe(made(0.5))))"
     file = tmp_path / "script.py"

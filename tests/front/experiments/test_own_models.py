@@ -13,7 +13,7 @@ from fedfleet.experiments.experiment import Experiment
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.block.batches import schedule
 from fedfleet.simulator.work import BatchPlan
-from tests.saying import all_say
+from tests.refusals import all_say
 
 BASE: dict[str, Any] = {
     "rounds": 3,

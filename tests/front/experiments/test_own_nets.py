@@ -23,8 +23,7 @@ from fedfleet.simulator import named
 from fedfleet.simulator.population import decode
 from fedfleet.tasks import from_module
 from tests.parts import slow_but
-from tests.refusals import refused
-from tests.saying import all_say, tells
+from tests.refusals import all_say, refused, tells
 from tests.tasks import own_nets
 
 CONFIG: dict[str, Any] = {

@@ -20,7 +20,7 @@ from fedfleet.report.study_tables import MARK
 from fedfleet.report.tables import read
 from tests.front.experiments import own_parts
 from tests.front.experiments.resuming import check_equal
-from tests.saying import all_say, tells
+from tests.refusals import all_say, tells
 
 HERE = "tests.front.experiments.own_parts:"
 CONFIG: dict[str, Any] = {

@@ -18,7 +18,7 @@ from fedfleet.config.population import data_key, load_data
 from fedfleet.datasets.examples import Examples
 from fedfleet.datasets.synthetic import SyntheticPopulation
 from fedfleet.simulator.arithmetic import rng
-from tests.saying import tells
+from tests.refusals import tells
 
 HUGE = 10**10
 SMALL = {

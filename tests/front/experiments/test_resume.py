@@ -26,11 +26,11 @@ from fedfleet.experiments.runfolder import locked
 from fedfleet.experiments.runner import Runner
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 from fedfleet.simulator.executors.local import LocalExecutor
-from tests.front.experiments.resuming import BASE, CASES, check_equal, config, outcome
+from tests.front.experiments.resuming import BASE, CASES, KINDS, check_equal, config, outcome
 from tests.parts import slow_but
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, *KINDS))
 def test_interrupted_anywhere(tmp_path, undisturbed, monkeypatch, case):
     """Ctrl-C in the middle of a phase, of an evaluation, and again in the run that goes on."""
     out, calls, draw = tmp_path / "run", 0, random.Random(case)
@@ -292,6 +292,7 @@ def test_another_environment_is_on_record(tmp_path, undisturbed):
     ]
 
 
+@pytest.mark.slow
 def test_several_runs_go_on_one_after_the_other(tmp_path, command):
     path, out = tmp_path / "config.yaml", tmp_path / "out"
     several = {"rounds": 4, "seeds": [0, 1], "compare": {"a": {}, "b": {"algorithm.lr": 0.05}}}

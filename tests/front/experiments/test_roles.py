@@ -21,8 +21,7 @@ from fedfleet.simulator.driver.round import EngineRound
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.population import gather
 from tests.front.experiments.resuming import THREE
-from tests.refusals import refused
-from tests.saying import all_say, tells
+from tests.refusals import all_say, refused, tells
 
 BASE: dict[str, Any] = {
     "rounds": 2,

@@ -13,7 +13,7 @@ import fedfleet
 from fedfleet.config.schema import options
 from fedfleet.experiments import trials
 from tests.front.experiments.resuming import Interrupting, Told
-from tests.saying import tells
+from tests.refusals import tells
 
 SMALL = {
     "rounds": 6, "population": {"clients": 30, "partition": "label_sorted"},

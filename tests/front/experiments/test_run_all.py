@@ -14,7 +14,7 @@ from torch import nn
 
 import fedfleet
 from tests.front.experiments.resuming import Told
-from tests.saying import all_say, tells
+from tests.refusals import all_say, tells
 
 CONFIG: dict[str, Any] = {
     "rounds": 2, "seeds": [3, 4], "vary": {"algorithm.lr": [0.1, 0.5]},

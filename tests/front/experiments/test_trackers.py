@@ -24,7 +24,7 @@ from fedfleet.tracking import registry
 from fedfleet.tracking.base import Tracker, numbers
 from fedfleet.tracking.csv import Csv
 from tests.front.experiments.resuming import BASE, CASES, Interrupting, Told, check_equal
-from tests.saying import all_say
+from tests.refusals import all_say
 
 SMALL = {**BASE, **CASES["stateless"], "rounds": 7, "evaluation": {"every": 2}}
 NEEDS = {"mlflow": "mlflow", "wandb": "wandb"}
@@ -157,6 +157,7 @@ def test_a_tracker_has_every_number_of_every_round_and_changes_none(tmp_path, na
     assert not (run / "events.jsonl").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_rounds_that_come_again_are_entered_once(tmp_path, name):
     track = given(name, tmp_path)
@@ -173,6 +174,7 @@ def test_rounds_that_come_again_are_entered_once(tmp_path, name):
     check_equal(run, plain)
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_has_entered_is_not_entered_again(tmp_path):
     config = {**SMALL, "rounds": 100_000, **given("csv", tmp_path)}
     (tmp_path / "c.yaml").write_text(json.dumps({**config, "checkpoint": {"every_s": 0.3}}))
@@ -238,6 +240,7 @@ def test_wandb_has_the_configuration_the_tags_and_the_summary(tmp_path):
     assert {r.run.run_id for r in wandb_records(run) if r.HasField("run")} == {begun.run_id}
 
 
+@pytest.mark.slow
 def test_runs_of_a_study_have_a_run_each(tmp_path, command):
     (tmp_path / "c.yaml").write_text(json.dumps({**SMALL, "rounds": 2, "track": [{"name": "csv", "dir": "all"}]}))
     config = ["c.yaml", "compare={a: {}, b: {algorithm.lr: 0.2}}", "seeds=[0, 1]"]

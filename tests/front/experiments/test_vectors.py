@@ -14,7 +14,7 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.tasks.classification import Classification
 from fedfleet.tasks.options import DataShape, ModelOptions
-from tests.saying import tells
+from tests.refusals import tells
 
 TASK = Classification(ModelOptions(model="logistic"), DataShape((3,), 4))
 X = rng.normal(rng.key(1), (9, 3))
