@@ -47,6 +47,7 @@ def test_toy_game_round_by_round(name, options, trace):
         ("cdma_ada", {**TWO_STEPS, "alpha": 0.5}, SADDLE),
     ],
 )
+@pytest.mark.slow
 def test_toy_game_limit(name, options, limit):
     assert xy(play(build(name, GAME.task, **options), GAME, 200)[-1]) == pytest.approx(limit, abs=1e-7)
 

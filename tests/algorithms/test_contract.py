@@ -90,7 +90,7 @@ class TestContract:
                     assert int(load.steps.sum()) == counts["client_steps"]
 
 
-@pytest.mark.parametrize("name", slow_but(CASES, *FOLDED, "afl", "fedbn", "fedbuff", "fedpac", "fedrod"))
+@pytest.mark.parametrize("name", slow_but(CASES, "afl", "cdma_ada", "fedavg", "fedbn", "fedbuff", "mcd", "scaffold"))
 def test_a_captured_run_is_the_ordinary_one(name):
     captured = history(name, replace(EVEN, captured=True))
     check_equal(history(name, EVEN), captured)

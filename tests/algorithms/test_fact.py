@@ -26,6 +26,7 @@ from fedfleet.simulator.fleet.availability import Bernoulli
 from fedfleet.simulator.fleet.responses import Federation
 from fedfleet.simulator.work import Batch
 from fedfleet.tasks.stateful import Dropout
+from tests.parts import slow_but
 
 WORLD = world()
 BN = {"model": "digits_small"}
@@ -356,7 +357,7 @@ def test_a_model_and_its_nets():
 
 
 @pytest.mark.parametrize("task", [{}, BN])
-@pytest.mark.parametrize("inner", ["batched", "factored"])
+@pytest.mark.parametrize("inner", slow_but(["batched", "factored"], "factored"))
 @pytest.mark.parametrize("options", [{"epochs": 2}, {**NF, "optimizer_state": "reset"}])
 def test_many_at_once_are_one_at_a_time(inner, options, task):
     """Clients of very different sizes, minibatches, several targets; dropout too."""

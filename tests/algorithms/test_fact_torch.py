@@ -21,6 +21,7 @@ from fedfleet.simulator.fleet.responses import Federation
 from fedfleet.simulator.work import BatchPlan
 from fedfleet.tasks.stateful import Dropout
 from fedfleet.tasks.two_heads_nets import NETS
+from tests.parts import slow_but
 
 BATCH, LR, MOMENTUM, DECAY, ROUNDS = 6, 0.3, 0.9, 0.01, 6
 
@@ -159,7 +160,7 @@ def averaged(states: list[dict]) -> dict:
     return {k: torch.stack([s[k].double() for s in states]).mean(0) for k in states[0]}
 
 
-@pytest.mark.parametrize("inner", ["serial", "batched"])
+@pytest.mark.parametrize("inner", slow_but(["serial", "batched"], "serial"))
 @pytest.mark.parametrize(
     ("options", "task", "targets"),
     [

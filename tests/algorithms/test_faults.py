@@ -17,6 +17,7 @@ from fedfleet.simulator.fleet.devices import Alike
 from fedfleet.simulator.fleet.policies import First
 from fedfleet.simulator.fleet.responses import Fate, Federation
 from fedfleet.simulator.fleet.selection import Oort, PowerOfChoice
+from tests.parts import slow_but
 
 DROP = Faults(on_client_error="drop_client", non_finite="drop_client")
 KEEP = Faults(non_finite="keep")
@@ -77,7 +78,7 @@ def memories(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("inner", INNERS)
+@pytest.mark.parametrize("inner", slow_but(INNERS, "factored"))
 @pytest.mark.parametrize(
     ("name", "fault"),
     [

@@ -84,6 +84,7 @@ def trace(stores, rounds=9, z=(0.0, 0.0), world=GAME, **options):
 
 @pytest.mark.parametrize("eta3", [1.0, 0.5, 0.1, 0.01])
 @pytest.mark.parametrize("steps", [1, 5, 20, 25, 100])
+@pytest.mark.slow
 def test_the_limit_is_the_saddle_of_the_mean_whatever_the_steps(stores, eta3, steps):
     want = (*SADDLE, -22 / 7, 22 / 7, -65 / 49, 65 / 49)
     found, root = limit(trace(stores, steps=steps, **constant(eta3)))

@@ -135,6 +135,7 @@ AUC = {"name": "auc", "model": "logistic"}
     ],
     ids=lambda g: next(iter(g)),
 )
+@pytest.mark.slow
 def test_it_goes_with(tmp_path, given):
     plain = fedfleet.run(BASE, {**given, "secure_aggregation": None}, out=tmp_path / "plain")
     found = fedfleet.run(BASE, {**given, "secure_aggregation.bits": 24}, out=tmp_path / "run")
