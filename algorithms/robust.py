@@ -39,7 +39,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedfleet.algorithms.options import CohortOptions, refuse_others
-from fedfleet.algorithms.robust_rules import foolsgold, geometric_median, norm_bound, trust
+from fedfleet.algorithms.robust_rules import finite, foolsgold, geometric_median, norm_bound, trust
 from fedfleet.algorithms.wrapping import Exchange, WrapperOptions, instead, ruled, stored, wrapped
 from fedfleet.simulator.author import (
     Algorithm,
@@ -167,8 +167,8 @@ def aggregated(o: RobustOptions, given: Exchange) -> Tree:
     if o.rule == "norm_bound":
         uploads, start = given.learnt
         norms = uploads.norms(start)
-        bound = float(norms.quantile(0.5)) if o.bound == "median" else o.bound
-        return given.moved(given.shares * norm_bound(norms, bound), given.shares)
+        bound = float(norms.nan_to_num(math.inf, math.inf).quantile(0.5)) if o.bound == "median" else o.bound
+        return given.moved(given.shares * norm_bound(norms, bound), given.without(norms.isfinite()))
     if o.rule == "geometric_median":
         counts = geometric_median(given.gram(), given.shares, o.updates, o.nu)
     else:
@@ -206,10 +206,10 @@ def _remembering(inner: Algorithm) -> Algorithm:
                 stop = place + here.stop - here.start
                 history[:, place:stop].index_add_(0, given.received, tile.to("cpu", history.dtype))
                 place = stop
-            mine = history[given.received]
-            counts = given.shares * foolsgold(Stored((mine,), (given.shares,)).gram())
+            gram = Stored((history[given.received],), (given.shares,)).gram()
+            counts = given.shares * foolsgold(gram)
             total = counts.sum()
-            return given.moved(counts / total if total > 0 else counts, given.shares)
+            return given.moved(counts / total if total > 0 else counts, given.without(finite(gram)))
 
         state, metrics = inner.round(at.state, ruled(rnd, phases, rule))
         return Remembered(state, history), metrics

@@ -118,6 +118,11 @@ class Exchange(NamedTuple):
             raise ValueError("the weights of all heard clients are zero, so their mean does not exist")
         return weight / weight.sum()
 
+    def without(self, there: Tensor) -> Tensor:
+        """Return the clients' weights (S,) with 0 for those that are not there (S,) bool; as they are where nobody is."""
+        left = self.shares.where(there, 0.0)
+        return self.shares if bool(there.all()) or float(left.sum()) == 0.0 else left / left.sum()
+
     @property
     def learnt(self) -> tuple[Stored, Tree]:
         """The uploads and the origin without what layers count."""

@@ -152,8 +152,19 @@ class Stored(NamedTuple):
         return sum(each, torch.zeros(len(self.weight), dtype=torch.float64, device=self.device)).to("cpu")
 
     def combine(self, weights: Tensor, origin: Tree = None) -> Tree:
-        """Return the linear combination of the uploads, or of their differences from ``origin``, with weights (S,)."""
-        return self.reduce(lambda v: weights.to(v) @ v, origin)
+        """Return the linear combination of the uploads, or of their differences from ``origin``, with weights (S,).
+
+        An upload of weight 0 is left out, also where it is infinite or NaN.
+        """
+
+        def total(v: Tensor) -> Tensor:
+            of = weights.to(v)
+            found = of @ v
+            if bool(found.isfinite().all()):
+                return found
+            return of @ v.masked_fill((of == 0)[:, None], 0.0)  # 0 * inf is NaN
+
+        return self.reduce(total, origin)
 
     def mean(self) -> Tree:
         """Return the weighted mean. Raises ValueError where all weights are zero."""

@@ -13,7 +13,7 @@ from harness import build, digits, flat, play, records
 from fedfleet.algorithms import robust as module
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.robust import RobustOptions, aggregated
-from fedfleet.algorithms.robust_rules import foolsgold, geometric_median, norm_bound
+from fedfleet.algorithms.robust_rules import foolsgold, geometric_median, norm_bound, trust
 from fedfleet.algorithms.wrapping import Asked, Exchange
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
@@ -127,6 +127,19 @@ def test_what_layers_count_stays_within_what_clients_count(given):
         torch.testing.assert_close(found, seen.median(0).values)
 
 
+@pytest.mark.parametrize("given", [g for g, _ in RULES], ids=str)
+def test_updates_that_are_not_finite_are_left_out(given):
+    """As ``faults.non_finite: keep`` lets them in: the two far-off ones are infinite and NaN, and so is what their layers count."""
+    exchange, x, _ = drawn(counts=True)
+    for leaf in (block := exchange.uploads.blocks[-1])["x"].values():
+        leaf[-2], leaf[-1] = torch.inf, torch.nan
+    block["b"]["seen"][-2:] = torch.nan
+    found = aggregated(RobustOptions(of={"name": "fedavg"}, **given), exchange)
+    assert flat(found).isfinite().all()
+    moved = flat(found["x"]) - flat(exchange.origin["x"])
+    assert float(moved.norm()) <= np.linalg.norm(x[:-2], axis=1).max()
+
+
 def test_the_geometric_median_is_what_distances_are_least_to():
     _, x, w = drawn()
     gram = torch.from_numpy(x @ x.T)
@@ -144,7 +157,12 @@ def test_alike_updates_have_themselves_for_a_geometric_median():
 
 
 def test_a_norm_of_nought_is_within_any_bound():
-    assert norm_bound(torch.tensor([0.0, 1.0, 4.0]), 2.0).tolist() == [1.0, 1.0, 0.5]
+    assert norm_bound(torch.tensor([0.0, 1.0, 4.0, torch.inf, torch.nan]), 2.0).tolist() == [1.0, 1.0, 0.5, 0.0, 0.0]
+
+
+def test_what_is_infinite_is_not_trusted():
+    products, norms = torch.tensor([1.0, torch.inf, torch.nan]), torch.tensor([2.0, torch.inf, torch.nan])
+    assert trust(products, norms, 1.0).tolist() == [0.5, 0.0, 0.0]
 
 
 def released(history: np.ndarray) -> np.ndarray:
@@ -179,6 +197,16 @@ def test_foolsgold_is_as_released(seed):
 def test_foolsgold_where_all_or_nothing_is_alike():
     same = torch.tensor([[2.0, 0.0]] * 3, dtype=torch.float64)
     assert foolsgold(same @ same.T).tolist() == [0.0] * 3
+    twins = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)).repeat(2, 1) * torch.tensor(
+        [[1.0], [3.0]]
+    ).repeat(4, 1)
+    assert foolsgold(twins.double() @ twins.double().T).tolist() == [0.0] * 8
+    alone = torch.randn(5, 6, generator=torch.Generator().manual_seed(0)).double()
+    broken = alone.clone()
+    broken[1] = torch.inf
+    without = alone[[0, 2, 3, 4]]
+    assert foolsgold(broken @ broken.T)[[0, 2, 3, 4]].tolist() == foolsgold(without @ without.T).tolist()
+    assert foolsgold(broken @ broken.T)[1] == 0.0
     assert foolsgold(torch.zeros(2, 2, dtype=torch.float64)).tolist() == [1.0] * 2
     assert foolsgold(torch.ones(1, 1, dtype=torch.float64)).tolist() == [1.0]
 
