@@ -25,7 +25,7 @@ def built(tmp_path_factory):
     out = tmp_path_factory.mktemp("built")
     source = out / "source"  # building leaves files behind, so not in the repository itself
     source.mkdir()
-    for name in ("src", *FOLDERS):
+    for name in ("src", "configs", *FOLDERS):
         shutil.copytree(
             ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
         )
@@ -72,11 +72,12 @@ def test_wheel_and_source_hold_every_module_once(built):
     }
     for folder in FOLDERS:
         wanted |= {f"fedfleet/{path.relative_to(ROOT)}" for path in (ROOT / folder).rglob("*.py")}
+    wanted |= {f"fedfleet/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.yaml")}
     assert not wanted - in_wheel
     assert not wanted - in_source
     assert {"pyproject.toml", "README.md", "LICENSE"} <= files
     for names in (in_wheel, files):
-        assert not [n for n in names if n.startswith((*(f"{folder}/" for folder in FOLDERS), "tests/"))]
+        assert not [n for n in names if n.startswith((*(f"{folder}/" for folder in (*FOLDERS, "configs")), "tests/"))]
 
 
 @pytest.mark.slow
@@ -93,5 +94,6 @@ def test_the_wheel_runs_from_another_folder(installed, tmp_path):
 
     said = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert printed(installed / "fedfleet", "--version") == f"fedfleet {said}"
+    assert "quickstart" in printed(installed / "fedfleet", "configs")
     assert printed(installed / "python", "-c", code).startswith(str(installed.parent))
     assert (tmp_path / "run" / "model.safetensors").exists()

@@ -15,12 +15,17 @@ TERMINATED = 143
 
 def there(path: Path) -> Path:
     """Refuse a file that is not there, before what would read it is imported, which takes seconds."""
-    if not path.exists():
+    from fedfleet.config.shipped import locate
+
+    if not (path := locate(path)).exists():
         raise ConfigError(f"{path}: there is no such file: give the path of one")
     return path
 
 
-ConfigArg = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")]
+ConfigArg = Annotated[
+    Path,
+    typer.Argument(metavar="CONFIG", help="A YAML file, or a name that `fedfleet configs` lists, such as quickstart."),
+]
 OverridesArg = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as rounds=20.")
 ]
@@ -29,8 +34,9 @@ OverridesArg = Annotated[
 def loaded(config: Path, overrides: list[str] | None) -> Any:
     """Load a configuration. What cannot be read at all is said before PyTorch is imported, which takes seconds."""
     from fedfleet.config.reading import override, read
+    from fedfleet.config.shipped import locate
 
-    read(config)
+    read(locate(config))
     for text in overrides or []:
         override(text)
     with put_off(insist=True):  # an import of PyTorch that is torn apart leaves Python to end as if it had crashed

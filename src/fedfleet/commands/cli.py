@@ -238,6 +238,17 @@ def list_(
 
 
 @app.command()
+def configs() -> None:
+    """List the configurations that come with the package; run one by its name."""
+    from fedfleet.config.shipped import names
+
+    every = [*names()]
+    width = max(len(name) for name, _ in every)
+    for name, about in every:
+        typer.echo(f"{name:{width}}  {about}")
+
+
+@app.command()
 def schema(
     kind: Annotated[str, typer.Argument(help="config, or table: what `fedfleet paper` takes.")] = "config",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there instead of printing it.")] = None,

@@ -94,7 +94,9 @@ def read(path: Path) -> Mapping[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such configuration file: give the path of a YAML file") from None
+        raise ConfigError(
+            f"{path}: no such configuration file: give the path of a YAML file, or a name that `fedfleet configs` lists"
+        ) from None
     except (OSError, ValueError) as e:
         if isinstance(e, IsADirectoryError) and (path / "config.yaml").exists():
             mend = "open it by fedfleet.open_run, or give the config.yaml in it"

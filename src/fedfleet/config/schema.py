@@ -23,6 +23,7 @@ from fedfleet.config.names import NAMED, NESTED, OTHERWISE, Named, check_clear, 
 from fedfleet.config.privacy import ExamplePrivacy, Privacy
 from fedfleet.config.reading import override, plain, read, show
 from fedfleet.config.secure_aggregation import SecureAggregation
+from fedfleet.config.shipped import locate
 from fedfleet.config.track import tracked
 from fedfleet.config.transforms import Transforms, filled_in
 from fedfleet.config.tuning import Tuning
@@ -145,6 +146,7 @@ def load(
 ) -> Config:
     """Read a configuration file (or take a mapping, or what was read), apply overrides, and check it against the schema.
 
+    A file may be given by the name of one that comes with the package, such as "quickstart" (``fedfleet configs``).
     Overrides are ``dotted.key=value`` strings (values in YAML) or a mapping of dotted keys; a mapping as a value sets its keys
     and leaves the others. An override that changes the name of a section leaves out the options that only the old name has.
 
@@ -152,12 +154,14 @@ def load(
     """
     if isinstance(source, Config):
         source = source.model_dump(mode="json", exclude_unset=True)
-    given = read(Path(source)) if isinstance(source, str | Path) else source
+    elif isinstance(source, str | Path):
+        source = locate(Path(source))
+    given = read(source) if isinstance(source, Path) else source
     changes = [overrides] if isinstance(overrides, Mapping) else [override(text) for text in overrides or []]
     config = _build([given, *changes])
-    if not isinstance(source, str | Path) or config.code_dir is not None:
+    if not isinstance(source, Path) or config.code_dir is not None:
         return config
-    folder = Path(source).absolute().parent
+    folder = source.absolute().parent
     beside = any(lies(folder, text) for text in _texts(config.model_dump(mode="json", exclude_unset=True)))
     return with_overrides(config, {"code_dir": str(folder)}) if beside else config
 
