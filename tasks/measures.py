@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfleet.tasks.targets import IGNORED, Loss, each_example, hits, like
+from fedfleet.tasks.targets import IGNORED, Loss, each_example, hard, hits, like
 
 Metric = Callable[[Loss, Tensor, Tensor], float]
 
@@ -27,13 +27,14 @@ def flat(loss: Loss, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return outputs (m, C) and labels (m,) that count; of yes or no, outputs and labels (B, ...) alike."""
     if loss.axis is None:
         return like(outputs, y).double(), y
+    y = hard(loss, y)
     kept = y.flatten() != IGNORED
     outputs = outputs.movedim(loss.axis, -1)
     return outputs.reshape(-1, outputs.shape[-1])[kept].double(), y.flatten()[kept]
 
 
 def _accuracy(loss: Loss, outputs: Tensor, y: Tensor) -> float:
-    right = hits(loss, outputs, y).double()
+    right, y = hits(loss, outputs, y).double(), hard(loss, y)
     return float(right[y != IGNORED].mean() if loss.axis is not None else right.mean())
 
 
@@ -102,7 +103,7 @@ OF_NUMBERS: dict[str, Metric] = {"mse": _mse, "rmse": _rmse, "mae": _mae, "r2": 
 def mean_loss(loss: Loss, outputs: Tensor, y: Tensor) -> float:
     """Return the mean loss of the examples."""
     with torch.no_grad():
-        return float(loss.each(outputs, y).double().mean())  # as it is in training: a loss may hold weights of float32
+        return loss.mean(outputs, y)
 
 
 def alone(name: str, loss: Loss, outputs: Tensor, y: Tensor) -> Tensor | None:
@@ -111,7 +112,7 @@ def alone(name: str, loss: Loss, outputs: Tensor, y: Tensor) -> Tensor | None:
         right = hits(loss, outputs, y)
         if loss.axis is None or right.dim() == 1:
             return each_example(right)
-        counted = (y != IGNORED).to(right.dtype).flatten(1)
+        counted = (hard(loss, y) != IGNORED).to(right.dtype).flatten(1)
         return (right.flatten(1) * counted).sum(1) / counted.sum(1).clamp(min=1)
     away = like(outputs, y) - y if name in ("mse", "mae") else None
     return None if away is None else each_example(away.square() if name == "mse" else away.abs())

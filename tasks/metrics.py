@@ -28,7 +28,7 @@ from torch import Tensor
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.named import called, found, is_path
 from fedfleet.tasks.measures import OF_LABELS, OF_NUMBERS, Metric, flat, rows
-from fedfleet.tasks.targets import LOSSES, Loss, like
+from fedfleet.tasks.targets import Loss, like
 
 LIBRARIES = {"torchmetrics": "'fedfleet[metrics]'", "sklearn": "scikit-learn"}
 """Top-level modules whose metrics are known, and what installs them."""
@@ -275,7 +275,7 @@ def _one(f: Any, arguments: Mapping[str, Any], loss: Loss, key: str, i: int) -> 
             raise ConfigError(f"{said}: give a name or a function (outputs, y) -> number")
         return getattr(f, "__name__", str(f)), _own(f, said, of, arguments)
     numbers = loss.axis is None and not loss.binary
-    known = {**OF_LABELS, **OF_NUMBERS} if loss.name not in LOSSES else OF_NUMBERS if numbers else OF_LABELS
+    known = {**OF_LABELS, **OF_NUMBERS} if loss.own is not None else OF_NUMBERS if numbers else OF_LABELS
     if f not in known:
         near = difflib.get_close_matches(f, known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""

@@ -28,6 +28,7 @@ from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.pretrained import Norm
 from fedfleet.tasks.stateful import buffers, called, check_hooks, hollow, learnt, prepared
 from fedfleet.tasks.targets import LOSSES, Each, Loss, guessed, own_loss
+from fedfleet.tasks.torch_losses import from_torch
 from fedfleet.tasks.transformer import is_transformer
 
 Measure = Callable[[Tensor, Tensor], Any]
@@ -154,7 +155,7 @@ class ModuleTask:
         )
         hollow(self._net)
         self.chosen = chosen(self.loss.metrics if metrics is None else metrics, self.loss, key)
-        of_numbers = self.loss.name in LOSSES and self.loss.axis is None and not self.loss.binary
+        of_numbers = self.loss.own is None and self.loss.axis is None and not self.loss.binary
         self.predicted = None if of_numbers else self._predicted
         self.objectives = {"train": Objective(loss=self._train, sign={"x": 1})}
         self.functions: Mapping[str, Callable[[Tree, Batch], Any]] = {
@@ -178,7 +179,7 @@ class ModuleTask:
 
     def _train(self, z: Tree, batch: Batch, ctx: Any, key: Key) -> tuple[Tensor, dict[str, Any]]:
         outputs, new = called(self._net, z["x"], z.get(BUFFERS, {}), batch.x, weight=batch.weight, key=key)
-        return batch.mean(self.loss.each(outputs, batch.y)), {BUFFERS: new} if new else {}
+        return self.loss.of_batch(outputs, batch), {BUFFERS: new} if new else {}
 
     def _each(self, z: Tree, batch: Batch) -> dict[str, Tensor]:
         outputs = self.outputs(z, batch.x)
@@ -203,7 +204,7 @@ class ModuleTask:
 def _loss(loss: Any, key: str) -> Loss:
     if not isinstance(loss, str) and callable(loss):
         f: Any = loss
-        return own_loss(f)
+        return from_torch(f) or own_loss(f)
     if not isinstance(loss, str) or loss not in LOSSES:
         near = difflib.get_close_matches(str(loss), LOSSES, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""

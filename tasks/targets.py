@@ -10,12 +10,14 @@ An example's loss is the mean over its labels or targets; a label -100 counts fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from fedfleet.simulator.author import Batch
 
 IGNORED = -100
 Each = Callable[[Tensor, Tensor], Tensor]
@@ -29,12 +31,43 @@ class Loss(NamedTuple):
     axis: int | None = None
     metrics: tuple[str, ...] = ()
     binary: bool = False
+    own: Each | None = None
+    """An author's function, of which only outputs and targets tell what it is of."""
+    soft: bool = False
+    """Targets may be probabilities of the classes, of the outputs' shape."""
+    counts: Callable[[Tensor], Tensor] | None = None
+    """How much each example counts in a mean (B,), by the labels; None: 1."""
+    weighted: bool = False
+    """Examples count by the weights of their classes."""
+    total: bool = False
+    """A batch's loss is the sum over examples, in the place of their mean."""
+
+    def of_batch(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Return the loss of the rows of a batch that count."""
+        each = self.each(outputs, batch.y)
+        if self.total:
+            return batch.mean(each) * batch.count()
+        if self.counts is None or (self.soft and batch.y.is_floating_point()):
+            return batch.mean(each)
+        counts = self.counts(batch.y).to(each.dtype)
+        of = batch.mean(counts)
+        return torch.where(of > 0, batch.mean(each * counts) / torch.where(of > 0, of, 1.0), 0.0)
+
+    def mean(self, outputs: Tensor, y: Tensor) -> float:
+        """Return the mean loss of examples."""
+        each = self.each(outputs, y).double()  # after it, as it is in training: a loss may hold weights of float32
+        if self.counts is None or (self.soft and y.is_floating_point()):
+            return float(each.mean())
+        counts = self.counts(y).double()
+        return float((each * counts).sum() / counts.sum())
 
     def misfit(self, outputs: Tensor, y: Tensor) -> str | None:
         """Return what is wrong, and the mend, with outputs and labels or targets of the same few examples; None if they fit."""
         have, got = f"outputs of shape {tuple(outputs.shape)}", f"{_called(y)} of shape {tuple(y.shape)}"
-        if self.name not in LOSSES:
-            return self._of_ones_own(outputs, y)
+        if self.own is not None:
+            return self._of_ones_own(self.own, outputs, y)
+        if self.soft and y.is_floating_point() and outputs.shape == y.shape:
+            return None
         if self.axis is None:
             wanted = like(outputs, y)
             if wanted.shape == y.shape:
@@ -51,7 +84,7 @@ class Loss(NamedTuple):
 
     def astray(self, outputs: Tensor, y: Tensor) -> str | None:
         """Return which of all labels (n, ...) there cannot be, with outputs of this shape, and the mend; None if there is none."""
-        if self.axis is not None:
+        if self.axis is not None and not y.is_floating_point():
             most = outputs.shape[self.axis]
             bad = ((y < 0) & (y != IGNORED)) | (y >= most)
             if bad.any():
@@ -65,8 +98,16 @@ class Loss(NamedTuple):
             return f"row {row} has a target that is no finite number: mend it, or leave the row out"
         return None
 
-    def _of_ones_own(self, outputs: Tensor, y: Tensor) -> str | None:
-        found = self.each(outputs, y)
+    def _of_ones_own(self, f: Callable[[Tensor, Tensor], Any], outputs: Tensor, y: Tensor) -> str | None:
+        found = f(outputs, y)
+        if isinstance(found, Tensor) and found.dim() == 0 and found.is_floating_point():
+            tried = [y, *made_up(outputs, y)]
+            if all(torch.allclose(f(outputs, t), self.each(outputs, t).mean(), 1e-4, 1e-6) for t in tried):
+                return None
+            return (
+                f"loss={self.name} gives one number for {len(y)} examples, which is not the mean over them: return the loss of "
+                f"each, as by reduction='none'"
+            )
         if not isinstance(found, Tensor) or found.dim() == 0 or len(found) != len(y) or not found.is_floating_point():
             what = (
                 f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
@@ -139,18 +180,29 @@ LOSSES = {
 
 
 def own_loss(f: Each) -> Loss:
-    """Return the loss that a function of one's own, ``(outputs, y) -> (B, ...)``, is."""
+    """Return the loss that a function of one's own, ``(outputs, y) -> (B, ...)``, is.
+
+    One that gives the mean over a batch as one number is called with each example alone, as a batch of one.
+    """
 
     def each(outputs: Tensor, y: Tensor) -> Tensor:
         found = f(outputs, y)
+        if isinstance(found, Tensor) and found.dim() == 0:
+            return torch.func.vmap(lambda o, t: f(o[None], t[None]))(outputs, y)
         return each_example(found) if isinstance(found, Tensor) else found
 
-    return Loss(getattr(f, "__name__", type(f).__name__), each)
+    return Loss(getattr(f, "__name__", type(f).__name__), each, own=f)
+
+
+def made_up(outputs: Tensor, y: Tensor) -> Iterator[Tensor]:
+    """Yield labels other than those of the first examples, which may be of one class: each class in turn, if there are classes."""
+    if not y.is_floating_point() and outputs.dim() == y.dim() + 1:
+        yield (torch.arange(y.numel()) % outputs.shape[1]).view(y.shape).to(y)
 
 
 def guessed(loss: Loss, outputs: Tensor, y: Tensor) -> Loss:
     """Return what tells classes and numbers apart for metrics: the loss, or of one's own what outputs and labels look like."""
-    if loss.name in LOSSES:
+    if loss.own is None:
         return loss
     return LOSSES["cross_entropy" if not y.is_floating_point() and outputs.dim() == y.dim() + 1 else "mse"]
 
@@ -159,4 +211,9 @@ def hits(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
     """Return 1 where an output (B, ...) is right, 0 where it is wrong."""
     if loss.axis is None:
         return ((like(outputs, y) > 0) == (y > 0.5)).to(torch.float32)
-    return (outputs.argmax(loss.axis) == y).to(torch.float32)
+    return (outputs.argmax(loss.axis) == hard(loss, y)).to(torch.float32)
+
+
+def hard(loss: Loss, y: Tensor) -> Tensor:
+    """Return labels, of probabilities of the classes the likeliest."""
+    return y.argmax(loss.axis) if loss.axis is not None and y.is_floating_point() else y

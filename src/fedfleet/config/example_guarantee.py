@@ -24,6 +24,7 @@ from fedfleet.simulator.driver.examples import Gradients, OtherLook, calls_of, c
 from fedfleet.simulator.driver.transformed import Seen
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.work import BUFFERS, BatchPlan, Phase
+from fedfleet.tasks.targets import Loss
 
 ALL_UP_TO = 1_000_000
 """Clients up to which each one's number of examples is looked at before a run."""
@@ -294,6 +295,12 @@ def _check(
         raise ConfigError(
             "example_privacy: layers with statistics (BatchNorm) mix the examples of a batch, which then have no gradients of "
             "their own: choose a net without, such as one of GroupNorm"
+        )
+    if isinstance(loss := getattr(task, "loss", None), Loss) and (loss.weighted or loss.total):
+        how = "adds up the examples of a batch" if loss.total else "weighs examples by their classes"
+        raise ConfigError(
+            f"example_privacy: loss={loss.name} {how}, and each example's gradient is clipped by itself: choose one with neither "
+            f"weight nor reduction='sum'"
         )
     if problem.targets is not None:
         raise ConfigError(
