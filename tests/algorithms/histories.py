@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -38,6 +39,8 @@ from tests.algorithms.harness import NET, World, build, digits, flat, with_held_
 from tests.simulator.device.nominal import on_device, placed
 
 FALLING = Schedule(kind="step", every=1, factor=0.5)
+RATES = ("lr", "dual_lr", "shift_lr")
+"""Options that a schedule multiplies."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class How:
     captured: bool = False
     device: str = "cpu"
     resumed: bool = False
+    by_hand: bool = False
+    """Each round is one of another algorithm, without a schedule, whose rates are those that the schedule comes to."""
     model: str = ""
     fold_at: float = 1.0
 
@@ -115,12 +120,15 @@ NETS: dict[str, dict[str, dict[str, Any]]] = {
 """What stands for a model where the task has nets of its own."""
 
 
-def algorithm(name: str, where: World, how: How) -> Algorithm:
-    """Build the algorithm of a case."""
+def algorithm(name: str, where: World, how: How, t: int = 0) -> Algorithm:
+    """Build the algorithm of a case, or of its round t."""
     options = dict(CASES[name][1])
     if how.even:
         few = {"steps": min(2, options.get("steps", 2)), "decay": 0.0}
         options |= {key: value for key, value in few.items() if key in options}
+    elif how.by_hand:
+        known = ALGORITHMS[name].options(**options)
+        options |= {key: getattr(known, key) * FALLING.at(t) for key in RATES if getattr(known, key, None) is not None}
     elif "lr_schedule" in ALGORITHMS[name].options.model_fields:
         options["lr_schedule"] = FALLING
     return build(name, where.task, CohortOptions(invite=INVITE.get(name, 12 if how.even else 8)), **options)
@@ -155,7 +163,9 @@ def _run(name: str, how: How, folder: Path) -> History:
     where = with_held_out(made, where)
     z = T.map(lambda x: x.to(how.dtype) if x.is_floating_point() else x, where.task.init(how.seed))
     held = Held() if how.device == "cpu" else Tried()
-    setup = Setup.of(made, where.task, where.population, how.inner, captures=captures, held=held, device=how.device)
+    common: Any = {"captures": captures, "held": held, "device": how.device}
+    turns = [algorithm(name, where, how, t) for t in range(rounds(name, how))] if how.by_hand else [made]
+    setups = [Setup.of(turn, where.task, where.population, how.inner, **common) for turn in turns]
     away = Federation(policy=WaitAll()) if how.even else Federation(policy=Siwer(), availability=Bernoulli(0.9))
     conditions = Conditions(
         seed=how.seed,
@@ -172,7 +182,8 @@ def _run(name: str, how: How, folder: Path) -> History:
         spy.loads,
         0,
     )
-    for record in _records(made, z, where, conditions, setup, rounds(name, how), folder if how.resumed else None):
+    series = list(itertools.islice(itertools.cycle(zip(turns, setups, strict=True)), rounds(name, how)))
+    for record in _records(series, z, where, conditions, folder if how.resumed else None):
         assert not any(on_device(t) for t in T.leaves(record.state) if isinstance(t, Tensor))
         found.models.append(flat(view(record.state)))
         found.losses.append([p.train_loss for p in record.phases])
@@ -181,16 +192,21 @@ def _run(name: str, how: How, folder: Path) -> History:
 
 
 def _records(
-    made: Algorithm, z: Any, where: World, conditions: Conditions, setup: Setup, count: int, folder: Path | None
+    series: list[tuple[Algorithm, Setup]], z: Any, where: World, conditions: Conditions, folder: Path | None
 ) -> Iterator[RoundRecord]:
     """Play rounds; with a folder, write a checkpoint after each, and go on from what was read of it."""
     people = problem(where.population)
     checkpoints = None if folder is None else Checkpoints(folder, 1)
-    executor = LocalExecutor(1)
-    executor.start(setup)
+    executor, at, begun = (
+        LocalExecutor(1),
+        start(series[0][0], z, people, conditions, checkpoints and checkpoints.states),
+        None,
+    )
     try:
-        at = start(made, z, people, conditions, checkpoints and checkpoints.states)
-        for _ in range(count):
+        for made, setup in series:
+            if setup is not begun:
+                executor.start(setup)
+                begun = setup
             record = play(made, at, people, conditions, executor)
             at.accept(record)
             yield record

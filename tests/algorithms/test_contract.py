@@ -65,6 +65,11 @@ class TestContract:
     def test_factored_is_serial(self, name):
         check_close(history(name, How()), history(name, How("factored")), 1e-12)
 
+    def test_rates_fall_as_the_schedule_says(self, name):
+        """Each round is that of an algorithm with the round's own rates; FedBuff's answers are of earlier rounds."""
+        if name != "fedbuff" and "lr_schedule" in ALGORITHMS[name].options.model_fields:
+            check_close(history(name, How("factored")), history(name, How("factored", by_hand=True)), 1e-12)
+
     def test_another_seed_is_another_run(self, name):
         one, other = history(name, How("factored")), history(name, How("factored", seed=1))
         assert not torch.equal(one.models[-1] - one.initial, other.models[-1] - other.initial)
