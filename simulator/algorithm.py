@@ -56,10 +56,19 @@ Role = Literal["source", "target"]
 
 @dataclass(frozen=True)
 class Cohort:
-    """Invited clients (S,) int64; ``copies`` (S,) numbers repeated ones (all 0 without replacement)."""
+    """Invited clients.
+
+    Attributes:
+        clients: (S,) int64.
+        copies: (S,) int64, numbers repeated ones (all 0 without replacement).
+        weights: (S,) float64, the factor by which the server counts each answer, whatever the phase's own weight; None for 1.
+            Clients are not told.
+
+    """
 
     clients: Tensor
     copies: Tensor
+    weights: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -74,7 +83,8 @@ def positions(clients: Tensor, among: Tensor) -> Tensor:
 class Reduced(NamedTuple):
     """What a phase yields: reduced slots, the heard clients (R,) in the order of the blocks, their message scalars (R,).
 
-    ``unit`` (R,) float64 is what an answer counts where none has a weight: 1, or less for a late one.
+    ``unit`` (R,) float64 is what an answer counts where the phase gives it no weight: 1, less for a late one, times the weight
+    that its cohort gives it.
     """
 
     values: Mapping[str, Any]
@@ -151,6 +161,18 @@ class Round(Protocol):
         """
         ...
 
+    def chances(
+        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+    ) -> Tensor:
+        """Return the chance (S,) float64 that each of a cohort answers if it is asked now.
+
+        Args: as of ``map_reduce``, of which it is to be the next call. A server that goes on after the first answers hears less:
+        by a factor that is common to all only where devices are alike. Algorithms that ask say so (``Algorithm.chances``).
+
+        Raises ConfigError where the model of availability does not tell.
+        """
+        ...
+
     def buffered(
         self,
         phase: Phase,
@@ -176,6 +198,20 @@ class Round(Protocol):
 
     def versions(self) -> set[int]:
         """Return the rounds whose messages clients are still at work on."""
+        ...
+
+    def hand_back(
+        self, phase: Phase, found: Reduced, *, shared: Message, own: Callable[[Mapping[str, Any]], Tree]
+    ) -> None:
+        """Send something more to the clients that were heard in a phase, which keep what comes of it as their state.
+
+        Args:
+            phase: one of the algorithm's, with client state, that has been reduced in this round.
+            found: what it yielded.
+            shared: what they are sent: counted with that phase, and neither taking time nor failing, for they are there.
+            own: ``shared -> state``, of the structure of ``Phase.own``'s.
+
+        """
         ...
 
     def at_server(self, phase: Phase, *, shared: Message, own: Tree = None, steps: int | None = None) -> Done:
@@ -254,6 +290,8 @@ class Algorithm(NamedTuple):
             is ``unlabelled``.
         buffers: whether its server averages models, so that what their layers keep count of is carried along.
         personal: how clients' own models come about, where they have such.
+        chances: whether its server has to know how likely each client is to answer (``Round.chances``): "relative" up to a
+            common factor, "absolute" as it is; None where it does not ask.
         server: phases that the server does itself (``Round.at_server``), on examples that are no client's: constants, too, of other
             names. What is done to clients' messages is not done to them.
         name: what it is called in records and reports; by default as the function that made ``round``.
@@ -276,6 +314,7 @@ class Algorithm(NamedTuple):
     buffers: bool = False
     personal: Personal | None = None
     server: tuple[Phase, ...] = ()
+    chances: Literal["relative", "absolute"] | None = None
     name: str | None = None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from fedfleet.simulator.block.batches import work
 from fedfleet.simulator.block.block import run_block
 from fedfleet.simulator.block.faults import Dropped, Faults
 from fedfleet.simulator.block.task import BlockTask
+from fedfleet.simulator.block.uplink import Remembering
 from fedfleet.simulator.driver.answers import Answers, Group, listed, merged
 from fedfleet.simulator.driver.at_server import at_server
 from fedfleet.simulator.driver.cutting import in_order, rooms_of_blocks, shared_out, sizes_of_blocks
@@ -35,7 +37,7 @@ from fedfleet.simulator.fleet.devices import Load
 from fedfleet.simulator.fleet.flights import Flight
 from fedfleet.simulator.fleet.late import Assignment
 from fedfleet.simulator.fleet.policies import rounded_up
-from fedfleet.simulator.fleet.responses import Fate, Federation
+from fedfleet.simulator.fleet.responses import Fate, Federation, chance
 from fedfleet.simulator.fleet.secagg import exchange
 from fedfleet.simulator.fleet.selection import Heard, Selection, Uniform, occurrences
 from fedfleet.simulator.work import Message, Phase
@@ -179,6 +181,7 @@ class EngineRound:
             seconds=responses.seconds,
             num_examples=num_examples,
             asked_s=self.clock_s,
+            weights=cohort.weights,
         )
         self.records.append(record)
         self.clock_s += responses.duration_s
@@ -209,6 +212,17 @@ class EngineRound:
             wasted = self._group(phase, asked.take(late), invited)
             merged(phase, [wasted], [self._start(wasted)(wasted.tasks)], self._start)
         return found
+
+    def chances(
+        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+    ) -> Tensor:
+        """Return the chance (S,) float64 that each of a cohort answers if it is asked now. Raises ConfigError."""
+        key = rng.fold(self._key("phase"), len(self.records))
+        load = self._load(phase, self._examples(cohort.clients), shared, inbox, steps)
+        with self._sampling():
+            return chance(
+                self._conditions.federation.during(phase), cohort.clients, cohort.copies, load, self.clock_s, key
+            )
 
     def _enough(self, record: PhaseRecord, answers: int, dropped: Sequence[Dropped] = ()) -> None:
         """Raise TooFewResponses where there are not enough answers."""
@@ -282,6 +296,18 @@ class EngineRound:
         """Return the rounds whose messages clients are still at work on."""
         return self._memory.flights.versions()
 
+    def hand_back(
+        self, phase: Phase, found: Reduced, *, shared: Message, own: Callable[[Mapping[str, Any]], Tree]
+    ) -> None:
+        """Send something more to the clients heard in a phase, which keep what comes of it."""
+        new, heard = own(shared.merged()), len(found.received)
+        new = T.stack([new] * heard)
+        before = self._own(phase, shared, found.received)
+        states = before._replace(own=new) if isinstance(before, Remembering) else new
+        self._memory.store.stage(found.received, states)
+        record = next(r for r in reversed(self.records) if r.phase == phase.name)
+        record.handed_back(shared, heard)
+
     def at_server(self, phase: Phase, *, shared: Message, own: Tree = None, steps: int | None = None) -> Done:
         """Work as a client does, on the server's own examples; no record is made of it. Raises ClientError."""
         key, self._draws_at_server = self._draws_at_server, rng.fold(self._draws_at_server, "next")
@@ -337,6 +363,7 @@ class EngineRound:
             steps=asked.steps,
             limit=asked.limit,
             inbox=asked.inbox,
+            weights=asked.weights,
             discount=discount,
             feedback=c.selection.feedback,
             faults=c.faults,
@@ -378,10 +405,7 @@ class EngineRound:
         for clients, own in answers.own if phase.own is not None else ():
             self._memory.store.stage(clients, own)
         clients = torch.cat([g.asked.clients[kept] for g, kept in zip(groups, answers.kept, strict=True)])
-        unit = [
-            torch.full((int(k.sum()),), g.discount, dtype=torch.float64)
-            for g, k in zip(groups, answers.kept, strict=True)
-        ]
+        unit = [_counts(g)[kept] for g, kept in zip(groups, answers.kept, strict=True)]
         values = {s: r.final(answers.partials[s]) for s, r in phase.reduce.items()}
         kept = {s: v._replace(device=self._conditions.device) for s, v in values.items() if isinstance(v, Stored)}
         return Reduced(values | kept, clients, answers.config, torch.cat(unit))
@@ -396,3 +420,9 @@ class EngineRound:
         mine = asked.take(seen)
         heard = Heard(self.index, mine.clients, loss[seen], mine.seconds, mine.num_examples)
         memory.selection = c.selection.observe(memory.selection, heard)
+
+
+def _counts(group: Group) -> Tensor:
+    """Return what the answers (C,) of a group count, float64."""
+    ones = torch.ones(len(group.asked.clients), dtype=torch.float64)
+    return group.discount * (ones if group.asked.weights is None else group.asked.weights)

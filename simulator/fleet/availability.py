@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.errors import ConfigError
 
 
 class Availability(Protocol):
@@ -36,6 +37,10 @@ class Always:
         """Return all true."""
         return torch.ones(len(clients), dtype=torch.bool)
 
+    def chance(self, clients: Tensor, seconds: Tensor, lasting: Tensor) -> Tensor:
+        """Return ones."""
+        return torch.ones(len(clients), dtype=torch.float64)
+
 
 @dataclass(frozen=True)
 class Bernoulli:
@@ -46,3 +51,21 @@ class Bernoulli:
     def online(self, key: Key, clients: Tensor, seconds: Tensor) -> Tensor:
         """Return independent draws, one a client."""
         return rng.bernoulli(rng.fold(key, "online", clients), self.rate)
+
+    def chance(self, clients: Tensor, seconds: Tensor, lasting: Tensor) -> Tensor:
+        """Return the rate: both questions of a phase share one draw."""
+        return torch.full((len(clients),), self.rate, dtype=torch.float64)
+
+
+def chances(model: Availability, clients: Tensor, seconds: Tensor, lasting: Tensor) -> Tensor:
+    """Return the chance (S,) float64 that clients (S,) are online at moments (S,) and again ``lasting`` (S,) seconds later.
+
+    Raises ConfigError for a model that does not tell.
+    """
+    of = getattr(model, "chance", None)
+    if of is None:
+        raise ConfigError(
+            f"availability: {type(model).__name__} has no method chance(clients, seconds, lasting), and the algorithm divides "
+            f"by chances: choose another availability, or algorithm.correction=fedau, which estimates them"
+        )
+    return of(clients, seconds, lasting)
