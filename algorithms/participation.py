@@ -135,6 +135,11 @@ class Counts(NamedTuple):
         passed = self.last[at] + 1 + self._cut(at, now, cutoff) * (cutoff or 0)
         return torch.where(complete > 0, passed.double() / complete.clamp(min=1), 1.0)
 
+    def invited(self, clients: Tensor) -> Counts:
+        """Return the counts after an invitation of clients that have rows."""
+        at = torch.searchsorted(self.clients, clients)
+        return self._replace(asked=self.asked.index_add(0, at, torch.ones_like(at)))
+
     def answered(self, clients: Tensor, now: Tensor, cutoff: int | None) -> Counts:
         """Return the counts after answers of clients that have rows."""
         at = torch.searchsorted(self.clients, clients)
@@ -220,8 +225,20 @@ def correcting(
         state, metrics = algorithm.round(at.state, cast(Round, turn))  # the rest of it is the round's own
         return Corrected(state, turn.memory), {**metrics, **turn.metrics}
 
+    def skipped(at: Corrected, rnd: Round) -> Corrected:
+        if (
+            how.kind == "mifa" and len(phases) == 1 and at.memory is not None
+        ):  # a round with nobody heard is a step, too
+            state, _ = algorithm.round(at.state, cast(Round, _Recalling(rnd, phases, of, at.memory)))
+            return Corrected(state, at.memory)
+        memory = at.memory
+        if how.count == "invitations":
+            for record in cast(Any, rnd).records:
+                memory = memory.with_new(record.clients).invited(record.clients) if record.phase == phase else memory
+        return Corrected(algorithm.skipped(at.state, rnd), memory)
+
     found = beneath(algorithm, lambda at: at.state)
-    return found._replace(init=init, round=round, phases=tuple(phases.values()), chances=how.asks)
+    return found._replace(init=init, round=round, skipped=skipped, phases=tuple(phases.values()), chances=how.asks)
 
 
 def inverse_chances(rnd: Round, phase: Phase, cap: float, *, cohort: Cohort, **asked: Any) -> tuple[Tensor, float]:
@@ -244,6 +261,19 @@ class _Slot(NamedTuple):
     def weighs(self) -> bool:
         """Whether the server has weights of its own."""
         return self.how.kind in ("known_p", "fedau") or self.how.chances
+
+    def recalled(self, heard: float, before: float, whole: float) -> float:
+        """Return how much of the mean of what is remembered MIFA steps by; so many of all have been heard, and before the round."""
+        if self.how.start == "wait":
+            return float(before > whole * (1 - 1e-9))
+        return whole / heard if self.how.start == "heard" else 1.0
+
+    def moved(self, step: Tree, shared: Message, buffers: Tree) -> Tree:
+        """Return the model that was sent, moved by a step, with the buffers of another tree, if it has any."""
+        if self.rates:
+            step = T.scale({p: shared.config["lr"][p] for p in step}, step)
+        z = T.map(lambda z, d: (z.double() + d).to(z.dtype), learnt(shared.send[self.slot]), step)
+        return {**z, BUFFERS: buffers[BUFFERS]} if BUFFERS in buffers else z
 
     def changed(self, phase: Phase) -> Phase:
         """Return a phase of the algorithm as it has to be."""
@@ -343,8 +373,7 @@ class _Correcting(Exchanging):
         if of.how.kind == "fedau":
             counts = self.memory.with_new(cohort.clients)
             after = counts.answered(found.received, self._now(counts, found.received), of.how.cutoff)
-            at = torch.searchsorted(counts.clients, cohort.clients)
-            self.memory = after._replace(asked=after.asked.index_add(0, at, torch.ones_like(at)))
+            self.memory = after.invited(cohort.clients)
         mean = found[of.slot]
         if of.how.normalise:
             return mean
@@ -371,14 +400,24 @@ class _Correcting(Exchanging):
             step = T.axpy(share, T.map(Tensor.double, learnt(weighted)), before.mean)
         elif of.how.kind == "fedvarp":
             step = T.add(before.mean, e)
-        elif of.how.start == "wait":
-            everybody = before.heard > whole * (1 - 1e-9)
-            step = mean if everybody else T.zeros_like(mean)
         else:
-            step = T.scale(whole / heard, mean) if of.how.start == "heard" else mean
-        if of.rates:
-            step = T.scale({p: shared.config["lr"][p] for p in step}, step)
+            step = T.scale(of.recalled(heard, before.heard, whole), mean)
         if not of.model:
             return T.map(lambda d, like: d.to(like.dtype), step, learnt(plain))
-        z = T.map(lambda z, d: (z.double() + d).to(z.dtype), learnt(shared.send[of.slot]), step)
-        return {**z, BUFFERS: plain[BUFFERS]} if BUFFERS in plain else z
+        return of.moved(step, shared, plain)
+
+
+class _Recalling(_Correcting):
+    """A round in which nobody is asked, and what is remembered is all there is."""
+
+    def invite(self, size: int, **given: Any) -> Cohort:
+        none = torch.zeros(0, dtype=torch.int64)
+        return Cohort(none, none)
+
+    def map_reduce(
+        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+    ) -> Reduced:
+        of, memory = self._of, self.memory
+        step = T.scale(of.recalled(memory.heard, memory.heard, float(self.problem.clients)), memory.mean)
+        value = of.moved(step, shared, shared.send[of.slot])
+        return Reduced({of.slot: value}, cohort.clients, {}, cohort.clients.double())

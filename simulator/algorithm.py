@@ -74,6 +74,10 @@ class Cohort:
         return len(self.clients)
 
 
+def _as_it_was(state: Any, rnd: Any) -> Any:
+    return state
+
+
 def positions(clients: Tensor, among: Tensor) -> Tensor:
     """Return where clients (R,) stand among others (S,), each of which is there once, in any order, and all of the R are."""
     order = among.argsort()
@@ -294,6 +298,8 @@ class Algorithm(NamedTuple):
             common factor, "absolute" as it is; None where it does not ask.
         server: phases that the server does itself (``Round.at_server``), on examples that are no client's: constants, too, of other
             names. What is done to clients' messages is not done to them.
+        skipped: ``(state, round) -> state`` after a round that too few have answered, where such a round counts
+            (``cohort.void: skip``): by default the state as it was. It asks no client, and may use the round's index and key.
         name: what it is called in records and reports; by default as the function that made ``round``.
 
     """
@@ -315,16 +321,21 @@ class Algorithm(NamedTuple):
     personal: Personal | None = None
     server: tuple[Phase, ...] = ()
     chances: Literal["relative", "absolute"] | None = None
+    skipped: Callable[[Any, Round], Any] = _as_it_was
     name: str | None = None
 
 
 def beneath(algorithm: Algorithm, state_of: Callable[[Any], Any]) -> Algorithm:
-    """Return an algorithm that is asked about states in which its own are, where ``state_of`` finds them; not yet its rounds."""
+    """Return an algorithm that is asked about states in which its own are, as ``state``, where ``state_of`` finds them.
+
+    Its rounds are not yet those of such states, but what it makes of a round that is skipped is.
+    """
     saddle, domains, own = algorithm.saddle, algorithm.domains, algorithm.personal
     return algorithm._replace(
         views={name: View(lambda at, v=v: v.params(state_of(at))) for name, v in algorithm.views.items()},
         domains=domains and (lambda at: domains(state_of(at))),
         saddle=saddle and (lambda at, problem: saddle(state_of(at), problem)),
+        skipped=lambda at, rnd: at._replace(state=algorithm.skipped(state_of(at), rnd)),
         personal=own and own._replace(message=lambda at, t: own.message(state_of(at), t)),
     )
 

@@ -54,6 +54,7 @@ class Conditions:
         shared_response_count: both phases of a round wait for the same share p_t of answers.
         min_responses, attempts, retry_s: a phase with fewer answers is void, and the round starts again with new cohorts after
             so many virtual seconds, so often in all.
+        skip_void: a round with a void phase is over instead: it counts, ``retry_s`` pass, and the algorithm is told.
         over_select: invite this many times as many clients as the algorithm asks for.
         stale_discount: use late answers of phases without client state in the phase of that name in a later round, with this
             weight a round of delay; None ignores them.
@@ -74,6 +75,7 @@ class Conditions:
     min_responses: int = 1
     attempts: int = 10
     retry_s: float = 1.0
+    skip_void: bool = False
     over_select: float = 1.0
     stale_discount: float | None = None
     train_all: bool = False
@@ -108,6 +110,7 @@ class EngineRound:
         self.asked_for: set[int] = set()  # sizes of the cohorts of all clients
         self.clock_s, self.sampling_s, self._root = started_s, 0.0, rng.key(conditions.seed)
         self._conditions, self._executor, self._memory = conditions, executor, memory
+        self._federation = conditions.federation.in_round(index)
         self._invitations, self._draws, self._draws_at_server = 0, self._key("client"), self._key("at server")
 
     @property
@@ -163,7 +166,7 @@ class EngineRound:
         count_key = self._key("responses") if c.shared_response_count else key
         num_examples = self._examples(cohort.clients)
         load = self._load(phase, num_examples, shared, inbox, steps)
-        federation = c.federation.during(phase)
+        federation = self._federation.during(phase)
         with self._sampling():
             who = federation, cohort.clients, cohort.copies
             responses, secured = exchange(phase.secure, *who, load, self.clock_s, key, count_key)
@@ -220,9 +223,7 @@ class EngineRound:
         key = rng.fold(self._key("phase"), len(self.records))
         load = self._load(phase, self._examples(cohort.clients), shared, inbox, steps)
         with self._sampling():
-            return chance(
-                self._conditions.federation.during(phase), cohort.clients, cohort.copies, load, self.clock_s, key
-            )
+            return chance(self._federation.during(phase), cohort.clients, cohort.copies, load, self.clock_s, key)
 
     def _enough(self, record: PhaseRecord, answers: int, dropped: Sequence[Dropped] = ()) -> None:
         """Raise TooFewResponses where there are not enough answers."""
@@ -249,7 +250,7 @@ class EngineRound:
         """
         c, flights, started = self._conditions, self._memory.flights, self.clock_s
         server = Server(
-            federation=c.federation.during(phase),
+            federation=self._federation.during(phase),
             clients=self.problem.clients,
             load=lambda clients: self._load(phase, self._examples(clients), messages[self.index]),
             root=rng.fold(self._root, "flights"),
@@ -316,7 +317,7 @@ class EngineRound:
     def _flown(self, phase: Phase, shared: Message, version: int, flights: list[Flight], invited: int) -> Group:
         """Return the work behind answers that started from one version."""
         clients = torch.tensor([f.client for f in flights])
-        partial = self._conditions.federation.during(phase).partial_work
+        partial = self._federation.during(phase).partial_work
         asked = Assignment(
             phase=phase.name,
             round=version,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.rng import Key
-from fedfleet.simulator.fleet.availability import Always, Availability, chances
+from fedfleet.simulator.fleet.availability import Always, Availability, InRounds, chances, in_round
 from fedfleet.simulator.fleet.devices import Alike, Devices, Load
 from fedfleet.simulator.fleet.policies import Deadline, ResponsePolicy, WaitAll
 from fedfleet.simulator.work import Phase
@@ -40,7 +40,7 @@ class Federation:
 
     """
 
-    availability: Availability = field(default_factory=Always)
+    availability: Availability | InRounds = field(default_factory=Always)
     devices: Devices = field(default_factory=Alike)
     policy: ResponsePolicy = field(default_factory=WaitAll)
     hazard: float = 0.0
@@ -49,6 +49,14 @@ class Federation:
     def during(self, phase: Phase) -> Federation:
         """Return how clients behave in a phase: work that means nothing unfinished is not stopped half way."""
         return replace(self, partial_work=self.partial_work and phase.work.divisible)
+
+    def in_round(self, round: int) -> Federation:
+        """Return how clients behave in a round: the same in all of its phases, and whenever it is tried again."""
+        return replace(self, availability=in_round(self.availability, round))
+
+    def online(self, key: Key, clients: Tensor, seconds: Tensor) -> Tensor:
+        """Return bool (S,), as the availability of a round does."""
+        return cast(Availability, self.availability).online(key, clients, seconds)
 
 
 class Responses(NamedTuple):
@@ -91,9 +99,9 @@ def outcomes(
     """
     f, own = federation, rng.fold(key, copies)
     invited = torch.as_tensor(at_s, dtype=torch.float64).expand(len(clients))
-    online = f.availability.online(key, clients, invited)
+    online = f.online(key, clients, invited)
     steps, seconds = _worked(f, clients, load, own)
-    failed = online & ~f.availability.online(key, clients, invited + seconds)
+    failed = online & ~f.online(key, clients, invited + seconds)
     if f.hazard:
         u = rng.uniform(rng.fold(own, "failure", clients), (), torch.float64)
         lifetime = -torch.log1p(-u) / f.hazard

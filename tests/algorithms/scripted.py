@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from harness import Bowl, Game, World, play, point, rows
@@ -36,6 +36,7 @@ class Scripted:
     script: Sequence[Sequence[int]]
     p: Sequence[float] = P
     asked: int = field(default=0)
+    varies: ClassVar[bool] = False
 
     def online(self, key: Any, clients: Tensor, seconds: Tensor) -> Tensor:
         here = torch.tensor(self.script[self.asked // 2])  # each phase asks twice
@@ -45,18 +46,25 @@ class Scripted:
     def chance(self, clients: Tensor, seconds: Tensor, lasting: Tensor) -> Tensor:
         return torch.tensor(self.p, dtype=torch.float64)[clients]
 
+    def long_run(self, clients: Tensor) -> Tensor:
+        return self.chance(clients, clients, clients)
+
 
 @dataclass(frozen=True)
 class Drawn:
     """Clients are online with chances of their own."""
 
     p: Sequence[float] = P
+    varies: ClassVar[bool] = False
 
     def online(self, key: Any, clients: Tensor, seconds: Tensor) -> Tensor:
         return rng.bernoulli(rng.fold(key, "online", clients), self.chance(clients, seconds, seconds))
 
     def chance(self, clients: Tensor, seconds: Tensor, lasting: Tensor) -> Tensor:
         return torch.tensor(self.p, dtype=torch.float64)[clients]
+
+    def long_run(self, clients: Tensor) -> Tensor:
+        return self.chance(clients, clients, clients)
 
 
 def origin() -> Any:

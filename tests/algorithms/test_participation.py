@@ -322,7 +322,7 @@ def test_cdma_with_memory_comes_to_the_saddle(name, kind):
     """Also where the same clients are heard in both phases, which biases plain CDMA even at equal chances."""
     options = {"alpha": 0.7} if name == "cdma_ada" else {}
     made = build(name, GAMES.task, ALL, steps=2, lr=0.1, batch_size=1, correction=kind, **options)
-    same = itertools.chain.from_iterable((h, h) for h in [*itertools.combinations(range(4), 2)] * 11)
+    same = itertools.chain.from_iterable((h, h) for h in [*itertools.combinations(range(4), 2)] * 14)
     z = scripted(made, GAMES, same, P_GAME, z=origin(), inner="batched")[-1]
     assert xy(z) == pytest.approx(SADDLE, abs=1e-9)
 
@@ -375,3 +375,41 @@ def test_buffers_are_averaged_and_never_remembered():
         plain = build("fedavg", where.task, CohortOptions(invite=6), steps=1, batch_size=4)
         a, b = (play(x, where, 2)[-1] for x in (made, plain))
         torch.testing.assert_close(flat(a["b"]), flat(b["b"]), rtol=1e-5, atol=1e-6)
+
+
+SILENT = [(0, 2), (), (0,)]
+"""The second round is answered by nobody."""
+
+
+def silent(correction: Any, **options: Any) -> list[float]:
+    made = build("fedavg", BOWLS.task, ALL, **TWO, correction=correction, **options)
+    availability = Scripted(SILENT)
+    given = {"federation": Federation(availability=availability), "skip_void": True}
+    return [w(z) for z in play(made, BOWLS, 3, **given)]
+
+
+def test_mifa_steps_by_what_is_remembered_where_nobody_is_heard():
+    s = (1 - (1 - 0.1 * A) ** 2).tolist()
+    y0, y2 = s[0] * (0 - 1), s[2] * (4 - 1)
+    first = 1 + (y0 + y2) / 4
+    assert silent("mifa")[:2] == pytest.approx([first, first + (y0 + y2) / 4], abs=1e-12)
+    heard = 1 + (y0 + y2) / 2
+    assert silent(EVERY_KIND["mifa, heard"])[:2] == pytest.approx([heard, heard + (y0 + y2) / 2], abs=1e-12)
+    assert silent(EVERY_KIND["mifa, wait"]) == [1, 1, 1]
+    falling = {"lr_schedule": {"kind": "power", "exponent": 1.0}}
+    assert silent("mifa", **falling)[1] == pytest.approx(first + (y0 + y2) / 4 / 2, abs=1e-12)
+
+
+def test_the_others_stay_and_count_the_round():
+    for correction in ("none", "known_p", "fedvarp", EVERY_KIND["fedau"], EVERY_KIND["fedau, invitations"]):
+        found = silent(correction)
+        assert found[0] == found[1] != found[2]
+    for name, divisor in (("fedau", 4), ("fedau, invitations", 4)):
+        x = silent(EVERY_KIND[name])[1]
+        delta = float((1 - (1 - 0.1 * A[0]) ** 2) * (0 - x))
+        assert silent(EVERY_KIND[name])[2] == pytest.approx(x + 1.0 * delta / divisor, abs=1e-12)
+    # client 0's second interval is of two rounds, and shows the time after
+    made = build("fedavg", BOWLS.task, ALL, **TWO, correction=EVERY_KIND["fedau, invitations"])
+    given = {"federation": Federation(availability=Scripted(SILENT)), "skip_void": True}
+    counts = list(records(made, BOWLS, 3, **given))[-1].state.memory
+    assert (counts.asked.tolist(), counts.last.tolist()) == ([3] * 4, [2, -1, 0, -1])

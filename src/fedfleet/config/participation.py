@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from fedfleet.config.schema import Config, named, options
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.errors import ConfigError
-from fedfleet.simulator.fleet.availability import chances
+from fedfleet.simulator.fleet.availability import Chances, chances, in_round
 from fedfleet.simulator.fleet.online.correlated import calibration_clients
 from fedfleet.simulator.fleet.responses import Federation
 from fedfleet.simulator.population import Population
@@ -19,8 +19,6 @@ EVEN = ("uniform", "round_robin", "poisson")
 """Selections that ask all clients equally often."""
 ALIKE = ("always", "bernoulli", "random_rate")
 """Models of availability under which all clients are heard equally often."""
-MOMENTS = torch.cat([torch.zeros(1, dtype=torch.float64), torch.logspace(0, 6, 24, dtype=torch.float64)])
-"""Virtual seconds at which chances are looked at before a run."""
 VISITS = 5  # of a client, below which what it remembers is rarely of use
 
 
@@ -115,15 +113,9 @@ def _chances(config: Config, federation: Federation, population: Population) -> 
     """Return a line about clients that are online less often than the cap allows for. Raises ConfigError."""
     ids = calibration_clients(population)
     none = torch.zeros(len(ids), dtype=torch.float64)
-    p = torch.stack([chances(federation.availability, ids, none + at, none) for at in MOMENTS]).mean(0)
-    kind = named(config, "availability")
-    if bool((p <= 0).any()):
-        raise ConfigError(
-            f"availability.kind={kind!r}: client {int(ids[p <= 0][0])} is never online, and {named(config, 'algorithm')} divides "
-            f"by its chance: choose another availability, or a correction that remembers (mifa, fedvarp)"
-        )
-    how = correction(config)
-    cap = getattr(how, "cap", torch.inf)
+    chances(federation.availability, ids, none, none, round=0)  # what cannot be divided by is said before the work
+    p = cast(Chances, in_round(federation.availability, 0)).long_run(ids)
+    cap = getattr(correction(config), "cap", torch.inf)
     rare = int((p * cap < 1).sum())
     if not rare:
         return []

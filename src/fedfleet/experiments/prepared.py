@@ -371,6 +371,7 @@ class Prepared:
             min_responses=c.min_responses,
             attempts=c.attempts,
             retry_s=c.retry_s,
+            skip_void=c.void == "skip",
             stale_discount=c.stale_discount if c.late == "keep" else None,
             train_all=self.config.executor.train_all,
             over_select=c.over_select,

@@ -74,7 +74,7 @@ def test_a_client_that_is_never_online_cannot_be_divided_by(monkeypatch):
         return (clients != 3).double()
 
     monkeypatch.setattr(Bernoulli, "chance", chance)
-    assert "client 3 is never online" in refused(lambda: experiment("known_p"), "availability.kind='bernoulli'")
+    assert "client 3 is heard is 0" in refused(lambda: experiment("known_p"), "availability: the chance")
     experiment("fedvarp")
 
 
