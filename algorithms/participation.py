@@ -12,7 +12,7 @@ correction applies to one slot of one phase that is reduced by a mean: models, c
     N, S             problem.clients, len(cohort)
     H                found.received, the clients heard
     p_i, 1/p_i       Round.chances, Cohort.weights
-    omega_i, K       Counts.weights, cutoff
+    omega_i, K       Counts.weights of fedau.py, cutoff
     v_i, y_i         what a client sends in the slot (of a model: how far it moved), own["last"]
     e_i = v_i - y_i  what it sends instead, so that the server keeps one tree in the place of N
     y-bar            Memory.mean = (1/N) sum_i y_i, float64
@@ -34,6 +34,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from fedfleet.algorithms.fedau import Counts
 from fedfleet.algorithms.options import ByName, refuse_others
 from fedfleet.simulator.author import (
     BUFFERS,
@@ -100,55 +101,6 @@ class Correction(ByName):
         if self.kind == "known_p" or self.chances:
             return "relative" if self.normalise else "absolute"
         return None
-
-
-class Counts(NamedTuple):
-    """Who answered when: clients (n,) int64 rising, and of each (n,) int64 its invitations, when it last answered, and the
-    intervals that are complete.
-    """
-
-    clients: Tensor
-    asked: Tensor
-    last: Tensor
-    complete: Tensor
-
-    @staticmethod
-    def nothing() -> Counts:
-        """Return the counts before the first round."""
-        none = torch.zeros(0, dtype=torch.int64)
-        return Counts(none, none, none, none)
-
-    def with_new(self, clients: Tensor) -> Counts:
-        """Return the counts with rows for more clients, that have not answered yet."""
-        every, place = torch.cat([self.clients, clients]).unique(return_inverse=True)
-        here = place[: len(self.clients)]
-
-        def column(known: Tensor, new: int) -> Tensor:
-            return torch.full_like(every, new).index_copy(0, here, known)
-
-        return Counts(every, column(self.asked, 0), column(self.last, -1), column(self.complete, 0))
-
-    def weights(self, clients: Tensor, now: Tensor, cutoff: int | None) -> Tensor:
-        """Return omega (S,) of clients that have rows: the mean of their complete intervals, 1 where there is none."""
-        at = torch.searchsorted(self.clients, clients)
-        complete = self.complete[at] + self._cut(at, now, cutoff)
-        passed = self.last[at] + 1 + self._cut(at, now, cutoff) * (cutoff or 0)
-        return torch.where(complete > 0, passed.double() / complete.clamp(min=1), 1.0)
-
-    def invited(self, clients: Tensor) -> Counts:
-        """Return the counts after an invitation of clients that have rows."""
-        at = torch.searchsorted(self.clients, clients)
-        return self._replace(asked=self.asked.index_add(0, at, torch.ones_like(at)))
-
-    def answered(self, clients: Tensor, now: Tensor, cutoff: int | None) -> Counts:
-        """Return the counts after answers of clients that have rows."""
-        at = torch.searchsorted(self.clients, clients)
-        complete = self.complete.index_add(0, at, self._cut(at, now, cutoff) + 1)
-        return self._replace(last=self.last.index_copy(0, at, now), complete=complete)
-
-    def _cut(self, at: Tensor, now: Tensor, cutoff: int | None) -> Tensor:
-        """Return how many intervals (S,) of the cutoff's length have been completed by silence since the last answer."""
-        return torch.zeros_like(now) if cutoff is None else (now - self.last[at] - 1) // cutoff
 
 
 class Memory(NamedTuple):

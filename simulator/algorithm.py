@@ -170,10 +170,8 @@ class Round(Protocol):
     ) -> Tensor:
         """Return the chance (S,) float64 that each of a cohort answers if it is asked now.
 
-        Args: as of ``map_reduce``, of which it is to be the next call. A server that goes on after the first answers hears less:
-        by a factor that is common to all only where devices are alike. Algorithms that ask say so (``Algorithm.chances``).
-
-        Raises ConfigError where the model of availability does not tell.
+        Args: as of ``map_reduce``, which is to be called next. A server that goes on after the first answers hears less.
+        Algorithms that ask say so (``Algorithm.chances``). Raises ConfigError where the model of availability does not tell.
         """
         ...
 
@@ -210,8 +208,7 @@ class Round(Protocol):
         """Send something more to the clients that were heard in a phase, which keep what comes of it as their state.
 
         Args:
-            phase: one of the algorithm's, with client state, that has been reduced in this round.
-            found: what it yielded.
+            phase, found: one with client state, and what it has yielded in this round.
             shared: what they are sent: counted with that phase, and neither taking time nor failing, for they are there.
             own: ``shared -> state``, of the structure of ``Phase.own``'s.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -16,16 +16,17 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Store, fillable
 from fedfleet.simulator.arithmetic.rng import Key
-from fedfleet.simulator.arithmetic.spool import FILED_BYTES, Spool
+from fedfleet.simulator.arithmetic.spool import Spool
 from fedfleet.simulator.arithmetic.stored import Stored
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.batches import work
 from fedfleet.simulator.block.block import run_block
-from fedfleet.simulator.block.faults import Dropped, Faults
+from fedfleet.simulator.block.faults import Dropped
 from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.block.uplink import Remembering
 from fedfleet.simulator.driver.answers import Answers, Group, listed, merged
 from fedfleet.simulator.driver.at_server import at_server
+from fedfleet.simulator.driver.conditions import Conditions
 from fedfleet.simulator.driver.cutting import in_order, rooms_of_blocks, shared_out, sizes_of_blocks
 from fedfleet.simulator.driver.memory import Memory
 from fedfleet.simulator.driver.records import PhaseRecord, message_size
@@ -37,54 +38,10 @@ from fedfleet.simulator.fleet.devices import Load
 from fedfleet.simulator.fleet.flights import Flight
 from fedfleet.simulator.fleet.late import Assignment
 from fedfleet.simulator.fleet.policies import rounded_up
-from fedfleet.simulator.fleet.responses import Fate, Federation, chance
+from fedfleet.simulator.fleet.responses import Fate, chance
 from fedfleet.simulator.fleet.secagg import exchange
-from fedfleet.simulator.fleet.selection import Heard, Selection, Uniform, occurrences
+from fedfleet.simulator.fleet.selection import Heard, occurrences
 from fedfleet.simulator.work import Message, Phase
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conditions:
-    """What is fixed for a run.
-
-    Attributes:
-        seed: the run's seed.
-        federation: how clients behave and whom the server waits for.
-        selection: whom it invites.
-        shared_response_count: both phases of a round wait for the same share p_t of answers.
-        min_responses, attempts, retry_s: a phase with fewer answers is void, and the round starts again with new cohorts after
-            so many virtual seconds, so often in all.
-        skip_void: a round with a void phase is over instead: it counts, ``retry_s`` pass, and the algorithm is told.
-        over_select: invite this many times as many clients as the algorithm asks for.
-        stale_discount: use late answers of phases without client state in the phase of that name in a later round, with this
-            weight a round of delay; None ignores them.
-        train_all: let late clients work too, and throw away what they send: a model that must not change for it.
-        block_size: clients a block, at most.
-        faults: what is done about clients at fault.
-        bytes_up: phase -> bytes that a client sends, as devices are told before any has sent them.
-        flop: phase -> floating-point operations an example.
-        filed_bytes: uploads of a block that are kept lie in a file from so many bytes on; changes no bit.
-        device: where the server computes with them, None for the CPU.
-
-    """
-
-    seed: int
-    federation: Federation = field(default_factory=Federation)
-    selection: Selection = field(default_factory=Uniform)
-    shared_response_count: bool = False
-    min_responses: int = 1
-    attempts: int = 10
-    retry_s: float = 1.0
-    skip_void: bool = False
-    over_select: float = 1.0
-    stale_discount: float | None = None
-    train_all: bool = False
-    block_size: int = 32
-    faults: Faults = field(default_factory=Faults)
-    bytes_up: Mapping[str, float] = field(default_factory=dict)
-    flop: Mapping[str, float] = field(default_factory=dict)
-    filed_bytes: int = FILED_BYTES
-    device: torch.device | None = None
 
 
 class TooFewResponses(FedfleetError):
@@ -406,7 +363,7 @@ class EngineRound:
         for clients, own in answers.own if phase.own is not None else ():
             self._memory.store.stage(clients, own)
         clients = torch.cat([g.asked.clients[kept] for g, kept in zip(groups, answers.kept, strict=True)])
-        unit = [_counts(g)[kept] for g, kept in zip(groups, answers.kept, strict=True)]
+        unit = [g.counts[kept] for g, kept in zip(groups, answers.kept, strict=True)]
         values = {s: r.final(answers.partials[s]) for s, r in phase.reduce.items()}
         kept = {s: v._replace(device=self._conditions.device) for s, v in values.items() if isinstance(v, Stored)}
         return Reduced(values | kept, clients, answers.config, torch.cat(unit))
@@ -421,9 +378,3 @@ class EngineRound:
         mine = asked.take(seen)
         heard = Heard(self.index, mine.clients, loss[seen], mine.seconds, mine.num_examples)
         memory.selection = c.selection.observe(memory.selection, heard)
-
-
-def _counts(group: Group) -> Tensor:
-    """Return what the answers (C,) of a group count, float64."""
-    ones = torch.ones(len(group.asked.clients), dtype=torch.float64)
-    return group.discount * (ones if group.asked.weights is None else group.asked.weights)

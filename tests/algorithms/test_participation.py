@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import BOWLS, GAMES, HEARD, HEARD_1, HEARD_2, P_GAME, SADDLE, P, Scripted, drawn, origin, scripted
 
+from fedfleet.algorithms.fedau import Counts
 from fedfleet.algorithms.options import CohortOptions
-from fedfleet.algorithms.participation import Counts
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.state import ClientStore
 from fedfleet.simulator.fleet.availability import Bernoulli
