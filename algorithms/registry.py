@@ -15,6 +15,7 @@ from fedfleet.algorithms.coral import coral
 from fedfleet.algorithms.ditto import DittoOptions, ditto
 from fedfleet.algorithms.drfa import DrfaOptions, drfa
 from fedfleet.algorithms.extra_step import extra_step
+from fedfleet.algorithms.f3ast import F3astOptions, FedLaAvgOptions, f3ast, fedlaavg
 from fedfleet.algorithms.fact import FactOptions, fact
 from fedfleet.algorithms.fedas import FedAsOptions, fedas
 from fedfleet.algorithms.fedasync import FedAsyncOptions, fedasync
@@ -74,6 +75,10 @@ ALGORITHMS: dict[str, Entry] = {
     "fednova": Entry(FedNovaOptions, fednova, "FedAvg of steps that are normalised by their number (Wang et al. 2020)"),
     "feddyn": Entry(FedDynOptions, feddyn, "a linear term of each client against client drift (Acar et al. 2021)"),
     "fedawe": Entry(FedAweOptions, fedawe, "clients make up for the rounds that they missed (Xiang et al. 2024)"),
+    "f3ast": Entry(F3astOptions, f3ast, "those of the clients online that are selected least (Ribero et al. 2022)"),
+    "fedlaavg": Entry(
+        FedLaAvgOptions, fedlaavg, "those online that were not heard for longest, with memory (Yan et al. 2020)"
+    ),
     "cluster_fedvarp": Entry(
         ClusterFedVarpOptions,
         cluster_fedvarp,

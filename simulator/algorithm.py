@@ -202,16 +202,16 @@ class Round(Protocol):
         """Return the rounds whose messages clients are still at work on."""
         ...
 
+    def online(self, cohort: Cohort) -> Tensor:
+        """Return which clients of a cohort are online now, a mask (S,): those of them that are invited next are found so."""
+        ...
+
     def hand_back(
         self, phase: Phase, found: Reduced, *, shared: Message, own: Callable[[Mapping[str, Any]], Tree]
     ) -> None:
-        """Send something more to the clients that were heard in a phase, which keep what comes of it as their state.
+        """Send something more to the clients ``found`` in a phase with client state, which keep ``own(shared)`` as their state.
 
-        Args:
-            phase, found: one with client state, and what it has yielded in this round.
-            shared: what they are sent: counted with that phase, and neither taking time nor failing, for they are there.
-            own: ``shared -> state``, of the structure of ``Phase.own``'s.
-
+        It is counted with that phase of this round, takes no time and does not fail, for they are there.
         """
         ...
 

@@ -173,6 +173,13 @@ class EngineRound:
             merged(phase, [wasted], [self._start(wasted)(wasted.tasks)], self._start)
         return found
 
+    def online(self, cohort: Cohort) -> Tensor:
+        """Return which clients of a cohort are online now, a mask (S,), as the next exchange will find them."""
+        key = rng.fold(self._key("phase"), len(self.records))
+        with self._sampling():
+            now = torch.full((len(cohort),), self.clock_s, dtype=torch.float64)
+            return self._federation.online(key, cohort.clients, now)
+
     def chances(
         self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
     ) -> Tensor:

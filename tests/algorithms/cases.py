@@ -67,6 +67,8 @@ CASES: dict[str, tuple[str, dict]] = {
     "cluster_fedvarp": ("classification", {"steps": 3, "batch_size": 7, "correction": "known_p"}),
     "amplified_fedavg": ("classification", {"steps": 3, "batch_size": 7, "period": 2}),
     "amplified_scaffold": ("classification", {"epochs": 1, "batch_size": 7, "period": 2}),
+    "f3ast": ("classification", {"steps": 3, "batch_size": 7, "select": 5, "beta": 0.2}),
+    "fedlaavg": ("classification", {"steps": 3, "batch_size": 7, "select": 5}),
     "mime": ("classification", {"epochs": 1, "batch_size": 7, "beta": 0.5}),
     "mimelite": ("classification", {"steps": 3, "batch_size": 7, "beta": 0.5}),
     "fedasync": ("classification", {"steps": 3, "batch_size": 7, "concurrency": 6, "mu": 0.1}),

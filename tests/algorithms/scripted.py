@@ -35,11 +35,12 @@ class Scripted:
 
     script: Sequence[Sequence[int]]
     p: Sequence[float] = P
+    asks: int = 2  # how often a phase asks
     asked: int = field(default=0)
     varies: ClassVar[bool] = False
 
     def online(self, key: Any, clients: Tensor, seconds: Tensor) -> Tensor:
-        here = torch.tensor(self.script[self.asked // 2])  # each phase asks twice
+        here = torch.tensor(self.script[self.asked // self.asks])
         self.asked += 1
         return torch.isin(clients, here)
 

@@ -39,7 +39,13 @@ def w(z: Any) -> float:
 
 def trace(name: str, where: World = BOWLS, heard: Any = HEARD, **options: Any) -> list[float]:
     made = build(name, where.task, ALL, **{**TWO, **options})
-    return [w(z) for z in scripted(made, where, [h for h in heard for _ in made.phases])]
+    on = [h for h in heard for _ in made.phases]
+    asks = 3 if name in ("f3ast", "fedlaavg") else 2
+    given = {"federation": Federation(availability=Scripted(on, asks=asks))}
+    with pytest.MonkeyPatch.context() as patch:
+        if asks == 3:  # ties go by the order of the invitations
+            script(patch, [range(4)] * len(heard))
+        return [w(z) for z in play(made, where, len(heard), **given)]
 
 
 TRACES: list[tuple[str, World, dict[str, Any], list[float]]] = [
@@ -63,6 +69,12 @@ TRACES: list[tuple[str, World, dict[str, Any], list[float]]] = [
     ("mime", BOWLS, {}, [1.019900, 1.017514, 1.004925, 0.963729, 0.858789, 0.798084]),
     ("mimelite", BOWLS, {}, [1.019900, 1.017514, 1.004901, 0.964156, 0.859446, 0.798779]),
     ("scaffold", BOWLS, {}, [1.190000, 1.234650, 1.265519, 0.727814, 0.615355, 0.625617]),
+    (
+        "f3ast",
+        BOWLS,
+        {"select": 1, "beta": 0.1},
+        [0.853846, 0.750514, 0.830067, 1.400361, 0.164423, 0.410374],
+    ),
     ("cluster_fedvarp", clustered(0, 0, 1, 1), {}, [1.190000, 1.343900, 1.552377, 0.754259, 0.235268, 0.730570]),
 ]
 
@@ -311,3 +323,43 @@ def test_samples_of_clients_are_played_by_all(subtests):
                 a = play(made[0], where, 1)[-1]
             assert w(a) == pytest.approx(w(play(made[1], where, 1)[-1]), abs=1e-12)
     assert list(itertools.islice(HEARD, 1)) == [(0, 2)]
+
+
+def chosen(name: str, heard: Any, **options: Any) -> list[list[int]]:
+    """Return which clients were invited in each round, of those online."""
+    made = build(name, BOWLS.task, ALL, **TWO, **options)
+    federation = Federation(availability=Scripted(heard, asks=3))
+    with pytest.MonkeyPatch.context() as patch:
+        script(patch, [range(4)] * len(heard))
+        return [r.phases[0].clients.tolist() for r in records(made, BOWLS, len(heard), federation=federation)]
+
+
+def test_f3ast_selects_those_that_are_selected_least():
+    assert chosen("f3ast", HEARD, select=1, beta=0.1) == [[0], [0], [1], [2], [3], [1]]
+    # a client that nobody selected loses rate as all do: both are the same to it
+    assert chosen("f3ast", [(0, 1, 2, 3)] * 4, select=2, beta=0.3) == [[0, 1], [2, 3], [0, 1], [2, 3]]
+
+
+def test_f3asts_rates_are_those_of_the_loop():
+    heard, beta = [(0, 2), (0,), (0, 1), (2, 3), (0, 3), (1, 2), (0, 1, 2, 3)], 0.25
+    p = torch.tensor([2.0, 4.0, 1.0, 1.0], dtype=torch.float64) / 8
+    where = World(Bowl(), rows(*[[(a, c)] * n for a, c, n in zip(A, C, (2, 4, 1, 1), strict=True)]))
+    r, x, expected = 2 * p, 1.0, []
+    for here in heard:
+        mine = torch.tensor(here)
+        best = mine[(p[mine] ** 2 / r[mine] ** 2).argsort(descending=True, stable=True)[:2]]
+        r = (1 - beta) * r
+        r[best] += beta
+        x += sum(float(p[i] / r[i]) * (1 - (1 - 0.1 * A[i]) ** 2) * (C[i] - x) for i in best.tolist())
+        expected.append(x)
+    found = trace("f3ast", where, heard, select=2, beta=beta, batch_size=4)
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_fedlaavg_asks_those_not_heard_for_longest_and_remembers_all():
+    heard = [(0, 1, 2), (0, 1, 2), (0, 2, 3), (0, 1), (1, 3)]
+    assert chosen("fedlaavg", heard, select=2) == [[0, 1], [0, 2], [0, 3], [0, 1], [1, 3]]
+    s = [1 - (1 - 0.1 * a) ** 2 for a in A]
+    first = 1 + s[0] * (0 - 1) / 4
+    second = first + (s[0] * (0 - 1) + s[1] * (1 - first)) / 4
+    assert trace("fedlaavg", heard=[(0, 1), (0, 1)], select=1) == pytest.approx([first, second], abs=1e-12)
