@@ -24,6 +24,7 @@ A round, both gradients at (w_{t-1}, lambda_{t-1}):
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -41,6 +42,7 @@ from fedfleet.algorithms.agnostic import (
     share_of,
     weighted_gradient,
 )
+from fedfleet.algorithms.domain_participation import DomainCorrection, Remembered, differing, nothing_sent
 from fedfleet.algorithms.mirror import Ball
 from fedfleet.algorithms.mixture import Dual, DualOptions
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, Options, Schedule
@@ -84,7 +86,11 @@ class AflOptions(Options):
     dual_gradient: Literal["per_domain", "single"] = "per_domain"
     """Figure 4: losses of a uniform cohort; or of one client a domain, in domains drawn uniformly."""
     estimator: Literal["horvitz_thompson", "ratio"] = "horvitz_thompson"
-    """What answers of some clients say of all: unbiased; or as shares of those heard, biased with less variance."""
+    """What answers of some clients say of all: sums, unbiased where all are as likely to be heard, or with ``correction``; or
+    shares of those heard, of less variance and biased: in lambda too, unless clients of one domain are heard as often."""
+    correction: DomainCorrection = DomainCorrection()
+    """What is done about clients that are heard less often than others, for the model and for lambda. Without it, lambda follows
+    who is heard, too, and does not say which domains are hard."""
     method: Literal["plain", "optimistic", "two_sequence", "best_response"] = "plain"
     """optimistic: steps along twice the gradient minus the last one; two_sequence: the same with the points that were played
     beside, which is the same where nothing is projected; best_response: lambda is the worst mixture for the losses of all domains
@@ -109,6 +115,16 @@ class AflOptions(Options):
             raise ValueError("strong_convexity is for method: best_response")
         if self.method == "best_response" and self.dual_gradient == "single":
             raise ValueError("method: best_response needs the losses of all domains: leave dual_gradient out")
+        if self.correction.remembers:
+            others = {
+                "gradient": "weighted",
+                "dual_gradient": "single",
+                "estimator": "ratio",
+                "method": "best_response",
+            }
+            for name, value in others.items():
+                if getattr(self, name) == value:
+                    raise ValueError(f"{name}={value}: correction: memory has no use for it: leave one of them out")
         sgd = self.optimizer == ClientOptimizer()
         if self.method == "two_sequence" and not (sgd and self.dual.kind == "euclidean"):
             raise ValueError(
@@ -155,7 +171,7 @@ class Before(NamedTuple):
 
 
 class State(NamedTuple):
-    """The point (w_t, lambda_t), the last known losses (p,) float64 or NaN, the means over t >= 1, and what the step remembers."""
+    """The point (w_t, lambda_t), the last known losses (p,) float64 or NaN, the means over t >= 1, and what steps remember."""
 
     z: Tree
     mixture: Tensor
@@ -164,6 +180,7 @@ class State(NamedTuple):
     mixture_mean: Tensor
     optimizer: Any
     before: Before | None
+    remembered: Remembered | None = None
 
 
 def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
@@ -171,17 +188,25 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     optimizer, ball = options.optimizer.build(), Ball(options.mirror, options.radius)
     single, responds = options.dual_gradient == "single", options.method == "best_response"
     plan, losses_too = BatchPlan(size=options.batch_size, steps=options.steps), not options.asks_losses
-    train = Phase(
-        name="gradient",
-        work=weighted_gradient(plan, losses=losses_too),
-        reduce={"g": Total(), **({"loss": ByDomainMean()} if losses_too else {})},
-        weight="num_examples",
+    how, work = options.correction, weighted_gradient(plan, losses=losses_too)
+    train = how.changed(
+        Phase(
+            name="gradient",
+            work=work,
+            reduce={"g": Total(), **({"loss": ByDomainMean()} if losses_too else {})},
+            weight="num_examples",
+        )
     )
-    measure = Phase(
-        name="loss",
-        work=loss_at_z(None if responds else options.batch_size),
-        reduce={"loss": ByDomainMean()},
-        weight="uniform" if single else "num_examples",
+    if how.remembers:
+        by_domain_too = {"g": ByDomainMean(), "loss": ByDomainMean()}
+        train = replace(train, work=differing(work), reduce=by_domain_too, own=nothing_sent, dated=True)
+    measure = how.changed(
+        Phase(
+            name="loss",
+            work=loss_at_z(None if responds else options.batch_size),
+            reduce={"loss": ByDomainMean()},
+            weight="uniform" if single else "num_examples",
+        )
     )
 
     def step(z: Tree, lr: float, d: Tree) -> Tree:
@@ -196,36 +221,49 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
                     f"algorithm.method='best_response': it needs the losses of all clients: set cohort.invite={problem.clients}"
                 )
         start = dual.start()
-        return State(z, start, torch.full_like(start, torch.nan), z, start, optimizer.init(z), None)
+        none = torch.full_like(start, torch.nan)
+        known = Remembered.nothing(z, len(start)) if how.remembers else None
+        return State(z, start, none, z, start, optimizer.init(z), None, known)
 
     def losses(state: State, rnd: Round, shared: Message) -> tuple[Tensor, Tensor]:
         domains = len(state.mixture)
         uniform = torch.full((domains,), 1 / domains, dtype=torch.float64)
         invited = by_shares(rnd, cohort.invite, uniform) if single else rnd.invite(cohort.invite)
-        return told(
-            rnd.map_reduce(measure, shared=shared, cohort=invited),
-            state,
-            rnd,
-            "single" if single else "ratio" if responds else options.estimator,
-        )
+        invited = how.weighed(rnd, measure, invited, shared=shared)
+        found = rnd.map_reduce(measure, shared=shared, cohort=invited)
+        estimator = "single" if single else "ratio" if responds else options.estimator
+        return told(found, state, rnd, estimator, how.answers(found, invited))
 
-    def told(found: Reduced, state: State, rnd: Round, how: str) -> tuple[Tensor, Tensor]:
+    def told(found: Reduced, state: State, rnd: Round, estimator: str, answers: float) -> tuple[Tensor, Tensor]:
         """Return the estimate of all losses, and those known."""
         known_losses = learnt(found, state.losses)
-        return estimated(found, rnd.problem, known_losses, how), known_losses
+        return estimated(found, rnd.problem, known_losses, estimator, answers), known_losses
 
-    def gradients(state: State, mixture: Tensor, rnd: Round, shared: Message) -> tuple[Tree, Reduced]:
+    def gradients(state: State, mixture: Tensor, rnd: Round, shared: Message) -> tuple[Tree, Reduced, float]:
+        """Return g_w, what was heard, and for how many clients that stands."""
         if options.gradient == "weighted":
-            found = rnd.map_reduce(train, shared=shared, cohort=by_shares(rnd, cohort.invite, mixture))
-            return T.scale(1 / float(found.unit.sum()), found["g"]), found
+            drawn = how.weighed(rnd, train, by_shares(rnd, cohort.invite, mixture), shared=shared)
+            found = rnd.map_reduce(train, shared=shared, cohort=drawn)
+            answers = how.answers(found, drawn)
+            return T.scale(1 / answers, found["g"]), found, answers
         invited = rnd.invite(cohort.invite)
         scale = share_of(rnd.problem, invited, mixture).to(T.leaves(state.z)[0].dtype)
+        invited = how.weighed(rnd, train, invited, shared=shared, inbox=scale)
         found = rnd.map_reduce(train, shared=shared, cohort=invited, inbox=scale)
+        answers = how.answers(found, invited)
         if options.estimator == "ratio":
             heard = float(found.unit @ found.config["scale"])
             # It is 0 where lambda gives those heard no weight, and then g is 0 too.
-            return T.scale(1 / heard if heard else 0.0, found["g"]), found
-        return T.scale(rnd.problem.clients / float(found.unit.sum()), found["g"]), found
+            return T.scale(1 / heard if heard else 0.0, found["g"]), found, answers
+        return T.scale(rnd.problem.clients / answers, found["g"]), found, answers
+
+    def recalled(state: State, rnd: Round, shared: Message) -> tuple[Tree, Tensor, Tensor, Remembered]:
+        """Return g_w and the losses of all that is remembered, those known, and what is remembered."""
+        assert state.remembered is not None
+        found = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))
+        known = state.remembered.after(found, rnd.problem)
+        heard = state.losses.isfinite().index_fill(0, found["loss"].domain, True)
+        return known.gradient(state.mixture, state.z), known.losses, known.losses.where(heard, torch.nan), known
 
     def rates(dual: Dual, t: int) -> tuple[float, float]:
         """Return gamma_w and gamma_lambda of round t."""
@@ -241,8 +279,12 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
         shared = Message({"z": state.z}, {"local_lr": options.local_lr or now})
         asked = losses(state, rnd, shared) if options.asks_losses else None
         answer = dual.best(asked[0]) if responds and asked is not None else None
-        g, heard = gradients(state, state.mixture if answer is None else answer, rnd, shared)
-        found, known_losses = told(heard, state, rnd, options.estimator) if asked is None else asked
+        known = None
+        if how.remembers:
+            g, found, known_losses, known = recalled(state, rnd, shared)
+        else:
+            g, heard, answers = gradients(state, state.mixture if answer is None else answer, rnd, shared)
+            found, known_losses = told(heard, state, rnd, options.estimator, answers) if asked is None else asked
         g_mixture = dual.gradient(found, state.mixture)
         before, moments = Before(g, g_mixture), state.optimizer
         if options.method == "two_sequence":
@@ -271,6 +313,7 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
             mixture_mean=state.mixture_mean + (mixture - state.mixture_mean) / t,
             optimizer=moments,
             before=before if remembers else None,
+            remembered=known,
         )
         return new, {
             "worst_loss": float(known_losses.nan_to_num(-torch.inf).max()),
@@ -291,5 +334,13 @@ def afl(options: AflOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     proven = options.theory is not None or options.strong_convexity is not None
     rounds = None if options.theory is None else options.theory.rounds
     return Algorithm(
-        init, round, phases, {"global": view}, domains=by_domain, saddle=saddle, convex=proven, rounds=rounds
+        init,
+        round,
+        phases,
+        {"global": view},
+        domains=by_domain,
+        saddle=saddle,
+        convex=proven,
+        rounds=rounds,
+        chances=how.asks(options.estimator == "ratio"),
     )

@@ -110,14 +110,15 @@ def learnt(found: Reduced, known: Tensor) -> Tensor:
     return known.index_copy(0, heard.domain, heard.value.double())
 
 
-def estimated(found: Reduced, problem: Problem, known_losses: Tensor, estimator: str) -> Tensor:
+def estimated(found: Reduced, problem: Problem, known_losses: Tensor, estimator: str, answers: float) -> Tensor:
     """Return the losses (p,) of all domains from those of the clients heard.
 
     "horvitz_thompson": (N/S) sum n_i L_i / m_k, 0 for a domain nobody answered for; "ratio": ``known_losses``, their mean where
-    there is none yet; "single": p times the mean over all answers, of clients drawn from domains drawn uniformly.
+    there is none yet; "single": p times the mean over all answers, of clients drawn from domains drawn uniformly. S is ``answers``:
+    those heard, where all are as likely to be; those invited, where each is weighted by one over its chance.
     """
     heard, examples = found["loss"], of_problem(problem).examples
-    value, weight, answers = heard.value.double(), heard.weight.double(), float(found.unit.sum())
+    value, weight = heard.value.double(), heard.weight.double()
     if estimator == "ratio":
         return known_losses.where(known_losses.isfinite(), known_losses.nanmean().nan_to_num())
     drawn = len(examples) if estimator == "single" else problem.clients / examples[heard.domain].double()

@@ -27,6 +27,7 @@ from pydantic import Field, model_validator
 
 from fedfleet.algorithms.local import Evaluate, Local, full_local, gradient, local_training
 from fedfleet.algorithms.options import CohortOptions, LocalOptions, refuse_others
+from fedfleet.algorithms.participation import Correction, correcting
 from fedfleet.algorithms.theory import CdmaTheory
 from fedfleet.simulator.author import (
     Algorithm,
@@ -57,11 +58,17 @@ class CdmaOptions(LocalOptions):
     gradient_chunk: int = Field(default=500, ge=1)
     """Examples a client takes at once while it averages its full local gradient. It bounds memory and changes no result, unless
     the task draws noise for a batch, or normalises by it: then it is the B of Eq. (2)."""
+    correction: Correction = Correction()
+    """What is done about clients that are heard less often than others: to the gradients of the first phase, where the bias is."""
+    weigh_models: bool = False
+    """known_p and fedau: weigh the second phase's mean too, which the fixed point does not need."""
     share_noise: bool = True
     """Take the same noise at both points of Eq. (2) and (3), where the task draws any; false is the released code."""
 
     @model_validator(mode="after")
     def _one_schedule(self) -> CdmaOptions:
+        if self.weigh_models and self.correction.kind not in ("known_p", "fedau"):
+            raise ValueError(f"weigh_models=True: correction={self.correction.kind} has no weights: leave it out")
         practical = {"lr", "dual_lr", "lr_schedule", "decay", "alpha"} & type(self).model_fields.keys()
         if self.theory is not None:
             refuse_others(self, "theory", set(), practical)
@@ -177,4 +184,7 @@ def _cdma(variant: str, options: CdmaOptions, task: Task, cohort: CohortOptions,
 
     phases = (collect, update) if correct else (update,)
     view = View(lambda state: state.z)
-    return Algorithm(init, round, phases, {"global": view}, requires=("x", "y"), same_cohort=True)
+    made = Algorithm(init, round, phases, {"global": view}, requires=("x", "y"), same_cohort=True)
+    if correct:
+        return correcting(options.correction, made, "gradient", "r", also="update" if options.weigh_models else None)
+    return correcting(options.correction, made, "update", "z", model=True, rates=True)

@@ -17,9 +17,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedfleet.algorithms.local import Direction, Local, gradient
-from fedfleet.simulator.author import At, Batch, BatchPlan, Key, LocalWork, Message, Ops, Stage, T, Tree
+from fedfleet.simulator.author import At, Batch, BatchPlan, Key, LocalWork, Message, Ops, Problem, Stage, T, Tree
 
 
 class Drift(NamedTuple):
@@ -33,6 +34,13 @@ class Drift(NamedTuple):
 def no_control(shared: Mapping[str, Any]) -> Tree:
     """Return the control variate of a client that has none yet: zeros."""
     return T.zeros_like(shared["z"])
+
+
+def share(clients: Tensor, problem: Problem, weight: str) -> float:
+    """Return what these clients weigh of all: |S| / N where all count alike."""
+    if weight == "uniform" or problem.num_examples is None:
+        return len(clients) / problem.clients
+    return float(problem.num_examples(clients).sum()) / (problem.clients * problem.mean_examples)
 
 
 def controlled(plan: BatchPlan, direction: Direction = gradient, parts: tuple[str, ...] | None = None) -> LocalWork:

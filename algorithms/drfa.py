@@ -23,6 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedfleet.algorithms.agnostic import by_shares, estimated, learnt, loss_at_z, of_problem, share_of
+from fedfleet.algorithms.domain_participation import ChanceCorrection
 from fedfleet.algorithms.lambda_sets import Simplex
 from fedfleet.algorithms.mirror import Ball
 from fedfleet.algorithms.mixture import Dual, DualOptions
@@ -71,6 +72,8 @@ class DrfaOptions(Options):
     """Least weight of a domain, on the whole simplex: lambda is mixed with the uniform one."""
     radius: float | None = Field(default=None, gt=0)
     """W is the ball of that radius around 0, and every step, of clients and server, is projected onto it; null: all models."""
+    correction: ChanceCorrection = ChanceCorrection()
+    """What is done about clients that are heard less often than others, for the model and for lambda."""
     average: bool = True
     """Evaluate the mean of the models after each round, as the paper returns; otherwise the last."""
 
@@ -119,6 +122,8 @@ def drfa(options: DrfaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     measure = Phase(
         name="loss", work=loss_at_z(options.batch_size), reduce={"loss": ByDomainMean()}, weight="num_examples"
     )
+    how = options.correction
+    train, measure = how.changed(train), how.changed(measure)
 
     def init(z: Tree, key: Key, problem: Problem) -> State:
         dual = Dual.of(options.dual, of_problem(problem).examples)
@@ -144,12 +149,16 @@ def drfa(options: DrfaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
             inbox = share_of(rnd.problem, invited, state.mixture).to(T.leaves(state.z)[0].dtype)
             of = float(rnd.problem.clients)
         shared = Message({"z": state.z}, {"lr": lr, "snapshot_at": at})
+        invited = how.weighed(rnd, train, invited, shared=shared, inbox=inbox)
         found = rnd.map_reduce(train, shared=shared, cohort=invited, inbox=inbox)
-        objective, share = task.objectives["train"], of / float(found.unit.sum())
+        objective, share = task.objectives["train"], of / how.answers(found, invited)
         z, snapshot = (ball.step(objective, state.z, lr * share, found[slot]) for slot in ("total", "snapshot"))
-        heard = rnd.map_reduce(measure, shared=Message({"z": snapshot}), cohort=rnd.invite(cohort.invite))
+        shared = Message({"z": snapshot})
+        invited = how.weighed(rnd, measure, rnd.invite(cohort.invite), shared=shared)
+        heard = rnd.map_reduce(measure, shared=shared, cohort=invited)
         known_losses = learnt(heard, state.losses)
-        losses = estimated(heard, rnd.problem, known_losses, "horvitz_thompson")
+        answers = how.answers(heard, invited)
+        losses = estimated(heard, rnd.problem, known_losses, "horvitz_thompson", answers)
         gamma = options.steps * options.dual.lr * options.gamma_decay ** (rnd.index + 1)
         mixture = dual.step(state.mixture, dual.gradient(losses, state.mixture), gamma)
         mixture = options.lambda_floor + (1 - len(mixture) * options.lambda_floor) * mixture
@@ -161,4 +170,5 @@ def drfa(options: DrfaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     def by_domain(state: State) -> dict[str, Tensor]:
         return {"lambda": state.mixture, "train_loss": state.losses}
 
-    return Algorithm(init, round, (train, measure), {"global": view}, domains=by_domain)
+    chances = how.asks(ratio=False)
+    return Algorithm(init, round, (train, measure), {"global": view}, domains=by_domain, chances=chances)

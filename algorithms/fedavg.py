@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedfleet.algorithms.local import Direction, carried, gradient, local_training
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions, ServerOptimizer
+from fedfleet.algorithms.participation import Correction, correcting
 from fedfleet.simulator.author import (
     Algorithm,
     Key,
@@ -45,6 +46,8 @@ class FedAvgOptions(AveragingOptions):
     """Options of FedAvg."""
 
     server_optimizer: ServerOptimizer = ServerOptimizer()
+    correction: Correction = Correction()
+    """What is done about clients that are heard less often than others."""
 
 
 class FedOptOptions(FedAvgOptions):
@@ -97,7 +100,7 @@ def averaging(
         d, moments = optimizer.update(state.server, T.sub(state.z, mean), state.z)
         return State(carried(task.objectives["train"].step(state.z, server.lr, d), mean), moments), {}
 
-    return Algorithm(
+    made = Algorithm(
         init,
         round,
         (train,),
@@ -105,3 +108,4 @@ def averaging(
         buffers=True,
         personal=Personal(message, work),  # what a client has at the end of its round: the global model, fine-tuned
     )
+    return correcting(options.correction, made, "train", "z", model=True, rates=True)

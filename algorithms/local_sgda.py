@@ -16,12 +16,21 @@ from typing import Any
 
 from fedfleet.algorithms.local import local_training
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
+from fedfleet.algorithms.participation import Correction, correcting
 from fedfleet.simulator.author import Algorithm, Key, LocalWork, Mean, Message, Phase, Problem, Round, Task, Tree, View
 
 
-def local_sgda(options: LocalOptions, task: Task, cohort: CohortOptions) -> Algorithm:
+class SgdaOptions(LocalOptions):
+    """Options of local SGDA."""
+
+    correction: Correction = Correction()
+    """What is done about clients that are heard less often than others."""
+
+
+def local_sgda(options: SgdaOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build local SGDA; its state is z."""
-    return averaged(options, task, cohort, local_training(options.plan()))
+    made = averaged(options, task, cohort, local_training(options.plan()))
+    return correcting(options.correction, made, "train", "z", model=True, rates=True)
 
 
 def averaged(

@@ -46,11 +46,13 @@ class CohortOptions(Options):
     partial_work: bool = False
     """Under a deadline, a slow client sends what it has after as many local steps as it can finish in time."""
     min_responses: int = Field(default=1, ge=1)
-    """A phase with fewer answers is void and the round starts again with new cohorts."""
+    """A phase with fewer answers is void; ``void`` says what follows."""
+    void: Literal["retry", "skip"] = "retry"
+    """retry: a round with a void phase starts again with new cohorts; skip: it counts, and the model stays as it was."""
     attempts: int = Field(default=10, ge=1)
-    """Cohorts tried for a round before the run gives up."""
+    """Cohorts tried for a round before the run gives up (retry)."""
     retry_s: float = Field(default=1.0, ge=0, le=1e9)
-    """Virtual seconds between a void attempt and the next."""
+    """Virtual seconds between a void attempt and the next, or the next round (skip)."""
     late: Literal["discard", "keep"] = "discard"
     """What becomes of answers that come too late: thrown away, or used in the same phase of a later round."""
     stale_discount: float = Field(default=0.5, gt=0, le=1)

@@ -6,21 +6,28 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedfleet.algorithms.afl import AflOptions, afl
+from fedfleet.algorithms.amplified import AmplifiedFedAvgOptions, PeriodOptions, amplified_fedavg, amplified_scaffold
 from fedfleet.algorithms.catalyst import CatalystOptions, catalyst_scaffold_s
 from fedfleet.algorithms.cdma import AdaOptions, CdmaOptions, cdma_ada, cdma_nc, cdma_one
+from fedfleet.algorithms.cluster_fedvarp import ClusterFedVarpOptions, cluster_fedvarp
 from fedfleet.algorithms.coda import CodaOptions, CodascaOptions, coda_plus, codasca
 from fedfleet.algorithms.coral import coral
 from fedfleet.algorithms.ditto import DittoOptions, ditto
 from fedfleet.algorithms.drfa import DrfaOptions, drfa
 from fedfleet.algorithms.extra_step import extra_step
+from fedfleet.algorithms.f3ast import F3astOptions, FedLaAvgOptions, f3ast, fedlaavg
 from fedfleet.algorithms.fact import FactOptions, fact
 from fedfleet.algorithms.fedas import FedAsOptions, fedas
+from fedfleet.algorithms.fedasync import FedAsyncOptions, fedasync
 from fedfleet.algorithms.fedavg import AveragingOptions, FedAvgOptions, FedOptOptions, fedavg
+from fedfleet.algorithms.fedawe import FedAweOptions, fedawe
 from fedfleet.algorithms.fedbabu import FedBabuOptions, fedbabu
 from fedfleet.algorithms.fedbuff import FedBuffOptions, fedbuff
+from fedfleet.algorithms.feddyn import FedDynOptions, feddyn
 from fedfleet.algorithms.fedga import FedGaOptions, fedga
 from fedfleet.algorithms.fediir import FedIirOptions, fediir
 from fedfleet.algorithms.fedmm import FedMmOptions, fedmm
+from fedfleet.algorithms.fednova import FedNovaOptions, fednova
 from fedfleet.algorithms.fedpac import FedPacOptions, fedpac
 from fedfleet.algorithms.fedper import fedbn, fedper, lg_fedavg
 from fedfleet.algorithms.fedprox import FedProxOptions, fedprox
@@ -33,9 +40,10 @@ from fedfleet.algorithms.fedsr import FedSrOptions, fedsr
 from fedfleet.algorithms.gt_gda import gt_gda
 from fedfleet.algorithms.gt_hsgd import GtHsgdOptions, gt_hsgd
 from fedfleet.algorithms.irm import irm
-from fedfleet.algorithms.local_sgda import local_sgda
+from fedfleet.algorithms.local_sgda import SgdaOptions, local_sgda
 from fedfleet.algorithms.local_sgda_plus import SgdaPlusOptions, local_sgda_plus
 from fedfleet.algorithms.mcd import McdOptions, mcd
+from fedfleet.algorithms.mime import MimeOptions, mime, mimelite
 from fedfleet.algorithms.omg import OmgOptions, omg
 from fedfleet.algorithms.options import CohortOptions, LocalOptions, Options
 from fedfleet.algorithms.parallel_sgda import ParallelOptions, parallel_sgda
@@ -64,6 +72,29 @@ ALGORITHMS: dict[str, Entry] = {
     "fedbuff": Entry(FedBuffOptions, fedbuff, "asynchronous FedAvg with a buffer (Nguyen et al. 2022)"),
     "fedprox": Entry(FedProxOptions, fedprox, "FedAvg with a proximal term (Li et al. 2020)"),
     "scaffold": Entry(ScaffoldOptions, scaffold, "control variates against client drift (Karimireddy et al. 2020)"),
+    "fednova": Entry(FedNovaOptions, fednova, "FedAvg of steps that are normalised by their number (Wang et al. 2020)"),
+    "feddyn": Entry(FedDynOptions, feddyn, "a linear term of each client against client drift (Acar et al. 2021)"),
+    "fedawe": Entry(FedAweOptions, fedawe, "clients make up for the rounds that they missed (Xiang et al. 2024)"),
+    "f3ast": Entry(F3astOptions, f3ast, "those of the clients online that are selected least (Ribero et al. 2022)"),
+    "fedlaavg": Entry(
+        FedLaAvgOptions, fedlaavg, "those online that were not heard for longest, with memory (Yan et al. 2020)"
+    ),
+    "cluster_fedvarp": Entry(
+        ClusterFedVarpOptions,
+        cluster_fedvarp,
+        "FedVARP with a memory of clusters at the server (Jhunjhunwala et al. 2022)",
+    ),
+    "amplified_fedavg": Entry(
+        AmplifiedFedAvgOptions, amplified_fedavg, "one long step for each period of participation (Wang & Ji 2022)"
+    ),
+    "amplified_scaffold": Entry(
+        PeriodOptions,
+        amplified_scaffold,
+        "the same with control variates that change by the period (Crawshaw & Liu 2024)",
+    ),
+    "mime": Entry(MimeOptions, mime, "steps with the server's momentum: two phases (Karimireddy et al. 2021)"),
+    "mimelite": Entry(MimeOptions, mimelite, "the same with plain local gradients: one phase (ibid.)"),
+    "fedasync": Entry(FedAsyncOptions, fedasync, "each model is mixed in as it comes (Xie et al. 2019)"),
     "afl": Entry(AflOptions, afl, "agnostic: the worst mixture of domains (Mohri et al. 2019)"),
     "drfa": Entry(DrfaOptions, drfa, "AFL with local steps: two phases (Deng et al. 2020)"),
     "qffl": Entry(QfflOptions, qffl, "q-FFL: weight by a power of the loss (Li et al. 2020)"),
@@ -105,7 +136,7 @@ ALGORITHMS: dict[str, Entry] = {
     ),
     "mcd": Entry(McdOptions, mcd, "two heads driven apart on a target, centralised (Saito et al. 2018)"),
     "parallel_sgda": Entry(ParallelOptions, parallel_sgda, "one server step along full local gradients; minimax"),
-    "local_sgda": Entry(LocalOptions, local_sgda, "local descent-ascent, averaged (Deng & Mahdavi 2021); minimax"),
+    "local_sgda": Entry(SgdaOptions, local_sgda, "local descent-ascent, averaged (Deng & Mahdavi 2021); minimax"),
     "local_sgda_plus": Entry(SgdaPlusOptions, local_sgda_plus, "local SGDA with a snapshot of x (ibid.); minimax"),
     "extra_step": Entry(LocalOptions, extra_step, "local steps that look ahead (Beznosikov et al. 2020); minimax"),
     "catalyst_scaffold_s": Entry(
@@ -120,7 +151,7 @@ ALGORITHMS: dict[str, Entry] = {
         FedMmOptions, fedmm, "local descent-ascent with duals that bridge clients (Shen et al. 2023); minimax"
     ),
     "fedsgda": Entry(OneStepOptions, fedsgda, "one local step of descent-ascent, averaged; minimax"),
-    "fedavg_sgda": Entry(LocalOptions, local_sgda, "what FedMM calls local_sgda; minimax"),
+    "fedavg_sgda": Entry(SgdaOptions, local_sgda, "what FedMM calls local_sgda; minimax"),
     "fedprox_sgda": Entry(ProximalOptions, fedprox_sgda, "local_sgda with a proximal term of each player; minimax"),
     "fedrobust": Entry(FedRobustOptions, fedrobust, "against affine shifts of inputs (Reisizadeh et al. 2020)"),
     "gt_gda": Entry(LocalOptions, gt_gda, "gradient tracking, reconstructed (Tsaknakis et al. 2020); minimax"),

@@ -15,9 +15,8 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from pydantic import Field
-from torch import Tensor
 
-from fedfleet.algorithms.control import controlled, no_control
+from fedfleet.algorithms.control import controlled, no_control, share
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
 from fedfleet.simulator.author import Algorithm, Key, Mean, Message, Phase, Problem, Round, T, Task, Tree, View
 
@@ -50,12 +49,6 @@ def scaffold(options: ScaffoldOptions, task: Task, cohort: CohortOptions) -> Alg
         difference="dz",
     )
 
-    def share(clients: Tensor, problem: Problem) -> float:
-        """Return what these clients weigh of all: |S| / N where all count alike."""
-        if options.weight == "uniform" or problem.num_examples is None:
-            return len(clients) / problem.clients
-        return float(problem.num_examples(clients).sum()) / (problem.clients * problem.mean_examples)
-
     def init(z: Tree, key: Key, problem: Problem) -> State:
         return State(z, T.zeros_like(z))
 
@@ -63,6 +56,6 @@ def scaffold(options: ScaffoldOptions, task: Task, cohort: CohortOptions) -> Alg
         shared = Message(send={"z": state.z, "c": state.c}, config={"lr": options.rates(rnd.index, task.parts)})
         heard = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))
         z = T.axpy(options.global_lr, heard["dz"], state.z)  # l. 16-17
-        return State(z, T.axpy(share(heard.received, rnd.problem), heard["dc"], state.c)), {}
+        return State(z, T.axpy(share(heard.received, rnd.problem, options.weight), heard["dc"], state.c)), {}
 
     return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)})

@@ -158,6 +158,11 @@ Rule = Callable[[Exchange], Tree]
 def wrapped(options: WrapperOptions, task: Task, cohort: CohortOptions, what: str) -> Algorithm:
     """Build the algorithm that ``what`` is put on. Raises ConfigError where it takes no mean in whose place that could come."""
     name = options.of["name"]
+    how = getattr(options.inner, "correction", None)
+    if how is not None and how.kind != "none":
+        raise ConfigError(
+            f"algorithm.of.correction={how.kind!r}: it corrects a mean, and {what} comes in its place: leave it out"
+        )
     inner = options.algorithms[name].build(options.inner, task, cohort)
     if not any(p.model or p.difference for p in inner.phases):
         raise ConfigError(

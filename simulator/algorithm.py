@@ -56,13 +56,26 @@ Role = Literal["source", "target"]
 
 @dataclass(frozen=True)
 class Cohort:
-    """Invited clients (S,) int64; ``copies`` (S,) numbers repeated ones (all 0 without replacement)."""
+    """Invited clients.
+
+    Attributes:
+        clients: (S,) int64.
+        copies: (S,) int64, numbers repeated ones (all 0 without replacement).
+        weights: (S,) float64, the factor by which the server counts each answer, whatever the phase's own weight; None for 1.
+            Clients are not told.
+
+    """
 
     clients: Tensor
     copies: Tensor
+    weights: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.clients)
+
+
+def _as_it_was(state: Any, rnd: Any) -> Any:
+    return state
 
 
 def positions(clients: Tensor, among: Tensor) -> Tensor:
@@ -74,7 +87,8 @@ def positions(clients: Tensor, among: Tensor) -> Tensor:
 class Reduced(NamedTuple):
     """What a phase yields: reduced slots, the heard clients (R,) in the order of the blocks, their message scalars (R,).
 
-    ``unit`` (R,) float64 is what an answer counts where none has a weight: 1, or less for a late one.
+    ``unit`` (R,) float64 is what an answer counts where the phase gives it no weight: 1, less for a late one, times the weight
+    that its cohort gives it.
     """
 
     values: Mapping[str, Any]
@@ -151,6 +165,16 @@ class Round(Protocol):
         """
         ...
 
+    def chances(
+        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+    ) -> Tensor:
+        """Return the chance (S,) float64 that each of a cohort answers if it is asked now.
+
+        Args: as of ``map_reduce``, which is to be called next. A server that goes on after the first answers hears less.
+        Algorithms that ask say so (``Algorithm.chances``). Raises ConfigError where the model of availability does not tell.
+        """
+        ...
+
     def buffered(
         self,
         phase: Phase,
@@ -176,6 +200,19 @@ class Round(Protocol):
 
     def versions(self) -> set[int]:
         """Return the rounds whose messages clients are still at work on."""
+        ...
+
+    def online(self, cohort: Cohort) -> Tensor:
+        """Return which clients of a cohort are online now, a mask (S,): those of them that are invited next are found so."""
+        ...
+
+    def hand_back(
+        self, phase: Phase, found: Reduced, *, shared: Message, own: Callable[[Mapping[str, Any]], Tree]
+    ) -> None:
+        """Send something more to the clients ``found`` in a phase with client state, which keep ``own(shared)`` as their state.
+
+        It is counted with that phase of this round, takes no time and does not fail, for they are there.
+        """
         ...
 
     def at_server(self, phase: Phase, *, shared: Message, own: Tree = None, steps: int | None = None) -> Done:
@@ -254,8 +291,12 @@ class Algorithm(NamedTuple):
             is ``unlabelled``.
         buffers: whether its server averages models, so that what their layers keep count of is carried along.
         personal: how clients' own models come about, where they have such.
+        chances: whether its server has to know how likely each client is to answer (``Round.chances``): "relative" up to a
+            common factor, "absolute" as it is; None where it does not ask.
         server: phases that the server does itself (``Round.at_server``), on examples that are no client's: constants, too, of other
             names. What is done to clients' messages is not done to them.
+        skipped: ``(state, round) -> state`` after a round that too few have answered, where such a round counts
+            (``cohort.void: skip``): by default the state as it was. It asks no client, and may use the round's index and key.
         name: what it is called in records and reports; by default as the function that made ``round``.
 
     """
@@ -276,16 +317,22 @@ class Algorithm(NamedTuple):
     buffers: bool = False
     personal: Personal | None = None
     server: tuple[Phase, ...] = ()
+    chances: Literal["relative", "absolute"] | None = None
+    skipped: Callable[[Any, Round], Any] = _as_it_was
     name: str | None = None
 
 
 def beneath(algorithm: Algorithm, state_of: Callable[[Any], Any]) -> Algorithm:
-    """Return an algorithm that is asked about states in which its own are, where ``state_of`` finds them; not yet its rounds."""
+    """Return an algorithm that is asked about states in which its own are, as ``state``, where ``state_of`` finds them.
+
+    Its rounds are not yet those of such states, but what it makes of a round that is skipped is.
+    """
     saddle, domains, own = algorithm.saddle, algorithm.domains, algorithm.personal
     return algorithm._replace(
         views={name: View(lambda at, v=v: v.params(state_of(at))) for name, v in algorithm.views.items()},
         domains=domains and (lambda at: domains(state_of(at))),
         saddle=saddle and (lambda at, problem: saddle(state_of(at), problem)),
+        skipped=lambda at, rnd: at._replace(state=algorithm.skipped(state_of(at), rnd)),
         personal=own and own._replace(message=lambda at, t: own.message(state_of(at), t)),
     )
 

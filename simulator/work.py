@@ -300,6 +300,7 @@ class Phase:
         forgery: what attackers among the clients send instead, before the transforms.
         secure: how the server sees the sum of it alone; what is reduced are integers then, and weights besides.
         dated: what is sent is of use in its own round alone, so that late answers cannot be kept.
+        reweighted: whether the server gives answers weights of its own (``Cohort.weights``), so that one may count for many.
         model, difference: the slot whose mean over the clients is the next model, which they were sent under the same name, or
             how far it moves: where another rule may take the mean's place. None where there is no such.
 
@@ -314,6 +315,7 @@ class Phase:
     forgery: Forgery | None = None
     secure: Secure | None = None
     dated: bool = False
+    reweighted: bool = False
     model: str | None = None
     difference: str | None = None
 

@@ -22,7 +22,8 @@ from fedfleet.simulator.arithmetic.tree import Tree
 
 class Rows(NamedTuple):
     """What is known of a block's clients: weight (C,) float64, domain (C,) int64, and unit (C,) float64, the weight where none
-    is asked for: 1, or less for late updates. Both weights are 0 of rows that only fill a block (``Filling``).
+    is asked for: 1, less for late updates, or what the server says. Both weights are 0 of rows that only fill a block
+    (``Filling``).
     """
 
     weight: Tensor

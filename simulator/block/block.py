@@ -148,13 +148,15 @@ def _without_dropped(setup: Setup, shared: Message, task: BlockTask) -> BlockRes
 
 
 class _Given(NamedTuple):
-    """The tensors and numbers that the computation of a block depends on; ``domain`` (C,), ``real`` (C,) 0 of rows that fill it."""
+    """The tensors and numbers that the computation of a block depends on; ``domain`` (C,), ``counts`` (C,) float64 what each
+    weighs, 0 of rows that fill it.
+    """
 
     inputs: ClientInputs
     send: dict[str, Tree]
     config: dict[str, Any]
     domain: Tensor
-    real: Tensor
+    counts: Tensor
 
 
 class _Sent(NamedTuple):
@@ -190,8 +192,9 @@ def _run(setup: Setup, shared: Message, task: BlockTask) -> BlockResult:
         T.to(filled.inbox, device),
         None if phase.forgery is None else phase.forgery.by(clients),
     )
-    real = (torch.arange(len(clients)) < count).to(torch.float64).to(device)
-    given = _Given(inputs, T.to({**shared.known, **shared.send}, device), dict(shared.config), local.domain, real)
+    counts = (torch.arange(len(clients)) < count).to(torch.float64)
+    counts = (counts if filled.weights is None else counts * filled.weights).to(device)
+    given = _Given(inputs, T.to({**shared.known, **shared.send}, device), dict(shared.config), local.domain, counts)
     always = [w.active.all(0).tolist() for w in walks]
 
     def program(given: _Given) -> ClientProgram:
@@ -313,7 +316,7 @@ def _sent(
         weight = counts.to(torch.float64)
     else:
         weight = out["config"][phase.weight]
-    unit = given.real * task.discount
+    unit = given.counts * task.discount
     rows = Rows(weight * unit, given.domain, unit)
     return out, _Sent(
         partials={slot: reduction.block(out["send"][slot], rows) for slot, reduction in phase.reduce.items()},

@@ -23,8 +23,9 @@ class BlockTask(NamedTuple):
 
     They are one block, or several, one after the other, whose numbers of clients are ``sizes``.
 
-    ``limit`` (C,) int64 is the local steps after which each of them stops, if they may not finish; ``discount`` what they
-    weigh beside others, ``feedback`` whether each client's loss is wanted, ``faults`` what is done about clients at fault,
+    ``limit`` (C,) int64 is the local steps after which each of them stops, if they may not finish; ``weights`` (C,) float64 what
+    each counts, None for 1, and ``discount`` what all do beside others; ``feedback`` whether each client's loss is wanted,
+    ``faults`` what is done about clients at fault,
     ``spool`` the file for uploads that are kept, None for none. A block is filled up to the least of ``rooms``, rising, that holds
     it, with copies of its first client that count for nothing: blocks of few sizes come often enough to be captured.
     """
@@ -37,6 +38,7 @@ class BlockTask(NamedTuple):
     limit: Tensor | None = None
     own: Tree = None
     inbox: Tree = None
+    weights: Tensor | None = None
     discount: float = 1.0
     feedback: bool = False
     faults: Faults = Faults()
@@ -72,11 +74,9 @@ class BlockTask(NamedTuple):
 
     def part(self, rows: Tensor | slice) -> BlockTask:
         """Return the task of some of the clients, given by their positions, as one block."""
-        mine = (self.limit, self.own, self.inbox)
-        limit, own, inbox = (None if t is None else T.index(t, rows) for t in mine)
-        return self._replace(
-            clients=self.clients[rows], copies=self.copies[rows], limit=limit, own=own, inbox=inbox, sizes=()
-        )
+        given = ((name, getattr(self, name)) for name in ("clients", "copies", "limit", "own", "inbox", "weights"))
+        mine = {name: None if t is None else T.index(t, rows) for name, t in given}
+        return self._replace(**mine, sizes=())
 
 
 class BlockResult(NamedTuple):
@@ -164,7 +164,7 @@ class BlockParting(NamedTuple):
 
     def bare(self, part: BlockTask) -> BlockTask:
         """Return what joining has to know of a part."""
-        return part._replace(limit=None, own=None, inbox=None, spool=None)
+        return part._replace(limit=None, own=None, inbox=None, weights=None, spool=None)
 
     def join(self, parts: Sequence[BlockTask], results: Sequence[BlockResult]) -> BlockResult:
         """Return the result of a task from those of its parts."""

@@ -30,6 +30,12 @@ class Group(NamedTuple):
     discount: float
     parting: BlockParting | None = None
 
+    @property
+    def counts(self) -> Tensor:
+        """What each answer counts (C,) float64, but for the phase's own weight."""
+        ones = torch.ones(len(self.asked.clients), dtype=torch.float64)
+        return self.discount * (ones if self.asked.weights is None else self.asked.weights)
+
 
 class Answers(NamedTuple):
     """What came back from groups of clients, some of which may have been dropped.

@@ -116,8 +116,11 @@ def private_examples(algorithm: Algorithm, made: Gradients) -> Algorithm:
         state, metrics = algorithm.round(at.state, turn)
         return Counted(state, after(at.phases, [*turn.void, *turn.records])), metrics
 
+    def skipped(at: Counted, rnd: Any) -> Counted:
+        return Counted(algorithm.skipped(at.state, rnd), after(at.phases, rnd.records))
+
     found = beneath(algorithm, lambda at: at.state)
-    return found._replace(init=init, round=round, phases=tuple(phases.values()))
+    return found._replace(init=init, round=round, skipped=skipped, phases=tuple(phases.values()))
 
 
 def _hidden(phase: Phase, made: Gradients) -> Phase:

@@ -87,6 +87,12 @@ class PhaseRecord:
         self.responses.fate[rows] = int(fate)
         self.counts |= self._fates()
 
+    def handed_back(self, shared: Message, clients: int) -> None:
+        """Count what was sent to so many clients after they had been heard."""
+        floats, each = message_size(shared, None, clients)
+        self.counts["floats_down"] += int(torch.as_tensor(floats).expand(clients).sum())
+        self.counts["bytes_down"] += int(torch.as_tensor(each).expand(clients).sum())
+
     def received(self, results: Sequence[BlockResult], answers: int) -> None:
         """Count what came back from so many clients, and average the training loss."""
         floats, of_bytes = (sum(getattr(r, name) for r in results) for name in ("floats_up", "bytes_up"))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,15 +16,17 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Store, fillable
 from fedfleet.simulator.arithmetic.rng import Key
-from fedfleet.simulator.arithmetic.spool import FILED_BYTES, Spool
+from fedfleet.simulator.arithmetic.spool import Spool
 from fedfleet.simulator.arithmetic.stored import Stored
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.batches import work
 from fedfleet.simulator.block.block import run_block
-from fedfleet.simulator.block.faults import Dropped, Faults
+from fedfleet.simulator.block.faults import Dropped
 from fedfleet.simulator.block.task import BlockTask
+from fedfleet.simulator.block.uplink import Remembering
 from fedfleet.simulator.driver.answers import Answers, Group, listed, merged
 from fedfleet.simulator.driver.at_server import at_server
+from fedfleet.simulator.driver.conditions import Conditions
 from fedfleet.simulator.driver.cutting import in_order, rooms_of_blocks, shared_out, sizes_of_blocks
 from fedfleet.simulator.driver.memory import Memory
 from fedfleet.simulator.driver.records import PhaseRecord, message_size
@@ -35,52 +38,10 @@ from fedfleet.simulator.fleet.devices import Load
 from fedfleet.simulator.fleet.flights import Flight
 from fedfleet.simulator.fleet.late import Assignment
 from fedfleet.simulator.fleet.policies import rounded_up
-from fedfleet.simulator.fleet.responses import Fate, Federation
+from fedfleet.simulator.fleet.responses import Fate, chance
 from fedfleet.simulator.fleet.secagg import exchange
-from fedfleet.simulator.fleet.selection import Heard, Selection, Uniform, occurrences
+from fedfleet.simulator.fleet.selection import Heard, occurrences
 from fedfleet.simulator.work import Message, Phase
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conditions:
-    """What is fixed for a run.
-
-    Attributes:
-        seed: the run's seed.
-        federation: how clients behave and whom the server waits for.
-        selection: whom it invites.
-        shared_response_count: both phases of a round wait for the same share p_t of answers.
-        min_responses, attempts, retry_s: a phase with fewer answers is void, and the round starts again with new cohorts after
-            so many virtual seconds, so often in all.
-        over_select: invite this many times as many clients as the algorithm asks for.
-        stale_discount: use late answers of phases without client state in the phase of that name in a later round, with this
-            weight a round of delay; None ignores them.
-        train_all: let late clients work too, and throw away what they send: a model that must not change for it.
-        block_size: clients a block, at most.
-        faults: what is done about clients at fault.
-        bytes_up: phase -> bytes that a client sends, as devices are told before any has sent them.
-        flop: phase -> floating-point operations an example.
-        filed_bytes: uploads of a block that are kept lie in a file from so many bytes on; changes no bit.
-        device: where the server computes with them, None for the CPU.
-
-    """
-
-    seed: int
-    federation: Federation = field(default_factory=Federation)
-    selection: Selection = field(default_factory=Uniform)
-    shared_response_count: bool = False
-    min_responses: int = 1
-    attempts: int = 10
-    retry_s: float = 1.0
-    over_select: float = 1.0
-    stale_discount: float | None = None
-    train_all: bool = False
-    block_size: int = 32
-    faults: Faults = field(default_factory=Faults)
-    bytes_up: Mapping[str, float] = field(default_factory=dict)
-    flop: Mapping[str, float] = field(default_factory=dict)
-    filed_bytes: int = FILED_BYTES
-    device: torch.device | None = None
 
 
 class TooFewResponses(FedfleetError):
@@ -106,6 +67,7 @@ class EngineRound:
         self.asked_for: set[int] = set()  # sizes of the cohorts of all clients
         self.clock_s, self.sampling_s, self._root = started_s, 0.0, rng.key(conditions.seed)
         self._conditions, self._executor, self._memory = conditions, executor, memory
+        self._federation = conditions.federation.in_round(index)
         self._invitations, self._draws, self._draws_at_server = 0, self._key("client"), self._key("at server")
 
     @property
@@ -161,7 +123,7 @@ class EngineRound:
         count_key = self._key("responses") if c.shared_response_count else key
         num_examples = self._examples(cohort.clients)
         load = self._load(phase, num_examples, shared, inbox, steps)
-        federation = c.federation.during(phase)
+        federation = self._federation.during(phase)
         with self._sampling():
             who = federation, cohort.clients, cohort.copies
             responses, secured = exchange(phase.secure, *who, load, self.clock_s, key, count_key)
@@ -179,6 +141,7 @@ class EngineRound:
             seconds=responses.seconds,
             num_examples=num_examples,
             asked_s=self.clock_s,
+            weights=cohort.weights,
         )
         self.records.append(record)
         self.clock_s += responses.duration_s
@@ -210,6 +173,22 @@ class EngineRound:
             merged(phase, [wasted], [self._start(wasted)(wasted.tasks)], self._start)
         return found
 
+    def online(self, cohort: Cohort) -> Tensor:
+        """Return which clients of a cohort are online now, a mask (S,), as the next exchange will find them."""
+        key = rng.fold(self._key("phase"), len(self.records))
+        with self._sampling():
+            now = torch.full((len(cohort),), self.clock_s, dtype=torch.float64)
+            return self._federation.online(key, cohort.clients, now)
+
+    def chances(
+        self, phase: Phase, *, shared: Message, cohort: Cohort, inbox: Tree = None, steps: int | None = None
+    ) -> Tensor:
+        """Return the chance (S,) float64 that each of a cohort answers if it is asked now. Raises ConfigError."""
+        key = rng.fold(self._key("phase"), len(self.records))
+        load = self._load(phase, self._examples(cohort.clients), shared, inbox, steps)
+        with self._sampling():
+            return chance(self._federation.during(phase), cohort.clients, cohort.copies, load, self.clock_s, key)
+
     def _enough(self, record: PhaseRecord, answers: int, dropped: Sequence[Dropped] = ()) -> None:
         """Raise TooFewResponses where there are not enough answers."""
         void = record.secured and record.secured.void
@@ -235,7 +214,7 @@ class EngineRound:
         """
         c, flights, started = self._conditions, self._memory.flights, self.clock_s
         server = Server(
-            federation=c.federation.during(phase),
+            federation=self._federation.during(phase),
             clients=self.problem.clients,
             load=lambda clients: self._load(phase, self._examples(clients), messages[self.index]),
             root=rng.fold(self._root, "flights"),
@@ -282,6 +261,18 @@ class EngineRound:
         """Return the rounds whose messages clients are still at work on."""
         return self._memory.flights.versions()
 
+    def hand_back(
+        self, phase: Phase, found: Reduced, *, shared: Message, own: Callable[[Mapping[str, Any]], Tree]
+    ) -> None:
+        """Send something more to the clients heard in a phase, which keep what comes of it."""
+        new, heard = own(shared.merged()), len(found.received)
+        new = T.stack([new] * heard)
+        before = self._own(phase, shared, found.received)
+        states = before._replace(own=new) if isinstance(before, Remembering) else new
+        self._memory.store.stage(found.received, states)
+        record = next(r for r in reversed(self.records) if r.phase == phase.name)
+        record.handed_back(shared, heard)
+
     def at_server(self, phase: Phase, *, shared: Message, own: Tree = None, steps: int | None = None) -> Done:
         """Work as a client does, on the server's own examples; no record is made of it. Raises ClientError."""
         key, self._draws_at_server = self._draws_at_server, rng.fold(self._draws_at_server, "next")
@@ -290,7 +281,7 @@ class EngineRound:
     def _flown(self, phase: Phase, shared: Message, version: int, flights: list[Flight], invited: int) -> Group:
         """Return the work behind answers that started from one version."""
         clients = torch.tensor([f.client for f in flights])
-        partial = self._conditions.federation.during(phase).partial_work
+        partial = self._federation.during(phase).partial_work
         asked = Assignment(
             phase=phase.name,
             round=version,
@@ -337,6 +328,7 @@ class EngineRound:
             steps=asked.steps,
             limit=asked.limit,
             inbox=asked.inbox,
+            weights=asked.weights,
             discount=discount,
             feedback=c.selection.feedback,
             faults=c.faults,
@@ -378,10 +370,7 @@ class EngineRound:
         for clients, own in answers.own if phase.own is not None else ():
             self._memory.store.stage(clients, own)
         clients = torch.cat([g.asked.clients[kept] for g, kept in zip(groups, answers.kept, strict=True)])
-        unit = [
-            torch.full((int(k.sum()),), g.discount, dtype=torch.float64)
-            for g, k in zip(groups, answers.kept, strict=True)
-        ]
+        unit = [g.counts[kept] for g, kept in zip(groups, answers.kept, strict=True)]
         values = {s: r.final(answers.partials[s]) for s, r in phase.reduce.items()}
         kept = {s: v._replace(device=self._conditions.device) for s, v in values.items() if isinstance(v, Stored)}
         return Reduced(values | kept, clients, answers.config, torch.cat(unit))

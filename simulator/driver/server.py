@@ -23,6 +23,12 @@ def after(algorithm: Algorithm, state: Any, turn: Round) -> tuple[Any, Mapping[s
         return algorithm.round(state, turn)
 
 
+def skipped(algorithm: Algorithm, state: Any, turn: Round) -> Any:
+    """Return the state after a round that too few have answered. Raises Impure."""
+    with untouched("the algorithm's skipped", state):
+        return algorithm.skipped(state, turn)
+
+
 def model(algorithm: Algorithm, state: Any) -> Tree:
     """Return the model that is evaluated. Raises Impure."""
     with untouched("the algorithm's view 'global'", state):

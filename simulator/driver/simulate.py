@@ -13,7 +13,7 @@ from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.driver.memory import Memory
 from fedfleet.simulator.driver.records import PhaseRecord, numbers
 from fedfleet.simulator.driver.round import Conditions, EngineRound, TooFewResponses
-from fedfleet.simulator.driver.server import after, initial
+from fedfleet.simulator.driver.server import after, initial, skipped
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.signals import put_off
@@ -24,7 +24,7 @@ class RoundRecord:
     """What happened in one round, all attempts counted; ``state`` is the algorithm's after it.
 
     Of its ``seconds``, ``sampling_s`` went by while it was found out who is invited and who answers. ``asked_for`` are the sizes of
-    the cohorts that the algorithm asked for.
+    the cohorts that the algorithm asked for. ``skipped`` is whether too few answered; None where such a round is tried again.
     """
 
     index: int
@@ -36,6 +36,7 @@ class RoundRecord:
     metrics: Mapping[str, float]
     state: Any
     asked_for: frozenset[int]
+    skipped: bool | None = None
 
 
 class Void(FedfleetError):
@@ -103,31 +104,37 @@ def play(
     for attempt in range(conditions.attempts):
         turn = EngineRound(at.index, attempt, clock_s, problem, conditions, executor, at.memory)
         turn.void = tuple(phases)
+        void = False
         try:
             state, metrics = after(algorithm, at.state, turn)
         except TooFewResponses as e:
             at.memory.discard()
-            failure, sampling_s = str(e), sampling_s + turn.sampling_s
-        else:
-            phases = _with_what_came_in_vain([*phases, *turn.records])
-            return RoundRecord(
-                index=at.index,
-                seconds=time.perf_counter() - started,
-                sampling_s=sampling_s + turn.sampling_s,
-                started_s=at.clock_s,
-                virtual_s=turn.clock_s,
-                phases=phases,
-                metrics=numbers(metrics, f"round {at.index}: the algorithm's metrics"),
-                state=state,
-                asked_for=frozenset(turn.asked_for),
-            )
+            failure, void = str(e), True
+            state, metrics = at.state, {}
+        sampling_s += turn.sampling_s
         phases += turn.records
-        clock_s = turn.clock_s + conditions.retry_s
+        clock_s = turn.clock_s + (conditions.retry_s if void else 0.0)
+        if void and conditions.skip_void:
+            state = skipped(algorithm, at.state, turn)
+        elif void:
+            continue
+        return RoundRecord(
+            index=at.index,
+            seconds=time.perf_counter() - started,
+            sampling_s=sampling_s,
+            started_s=at.clock_s,
+            virtual_s=clock_s,
+            phases=_with_what_came_in_vain(phases),
+            metrics=numbers(metrics, f"round {at.index}: the algorithm's metrics"),
+            state=state,
+            asked_for=frozenset(turn.asked_for),
+            skipped=void if conditions.skip_void else None,
+        )
     again = " (the same clients each time, for selection.kind=round_robin under a promised epsilon gives them their turn again)"
     raise Void(  # what was sent in vain is not known then
         f"{failure}, in {conditions.attempts} cohorts in a row (needed: {conditions.min_responses})"
-        f"{again if getattr(conditions.selection, 'again', False) else ''}: raise cohort.invite, "
-        f"the rate of availability or cohort.deadline_s, or, where all are offline together, cohort.retry_s",
+        f"{again if getattr(conditions.selection, 'again', False) else ''}: let such a round count (cohort.void=skip), "
+        f"or raise cohort.invite, the rate of availability, cohort.deadline_s or, where all are offline together, cohort.retry_s",
         phases,
     )
 

@@ -25,6 +25,7 @@ class Assignment(NamedTuple):
         inbox: a row a client, or None.
         seconds: (C,) float64 from the invitation to the answer.
         num_examples: (C,) int64.
+        weights: (C,) float64 by which the server counts each answer, or None.
         asked_s: the moment of the invitation on the virtual clock.
 
     """
@@ -41,10 +42,11 @@ class Assignment(NamedTuple):
     seconds: Tensor
     num_examples: Tensor
     asked_s: float
+    weights: Tensor | None = None
 
     def take(self, rows: Tensor) -> Assignment:
         """Return the assignment of some of the clients, given by their positions (R,)."""
-        mine = ("clients", "copies", "limit", "inbox", "seconds", "num_examples")
+        mine = ("clients", "copies", "limit", "inbox", "seconds", "num_examples", "weights")
         given = ((name, getattr(self, name)) for name in mine)
         return self._replace(**{name: None if v is None else T.index(v, rows) for name, v in given})
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.rng import Key
-from fedfleet.simulator.fleet.availability import Always, Availability
+from fedfleet.simulator.fleet.availability import Always, Availability, InRounds, chances, in_round
 from fedfleet.simulator.fleet.devices import Alike, Devices, Load
 from fedfleet.simulator.fleet.policies import Deadline, ResponsePolicy, WaitAll
 from fedfleet.simulator.work import Phase
@@ -40,7 +40,7 @@ class Federation:
 
     """
 
-    availability: Availability = field(default_factory=Always)
+    availability: Availability | InRounds = field(default_factory=Always)
     devices: Devices = field(default_factory=Alike)
     policy: ResponsePolicy = field(default_factory=WaitAll)
     hazard: float = 0.0
@@ -49,6 +49,14 @@ class Federation:
     def during(self, phase: Phase) -> Federation:
         """Return how clients behave in a phase: work that means nothing unfinished is not stopped half way."""
         return replace(self, partial_work=self.partial_work and phase.work.divisible)
+
+    def in_round(self, round: int) -> Federation:
+        """Return how clients behave in a round: the same in all of its phases, and whenever it is tried again."""
+        return replace(self, availability=in_round(self.availability, round))
+
+    def online(self, key: Key, clients: Tensor, seconds: Tensor) -> Tensor:
+        """Return bool (S,), as the availability of a round does."""
+        return cast(Availability, self.availability).online(key, clients, seconds)
 
 
 class Responses(NamedTuple):
@@ -91,23 +99,37 @@ def outcomes(
     """
     f, own = federation, rng.fold(key, copies)
     invited = torch.as_tensor(at_s, dtype=torch.float64).expand(len(clients))
-    online = f.availability.online(key, clients, invited)
-    times = f.devices.times(own, clients, load)
-    steps = load.steps
-    if f.partial_work and isinstance(f.policy, Deadline):
-        in_time = (
-            ((f.policy.deadline_s - times.fixed) / times.step).floor().nan_to_num(0.0).clamp(0, 2**62).to(torch.int64)
-        )
-        in_time -= (times.after(in_time) > f.policy.deadline_s).to(torch.int64)  # the quotient may have been rounded up
-        steps = torch.where(in_time > 0, steps.minimum(in_time), steps)
-    seconds = times.after(steps)
-    failed = online & ~f.availability.online(key, clients, invited + seconds)
+    online = f.online(key, clients, invited)
+    steps, seconds = _worked(f, clients, load, own)
+    failed = online & ~f.online(key, clients, invited + seconds)
     if f.hazard:
         u = rng.uniform(rng.fold(own, "failure", clients), (), torch.float64)
         lifetime = -torch.log1p(-u) / f.hazard
         failed |= online & (lifetime < seconds)
         seconds = seconds.minimum(lifetime)
     return Outcome(online, failed, torch.where(online, seconds, 0.0), steps)
+
+
+def chance(federation: Federation, clients: Tensor, copies: Tensor, load: Load, at_s: float, key: Key) -> Tensor:
+    """Return the chance (S,) float64 that each invited client is online, does not fail, and is online again when it answers.
+
+    Args: as of ``respond``, whose answer takes the same seconds. Raises ConfigError where availability does not tell.
+    """
+    invited = torch.full((len(clients),), at_s, dtype=torch.float64)
+    seconds = _worked(federation, clients, load, rng.fold(key, copies))[1]
+    return chances(federation.availability, clients, invited, seconds) * torch.exp(-federation.hazard * seconds)
+
+
+def _worked(f: Federation, clients: Tensor, load: Load, own: Key) -> tuple[Tensor, Tensor]:
+    """Return the steps (S,) that clients take if nobody stops waiting, and the seconds (S,) until they answer."""
+    times, steps = f.devices.times(own, clients, load), load.steps
+    if f.partial_work and isinstance(f.policy, Deadline):
+        in_time = (
+            ((f.policy.deadline_s - times.fixed) / times.step).floor().nan_to_num(0.0).clamp(0, 2**62).to(torch.int64)
+        )
+        in_time -= (times.after(in_time) > f.policy.deadline_s).to(torch.int64)  # the quotient may have been rounded up
+        steps = torch.where(in_time > 0, steps.minimum(in_time), steps)
+    return steps, times.after(steps)
 
 
 def respond(

@@ -130,7 +130,7 @@ class _Cohort(NamedTuple):
         f, zero = self.federation, torch.zeros_like(self.clients)
         draws = rng.fold(self.own, "exchange", at)
         seconds = f.devices.times(draws, self.clients, Load(zero, zero, down, up)).fixed
-        left = who & ~self.goes(at) & f.availability.online(self.key, self.clients, from_s + seconds)
+        left = who & ~self.goes(at) & f.online(self.key, self.clients, from_s + seconds)
         if f.hazard:
             u = rng.uniform(rng.fold(draws, "failure", self.clients), (), torch.float64)
             left &= -torch.log1p(-u) / f.hazard >= seconds
@@ -154,7 +154,7 @@ def exchange(
     if secure is None:
         return respond(federation, clients, copies, load, at_s, key, count_key), None
     cohort = _Cohort(secure, federation, clients, key, rng.fold(key, copies))
-    online = federation.availability.online(key, clients, torch.full((len(clients),), at_s, dtype=torch.float64))
+    online = federation.online(key, clients, torch.full((len(clients),), at_s, dtype=torch.float64))
     advertised, first_s = cohort.message("keys", online, at_s, 0.0, 2 * KEY_BYTES)
     near = neighbours(advertised, secure.neighbours, rng.fold(key, "neighbours"))
     t, others = needed(secure.threshold, near.size), max(0, near.size - 1)
@@ -176,7 +176,7 @@ def exchange(
     if went.void:
         fate = torch.where(online, int(Fate.FAILED), int(Fate.OFFLINE)).to(torch.int8)
         return Responses(fate, torch.where(online, before_s, 0.0), before_s, load.steps), went
-    there = _Among(federation.availability, shared, cohort.goes("masked"), at_s + before_s)
+    there = _Among(federation, shared, cohort.goes("masked"), at_s + before_s)
     left, work = replace(federation, availability=there), _masking(secure, load, others)
     answers = respond(left, clients, copies, work, at_s + before_s, key, count_key)
     masked, close_s = answers.fate == Fate.HEARD, before_s + answers.duration_s

@@ -61,7 +61,42 @@ CASES: dict[str, tuple[str, dict]] = {
         {"steps": 2, "generator_steps": 1, "batch_size": 7, "lr": 0.05, "optimizer": {"momentum": 0.9}},
     ),
     "cdma_ada": ("auc", {"steps": 3, "batch_size": 7, "decay": 0.3, "alpha": 0.9}),
+    "fednova": ("classification", {"epochs": 1, "batch_size": 7, "momentum": 0.8, "mu": 0.1}),
+    "feddyn": ("classification", {"epochs": 1, "batch_size": 7, "alpha": 0.5, "clip_norm": 5.0}),
+    "fedawe": ("classification", {"steps": 3, "batch_size": 7, "max_echo": 2, "clip": 0.5}),
+    "cluster_fedvarp": ("classification", {"steps": 3, "batch_size": 7, "correction": "known_p"}),
+    "amplified_fedavg": ("classification", {"steps": 3, "batch_size": 7, "period": 2}),
+    "amplified_scaffold": ("classification", {"epochs": 1, "batch_size": 7, "period": 2}),
+    "f3ast": ("classification", {"steps": 3, "batch_size": 7, "select": 5, "beta": 0.2}),
+    "fedlaavg": ("classification", {"steps": 3, "batch_size": 7, "select": 5}),
+    "mime": ("classification", {"epochs": 1, "batch_size": 7, "beta": 0.5}),
+    "mimelite": ("classification", {"steps": 3, "batch_size": 7, "beta": 0.5}),
+    "fedasync": ("classification", {"steps": 3, "batch_size": 7, "concurrency": 6, "mu": 0.1}),
 }
+
+VARIANTS: dict[str, tuple[str, dict]] = {
+    "fedavg, known p": ("classification", {"epochs": 1, "batch_size": 7, "correction": "known_p"}),
+    "fedprox, mifa": (
+        "classification",
+        {"steps": 3, "batch_size": 7, "correction": {"kind": "mifa", "start": "heard"}},
+    ),
+    "local_sgda, fedvarp": (
+        "auc",
+        {"steps": 3, "batch_size": 7, "correction": {"kind": "fedvarp", "chances": True}},
+    ),
+    "cdma_one, fedvarp": ("auc", {"epochs": 1, "batch_size": 7, "correction": "fedvarp"}),
+    "cdma_ada, fedau": (
+        "auc",
+        {
+            "steps": 3,
+            "batch_size": 7,
+            "correction": {"kind": "fedau", "count": "invitations", "cutoff": 2},
+            "weigh_models": True,
+        },
+    ),
+}
+"""More rows of some algorithms, whose names stand before the comma: options that change what clients do, or how they count."""
+ROWS = {**CASES, **VARIANTS}
 
 MODEL = {"fedbn": "cnn_bn", "stablefdg": "cnn"}
 """The nets of algorithms that need layers which others have not."""
@@ -81,6 +116,8 @@ CUT = {
     "coral",
 }
 """Algorithms that need a net with a last layer and others before it."""
+ASYNCHRONOUS = ("fedbuff", "fedasync")
+"""Algorithms without cohorts, whose answers come in later rounds."""
 INVITE = {"fact": 2}
 """Clients asked a round, of algorithms that leave no choice."""
 LEARN_UNLABELLED = {"fact", "mcd", *(name for name, (task, _) in CASES.items() if task == "domain_adaptation")}
@@ -93,6 +130,7 @@ TARGET: dict[str, object] = {
 BY_LABEL: dict[str, object] = {"domains": {"kind": "label"}}
 NEEDS: dict[str, dict[str, object]] = {
     **dict.fromkeys(LEARN_UNLABELLED, TARGET),
+    "cluster_fedvarp": {**BY_LABEL, "cohort": {"invite": 8, "respond": "all"}},
     "vrex": BY_LABEL,
     "coral": BY_LABEL,
     "fedga": {"population.held_out": 0.25},

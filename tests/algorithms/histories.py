@@ -34,7 +34,7 @@ from fedfleet.simulator.fleet.availability import Bernoulli
 from fedfleet.simulator.fleet.devices import Load, Times
 from fedfleet.simulator.fleet.policies import Siwer, WaitAll
 from fedfleet.simulator.fleet.responses import Federation
-from tests.algorithms.cases import CASES, INVITE, MODEL
+from tests.algorithms.cases import ASYNCHRONOUS, INVITE, MODEL, ROWS
 from tests.algorithms.harness import NET, World, build, digits, flat, with_held_out
 from tests.simulator.device.nominal import on_device, placed
 
@@ -97,7 +97,7 @@ class Tried(Held):
 
 def world(name: str, how: How) -> World:
     """Return the task of a case and its clients."""
-    task = CASES[name][0]
+    task = ROWS[name][0]
     net = {"model": MODEL[name]} if name in MODEL else NETS.get(task, {}).get(how.model) or NET
     if how.model and task not in NETS:
         net = {"model": how.model, "hidden": (8,)}
@@ -122,21 +122,21 @@ NETS: dict[str, dict[str, dict[str, Any]]] = {
 
 def algorithm(name: str, where: World, how: How, t: int = 0) -> Algorithm:
     """Build the algorithm of a case, or of its round t."""
-    options = dict(CASES[name][1])
+    options, kind = dict(ROWS[name][1]), name.partition(",")[0]
     if how.even:
         few = {"steps": min(2, options.get("steps", 2)), "decay": 0.0}
         options |= {key: value for key, value in few.items() if key in options}
     elif how.by_hand:
-        known = ALGORITHMS[name].options(**options)
+        known = ALGORITHMS[kind].options(**options)
         options |= {key: getattr(known, key) * FALLING.at(t) for key in RATES if getattr(known, key, None) is not None}
-    elif "lr_schedule" in ALGORITHMS[name].options.model_fields:
+    elif "lr_schedule" in ALGORITHMS[kind].options.model_fields:
         options["lr_schedule"] = FALLING
-    return build(name, where.task, CohortOptions(invite=INVITE.get(name, 12 if how.even else 8)), **options)
+    return build(kind, where.task, CohortOptions(invite=INVITE.get(name, 12 if how.even else 8)), **options)
 
 
 def rounds(name: str, how: How) -> int:
-    """Return how many rounds show what there is to see: FedBuff's blocks are as large as versions have answers."""
-    if name == "fedbuff":
+    """Return how many rounds show what there is to see: blocks of asynchronous ones are as large as versions have answers."""
+    if name in ASYNCHRONOUS:
         return 8
     if how.even:
         return 5 if name in INVITE else 2

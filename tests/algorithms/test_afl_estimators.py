@@ -42,7 +42,7 @@ def problem(where: World) -> Problem:
 def test_horvitz_thompson_is_unbiased_for_the_losses(size):
     last = torch.full((3,), 7.0, dtype=torch.float64)
     found = [
-        estimated(heard(MANY, c, 0.7), problem(MANY), last, "horvitz_thompson")
+        estimated(heard(MANY, c, 0.7), problem(MANY), last, "horvitz_thompson", size)
         for c in itertools.combinations(range(5), size)
     ]
     torch.testing.assert_close(torch.stack(found).mean(0), losses(MANY, 0.7))
@@ -54,7 +54,7 @@ def test_the_ratio_keeps_the_last_loss_of_a_domain_nobody_answered_for():
     one = float(losses(MANY, 0.7)[1])
     assert known[:2].tolist() == pytest.approx([7.0, one])
     assert known[2].isnan()
-    found = estimated(answers, problem(MANY), known, "ratio")
+    found = estimated(answers, problem(MANY), known, "ratio", 2)
     assert found.tolist() == pytest.approx([7.0, one, (7 + one) / 2])  # of one that was never heard nothing is known
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import fedfleet
-from tests.algorithms.cases import CASES, INVITE, LEARN_UNLABELLED, MODEL, NEEDS
+from tests.algorithms.cases import ASYNCHRONOUS, CASES, INVITE, LEARN_UNLABELLED, MODEL, NEEDS, VARIANTS
 from tests.front.experiments import resuming
 
 Overrides = dict[str, Any]
@@ -32,7 +32,7 @@ BY_DOMAIN: Overrides = {
 def _algorithm(name: str) -> Overrides:
     task, options = CASES[name]
     given: Overrides = {"algorithm": {"name": name, **options}}
-    if name != "fedbuff":
+    if name not in ASYNCHRONOUS:
         given["cohort"] = {"invite": INVITE.get(name, 8), "respond": "siwer" if name not in LEARN_UNLABELLED else "all"}
     else:
         given["cohort"] = {}
@@ -65,6 +65,14 @@ ALGORITHMS = _each("algorithm", {name: _algorithm(name) for name in CASES} | {
         **_algorithm("fact"),
         "algorithm": {"name": "fact", "batch_size": 7, "lr": 0.05, "targets": 3, "select": "last", "fine_tune": True},
     },
+})  # fmt: skip
+CORRECTIONS = _each("correction", {
+    name: {
+        "task": {"name": task, "model": "mlp", "hidden": [8]},
+        "algorithm": {"name": name.partition(",")[0], **options},
+        "cohort": {"invite": 8, "respond": "all"},
+    }
+    for name, (task, options) in VARIANTS.items()
 })  # fmt: skip
 RULES = _each("rule", {
     rule: {
@@ -174,7 +182,7 @@ EXECUTORS = _each("executor", {
 })  # fmt: skip
 
 GOLDEN: dict[str, Overrides] = {
-    **ALGORITHMS, **RULES, **TASKS, **POPULATIONS, **FLEETS, **SENT, **ATTACKS, **HIDDEN, **TOGETHER, **EXECUTORS,
+    **ALGORITHMS, **CORRECTIONS, **RULES, **TASKS, **POPULATIONS, **FLEETS, **SENT, **ATTACKS, **HIDDEN, **TOGETHER, **EXECUTORS,
 }  # fmt: skip
 """Name -> sections that take the place of those of ``BASE``, and dotted keys; before the slash is the kind of thing held."""
 

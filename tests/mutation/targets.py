@@ -3,6 +3,7 @@
 A, F, T = "tests/algorithms/test_", "tests/simulator/fleet/test_", "tests/tasks/test_"
 AGNOSTIC = [f"{A}drfa.py", f"{A}qffl.py", f"{A}afl.py", f"{A}afl_estimators.py"]
 AVERAGING = [f"{A}averaging.py", f"{A}contract.py"]
+DROPOUT = [f"{A}dropout_methods.py"]
 FEDMM = [f"{A}fedmm.py", f"{A}fedmm_baselines.py"]
 FACT = [f"{A}fact.py", f"{A}fact_clients.py", f"{A}fact_torch.py"]
 MINIMAX = [f"{A}minimax_baselines.py", f"{A}cdma.py"]
@@ -19,23 +20,31 @@ OPTIONS = f"{A}options.py"
 
 _HELD: dict[str, list[str]] = {
     "algorithms/afl.py": [f"{A}afl.py", f"{A}afl_estimators.py"],
+    "algorithms/amplified.py": DROPOUT,
     "algorithms/catalyst.py": MINIMAX,
     "algorithms/cdma.py": [f"{A}cdma.py"],
+    "algorithms/cluster_fedvarp.py": DROPOUT,
     "algorithms/coda.py": MINIMAX,
     "algorithms/control.py": [*AVERAGING, *MINIMAX],
     "algorithms/coral.py": [f"{A}domain_methods.py"],
     "algorithms/ditto.py": PERSONAL,
+    "algorithms/domain_participation.py": [f"{A}domain_participation.py"],
     "algorithms/drfa.py": AGNOSTIC[:1],
     "algorithms/extra_step.py": MINIMAX[:1],
     "algorithms/fact.py": FACT,
     "algorithms/fact_work.py": FACT[::-1],
     "algorithms/fedas.py": [f"{A}own_heads.py", f"{A}own_models_by_hand.py"],
+    "algorithms/fedasync.py": DROPOUT,
+    "algorithms/fedau.py": [f"{A}participation.py"],
     "algorithms/fedavg.py": AVERAGING,
+    "algorithms/fedawe.py": DROPOUT,
     "algorithms/fedbabu.py": PERSONAL,
     "algorithms/fedbuff.py": BUFFER[1:],
+    "algorithms/feddyn.py": DROPOUT,
     "algorithms/fedga.py": [f"{A}domain_methods.py"],
     "algorithms/fediir.py": [f"{A}generalisation.py"],
     "algorithms/fedmm.py": FEDMM[:1],
+    "algorithms/fednova.py": DROPOUT,
     "algorithms/fedpac.py": [f"{A}own_heads.py"],
     "algorithms/fedper.py": PERSONAL,
     "algorithms/fedprox.py": AVERAGING,
@@ -54,10 +63,12 @@ _HELD: dict[str, list[str]] = {
     "algorithms/local_sgda_plus.py": MINIMAX,
     "algorithms/matching.py": [f"{A}omg.py"],
     "algorithms/mcd.py": [f"{A}mcd.py"],
+    "algorithms/mime.py": DROPOUT,
     "algorithms/mixture.py": AGNOSTIC,
     "algorithms/omg.py": [f"{A}omg.py"],
     "algorithms/parallel_sgda.py": MINIMAX,
     "algorithms/penalised.py": [f"{A}domain_methods.py"],
+    "algorithms/participation.py": [f"{A}participation.py"],
     "algorithms/peravg.py": PERSONAL,
     "algorithms/prototypes.py": [f"{A}own_heads.py"],
     "algorithms/qffl.py": AGNOSTIC[1:2],

@@ -25,7 +25,7 @@ from tests.transforms.test_transforms import made
 
 OWED = {"name": "random_k", "share": 0.3, "feedback": True}
 """Sends what is drawn, not what is large: so that rounding, which differs a little, changes nothing of it."""
-WITHOUT = {"fedbuff", "drfa", "afl"}  # late answers, and clients asked twice
+WITHOUT = {"fedbuff", "fedasync", "drfa", "afl"}  # late answers, and clients asked twice
 
 SEVERAL = ("fedavg", "fedbuff", "fedpac", "fediir", "fact", "gt_hsgd", "drfa", "cdma_ada")
 """Of one slot, several, phases with states, without what is sent, of differences; the others do as these."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -44,14 +45,23 @@ class Correlated:
     propensity: Propensity
     intercept: float
     strength: float
+    varies: ClassVar[bool] = False
 
-    def chance(self, clients: Tensor) -> Tensor:
+    def rate(self, clients: Tensor) -> Tensor:
         """Return p_c (S,) float64."""
         return torch.sigmoid(self.intercept + self.strength * self.propensity(clients))
 
     def online(self, key: Key, clients: Tensor, seconds: Tensor) -> Tensor:
         """Return independent draws, one a client; the same uniforms as Bernoulli's."""
-        return rng.bernoulli(rng.fold(key, "online", clients), self.chance(clients))
+        return rng.bernoulli(rng.fold(key, "online", clients), self.rate(clients))
+
+    def chance(self, clients: Tensor, seconds: Tensor, lasting: Tensor) -> Tensor:
+        """Return p_c: one draw answers both questions of a phase."""
+        return self.rate(clients)
+
+    def long_run(self, clients: Tensor) -> Tensor:
+        """Return p_c."""
+        return self.rate(clients)
 
 
 def calibrated(propensity: Propensity, clients: Tensor, rate: float, strength: float) -> Correlated:

@@ -20,12 +20,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.fleet.availability import same
 
 SPAN = 40.0  # of a span, in units of 1 / lambda
 LEVELS = 22
@@ -44,6 +46,7 @@ class Markov:
     key: Key
     mean_on_s: float
     mean_off_s: float
+    varies: ClassVar[bool] = False
 
     @property
     def share(self) -> float:
@@ -86,3 +89,11 @@ class Markov:
             later = (cell >> (LEVELS - 1 - level)) & 1 == 1
             before, after = torch.where(later, middle, before), torch.where(later, after, middle)
         return before
+
+    def chance(self, clients: Tensor, seconds: Tensor, lasting: Tensor) -> Tensor:
+        """Return pi_on P_h(on, on) for h = ``lasting``: the longer a client works, the less often it is heard."""
+        return self.share * (self.share + (1 - self.share) * torch.exp(-self.rate * lasting))
+
+    def long_run(self, clients: Tensor) -> Tensor:
+        """Return pi_on."""
+        return same(clients, self.share)

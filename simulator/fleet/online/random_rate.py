@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.fleet.availability import same
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class RandomRate:
 
     low: float
     high: float
+    varies: ClassVar[bool] = False
 
     def rate(self, key: Key) -> Tensor:
         """Return p_t, float64, of the phases with these keys."""
@@ -30,3 +33,11 @@ class RandomRate:
     def online(self, key: Key, clients: Tensor, seconds: Tensor) -> Tensor:
         """Return draws that are independent, given the phase's rate; the same uniforms as Bernoulli's."""
         return rng.bernoulli(rng.fold(key, "online", clients), self.rate(key))
+
+    def chance(self, clients: Tensor, seconds: Tensor, lasting: Tensor) -> Tensor:
+        """Return the mean of p_t, which is drawn for all clients of a phase together, once for both of its questions."""
+        return same(clients, (self.low + self.high) / 2)
+
+    def long_run(self, clients: Tensor) -> Tensor:
+        """Return the mean of p_t."""
+        return same(clients, (self.low + self.high) / 2)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.rng import Key
+
+ROUNDING = 1e-9
+"""Shares of a period below this come of rounding sums of many intervals."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +43,38 @@ class Intervals:
 
     def cover(self, devices: Tensor, seconds: Tensor) -> Tensor:
         """Return bool (S,): whether a moment (S,) of [0, period) is in an interval of the device (S,)."""
+        begun = self._begun(devices, seconds)
+        return (begun > self.first[devices]) & (seconds < self.end[(begun - 1).clamp(min=0)])
+
+    def covered(self, devices: Tensor, seconds: Tensor) -> Tensor:
+        """Return how long (S,) float64 devices (S,) were online from 0 to a moment (S,) of any period."""
+        period = self.period_of(devices)
+        rest = torch.remainder(seconds, period)
+        whole = ((seconds - rest) / period).round()
+        own, begun = self.first[devices], self._begun(devices, rest)
+        last = (begun - 1).clamp(min=0)
+        part = self._before[last] - self._before[own] + torch.minimum(rest, self.end[last]) - self.start[last]
+        return whole * (self._before[self.first[devices + 1]] - self._before[own]) + torch.where(begun > own, part, 0.0)
+
+    def period_of(self, devices: Tensor) -> Tensor:
+        """Return the periods (S,) of devices (S,)."""
+        return self.period[devices] if len(self.period) > 1 else self.period.expand(len(devices))
+
+    @cached_property
+    def _before(self) -> Tensor:
+        """Seconds (R + 1,) online in all intervals before each."""
+        return torch.cat([torch.zeros(1, dtype=torch.float64), (self.end - self.start).cumsum(0)])
+
+    def _begun(self, devices: Tensor, seconds: Tensor) -> Tensor:
+        """Return the number of intervals that have begun at a moment of [0, period), plus ``first`` (S,)."""
         # Halving each device's own list, for all together, is faster than one search in all intervals.
         low, high = self.first[devices], self.first[devices + 1]
         last = max(len(self.start) - 1, 0)
-        own = low
-        for _ in range(self._halvings):  # low: the number of intervals that have begun, plus first
+        for _ in range(self._halvings):
             middle = (low + high) >> 1
             begun = (low < high) & (self.start[middle.clamp(max=last)] <= seconds)
             low, high = torch.where(begun, middle + 1, low), torch.where(begun, high, middle.minimum(high))
-        return (low > own) & (seconds < self.end[(low - 1).clamp(min=0)])
+        return low
 
 
 @dataclass(frozen=True)
@@ -67,6 +94,7 @@ class Trace:
     key: Key
     numbers: Tensor | None = None
     shift: bool = False
+    varies: ClassVar[bool] = False
 
     @cached_property
     def _order(self) -> Tensor:
@@ -83,8 +111,25 @@ class Trace:
         """Return whether the devices of clients were online."""
         devices = self.device(clients)
         known, devices = devices >= 0, devices.clamp(min=0)
-        period = self.intervals.period
-        period = period[devices] if len(period) > 1 else period
+        period = self.intervals.period_of(devices)
         if self.shift:
             seconds = seconds + period * rng.uniform(rng.fold(self.key, "shift", clients), (), torch.float64)
         return known & self.intervals.cover(devices, torch.remainder(seconds, period))
+
+    def chance(self, clients: Tensor, seconds: Tensor, lasting: Tensor) -> Tensor:
+        """Return the share of the moments t of a client's period at which it is online both at t and at t + ``lasting``."""
+        devices = self.device(clients)
+        known, devices = devices >= 0, devices.clamp(min=0)
+        i, period = self.intervals, self.intervals.period_of(devices)
+        counts = i.first[devices + 1] - i.first[devices]
+        owner = torch.arange(len(devices)).repeat_interleave(counts)
+        row = i.first[devices][owner] + torch.arange(len(owner)) - (counts.cumsum(0) - counts)[owner]
+        of, later = devices[owner], lasting[owner]
+        both = i.covered(of, i.end[row] + later) - i.covered(of, i.start[row] + later)
+        share = torch.zeros(len(devices), dtype=torch.float64).index_add_(0, owner, both) / period
+        return torch.where(known & (share > ROUNDING), share, 0.0)
+
+    def long_run(self, clients: Tensor) -> Tensor:
+        """Return the share of a client's period in which it is online."""
+        nothing = torch.zeros(len(clients), dtype=torch.float64)
+        return self.chance(clients, nothing, nothing)

@@ -274,6 +274,11 @@ def _check(config: Config, given: Privacy, algorithm: Algorithm, task: Task, cli
             if key != "privacy"
             else f"privacy: {name} weighs clients by what they have or say ({phase.weight}): {mend}"
         )
+    if phase.reweighted:
+        raise ConfigError(
+            f"privacy: {name} multiplies what rarely heard clients send, so that one client may move the model by more than "
+            f"privacy.clip_norm: set algorithm.correction=none, or leave privacy out"
+        )
     if BUFFERS in task.parts:
         raise ConfigError(
             "privacy: layers with statistics (BatchNorm) send what is not clipped: choose a net without, such as one of GroupNorm"

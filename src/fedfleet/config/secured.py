@@ -219,6 +219,11 @@ def _check_phase(phase: Phase, name: str) -> None:
         raise ConfigError(
             f"{SECTION}: clients of {name} tell a weight of their own ({phase.weight}), which the server is not to see: {mend}"
         )
+    if phase.reweighted:
+        raise ConfigError(
+            f"{SECTION}: {name} multiplies what each client sends by a weight of its own, and the server is to see a plain sum: "
+            f"set algorithm.correction=none, or leave {SECTION} out"
+        )
     if any(not getattr(t, "linear", False) for t in phase.uplink):
         raise ConfigError(
             f"{SECTION}: {name} changes on its way what clients send, which would not add up as integers in one range: {mend}"

@@ -17,11 +17,13 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.block.purity import Impure, repeated, untouched
 from fedfleet.simulator.driver.codec import encode
 from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.fleet.availability import Chances
 from fedfleet.simulator.fleet.devices import Load, Times
 from fedfleet.simulator.population import Population
 
 FEW = 64  # clients that are asked about
 HOUR_S = 3600.0
+ROUNDS = (0, 3, 1000)  # that a process in rounds is asked about
 Told = Mapping[str, Tensor]
 
 
@@ -53,7 +55,15 @@ def _alone(who: str, ask: Callable[[Tensor], Tensor], clients: Tensor) -> Tensor
 
 
 def check_online(model: Any, population: Population) -> Told:
-    """Try a model of availability."""
+    """Try a model of availability; a process in rounds in some of them."""
+    if not hasattr(model, "during"):
+        return _check_online(model, population)
+    _needs(model, "during")
+    each = {t: _check_online(model.during(t), population) for t in ROUNDS}
+    return {f"{name} in round {t}": found for t, told in each.items() for name, found in told.items()}
+
+
+def _check_online(model: Any, population: Population) -> Told:
     _needs(model, "online")
     key, clients = rng.fold(rng.key(0), "trial"), _few(population)
     seconds = torch.arange(len(clients), dtype=torch.float64) * HOUR_S
@@ -67,7 +77,25 @@ def check_online(model: Any, population: Population) -> Told:
     if not isinstance(found, Tensor) or found.dtype != torch.bool or found.shape != clients.shape:
         raise ConfigError(f"{who} returned {_kind(found)} for {len(clients)} clients: return bool ({len(clients)},)")
     _alone(who, lambda at: online(at, key), clients)
-    return {"online": found, "each by its key": _alone(who, online, clients)}
+    told = {"online": found, "each by its key": _alone(who, online, clients)}
+    return {**told, **(_check_chances(model, clients, seconds) if isinstance(model, Chances) else {})}
+
+
+def _check_chances(model: Chances, clients: Tensor, seconds: Tensor) -> Told:
+    """Try the chances that a model tells."""
+
+    def chance(at: Tensor) -> Tensor:
+        return model.chance(clients[at], seconds[at], seconds[at] / 2)
+
+    asked = {"chance": chance, "long_run": lambda at: model.long_run(clients[at])}
+    for name, ask in asked.items():
+        found = repeated(f"its {name!r}", lambda ask=ask: ask(torch.arange(len(clients))), model)
+        shaped = isinstance(found, Tensor) and found.dtype == torch.float64 and found.shape == clients.shape
+        if not shaped or not bool(((found >= 0) & (found <= 1)).all()):
+            raise ConfigError(
+                f"its {name!r} returned {_kind(found)} for {len(clients)} clients: return float64 ({len(clients)},), from 0 to 1"
+            )
+    return {name: _alone(f"its {name!r}", ask, clients) for name, ask in asked.items()}
 
 
 def check_times(model: Any, population: Population) -> Told:

@@ -111,12 +111,11 @@ class Experiment(Prepared):
         return found
 
     def advice(self) -> list[str]:
-        """Return lines on what of the data, and of the net for them, will rarely do."""
+        """Return lines on what of the data, of the net for them, and of who takes part will rarely do."""
         if C.named(self.config, "task") == "language_model":  # integers are words
-            return []
-        return (
-            advice(self.evaluation["test"]["x"], self.names.features, self.examples.get("words", 0)) + self.net_advice
-        )
+            return self.participation_advice
+        of_data = advice(self.evaluation["test"]["x"], self.names.features, self.examples.get("words", 0))
+        return of_data + self.net_advice + self.participation_advice
 
     def _folder(self, out: Path, lock: IO[str] | None) -> RunFolder:
         words = self.names.vocabulary

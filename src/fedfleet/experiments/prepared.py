@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from fedfleet.config import attack, resolve, root, secured, timing, transforms
+from fedfleet.config import attack, participation, resolve, root, secured, timing, transforms
 from fedfleet.config import schema as C
 from fedfleet.config.federation import federation, selection, steps
 from fedfleet.config.made import places
@@ -115,6 +115,7 @@ class Prepared:
         check_callbacks(config)
         config = learnt.with_base(config, self.task)
         resolve.check_pairing(config, self.algorithm, self.task)
+        participation.check_early(config, self.algorithm)
         attack.check_early(config, self.algorithm)
         root.check(config, self.algorithm)
         self.dealt = isinstance(data, Dataset)  # by the partition, to clients that the data do not say
@@ -176,6 +177,7 @@ class Prepared:
         self.config = resolve.resolved(config, self.answers, len(self.algorithm.phases), self.z, lambda: self.notes)
         self.small = config.executor.kind == "auto" and self.config.executor.kind == "local"
         self.federation = federation(self.config, self.population)
+        self.participation_advice = participation.advice(self.config, self.algorithm, self.federation, self.population)
         self.selection = selection(self.config, self.problem)
         self.costs = timing.costs(self.config, self.algorithm, self.z, lambda: self.notes)
         timing.check_deadline(self.config, self.federation, self.algorithm, self.population, self.costs)
@@ -369,6 +371,7 @@ class Prepared:
             min_responses=c.min_responses,
             attempts=c.attempts,
             retry_s=c.retry_s,
+            skip_void=c.void == "skip",
             stale_discount=c.stale_discount if c.late == "keep" else None,
             train_all=self.config.executor.train_all,
             over_select=c.over_select,

@@ -59,6 +59,7 @@ class Tables:
         row = {"round": record.index, "seconds": record.seconds}
         row |= {k: sum(p[k] for p in phases) for k in COUNTS}
         row |= {"virtual_s": record.virtual_s - record.started_s, "train_loss": losses[-1] if losses else None}
+        row |= {} if record.skipped is None else {"skipped": record.skipped}
         row |= {f"algorithm/{k}": v for k, v in record.metrics.items()} | {k: metrics.get(k) for k in self.metrics}
         self._rounds.append(row)
         if metrics:
@@ -104,7 +105,9 @@ class Tables:
         """Return ``rounds.parquet`` so far."""
         extra = sorted({k for row in self._rounds for k in row if k.startswith("algorithm/")})
         floats = ("virtual_s", "train_loss", *extra, *self.metrics)
-        return _frame(self._rounds, {"round": "int64", "seconds": "float64"} | WHOLE | dict.fromkeys(floats, "float64"))
+        said = {"skipped": "bool"} if any("skipped" in row for row in self._rounds) else {}
+        types = {"round": "int64", "seconds": "float64"} | WHOLE | said
+        return _frame(self._rounds, types | dict.fromkeys(floats, "float64"))
 
     def flush(self, *, beside: bool = False) -> None:
         """Write what is not yet written; ``beside`` what goes on, and what goes wrong then is raised the next time."""

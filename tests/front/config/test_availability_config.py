@@ -89,7 +89,7 @@ def test_a_dropout_study_compares_rates_that_are_equal():
     for kind in ("bernoulli", "label_correlated"):
         config = load(QUICK, {"availability": {"kind": kind, "rate": 0.3}})
         model: Any = Experiment(config).federation.availability
-        rates.append(model.rate if kind == "bernoulli" else float(model.chance(torch.arange(40)).mean()))
+        rates.append(model.rate if kind == "bernoulli" else float(model.rate(torch.arange(40)).mean()))
     assert rates[0] == pytest.approx(rates[1], rel=1e-9)
 
 

@@ -73,7 +73,7 @@ def test_the_mean_over_the_clients_is_the_rate(labels, rate, strength, kind):
     labels = [*labels, [4]]
     model = build(kind, population(labels), rate=rate, strength=strength)
     clients = torch.arange(len(labels))
-    chances = model.chance(clients)
+    chances = model.rate(clients)
     assert float(chances.mean()) == pytest.approx(rate, rel=1e-9)
     s = model.propensity(clients)
     assert float(s.abs().max()) <= 1
@@ -87,7 +87,7 @@ def test_the_mean_over_the_clients_is_the_rate(labels, rate, strength, kind):
 def test_each_client_is_online_at_its_rate_afresh_in_every_phase():
     model = build("label_correlated", population([[i % 5] for i in range(1000)]), rate=0.4, strength=3.0)
     seen = torch.stack([online(model, torch.arange(1000), phase) for phase in range(200)]).double()
-    chances = model.chance(torch.arange(1000))
+    chances = model.rate(torch.arange(1000))
     for label in range(5):
         chosen, p = torch.arange(1000) % 5 == label, float(chances[label])
         assert abs(float(seen[:, chosen].mean()) - p) < 4.5 * math.sqrt(p * (1 - p) / 40_000)
@@ -106,7 +106,7 @@ def test_without_strength_or_at_rate_1_it_is_bernoulli(kind):
 
 def test_clients_that_are_alike_are_online_alike():
     model = build("label_correlated", population([[1, 2]] * 9), rate=0.3, strength=7.0)
-    assert model.chance(torch.arange(9)).tolist() == pytest.approx([0.3] * 9)
+    assert model.rate(torch.arange(9)).tolist() == pytest.approx([0.3] * 9)
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,10 @@ def test_a_huge_population_is_calibrated_on_a_fixed_draw_and_asked_for_its_cohor
     assert torch.equal(online(model, cohort.flip(0)), first.flip(0))
     assert torch.equal(online(model, cohort[:0]), first[:0])
     assert clients.asked == []
-    assert float(model.chance(cohort).mean()) == pytest.approx(0.2, abs=0.01)
+    assert float(model.rate(cohort).mean()) == pytest.approx(0.2, abs=0.01)
     assert torch.equal(model.propensity(cohort), 2 * (cohort % 7).double() / 6 - 1)
     by_size = build("size_correlated", clients, rate=0.2)
-    assert float(by_size.chance(cohort).mean()) == pytest.approx(0.2, abs=0.01)
+    assert float(by_size.rate(cohort).mean()) == pytest.approx(0.2, abs=0.01)
     assert clients.asked == []  # sizes need no data
 
 

@@ -1,0 +1,125 @@
+"""Corrections for unequal participation: where they are refused, and what is said of them before a run."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from fedfleet.config.schema import Config, named, options
+from fedfleet.simulator.algorithm import Algorithm
+from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.fleet.availability import Chances, chances, in_round
+from fedfleet.simulator.fleet.online.correlated import calibration_clients
+from fedfleet.simulator.fleet.responses import Federation
+from fedfleet.simulator.population import Population
+
+KEY = "algorithm.correction"
+EVEN = ("uniform", "round_robin", "poisson")
+"""Selections that ask all clients equally often."""
+ALIKE = ("always", "bernoulli", "random_rate")
+"""Models of availability under which all clients are heard equally often."""
+VISITS = 5  # of a client, below which what it remembers is rarely of use
+
+
+def correction(config: Config) -> Any:
+    """Return the correction that an algorithm has; None for none."""
+    found = getattr(options(config, "algorithm"), "correction", None)
+    return None if found is None or found.kind == "none" else found
+
+
+def check_early(config: Config, algorithm: Algorithm) -> None:
+    """Refuse what a correction does not go with. Raises ConfigError."""
+    how, name = correction(config), named(config, "algorithm")
+    if algorithm.chances is not None or getattr(how, "count", None) == "invitations":
+        _check_invited(config, name)
+    if algorithm.chances == "absolute":
+        _check_heard(config, name)
+    if how is not None and how.remembers:
+        _check_memory(config, f"{KEY}={how.kind!r}")
+
+
+def _check_invited(config: Config, name: str) -> None:
+    if (kind := named(config, "selection")) not in EVEN:
+        raise ConfigError(
+            f"selection.kind={kind!r}: {name} corrects for who is online, and takes all clients to be invited equally often: "
+            f"choose uniform, or leave {KEY} out"
+        )
+
+
+def _check_heard(config: Config, name: str) -> None:
+    c = config.cohort
+    for key, value, none in (
+        ("respond", c.respond, "all"),
+        ("over_select", c.over_select, 1.0),
+        ("deadline_s", c.deadline_s, None),
+    ):
+        if value != none:
+            raise ConfigError(
+                f"cohort.{key}={value}: {name} divides by the chance that a client is online, and not all who are would be heard: "
+                f"leave it out, or set {KEY}.normalise=true, which needs chances up to a factor, or {KEY}=fedau"
+            )
+
+
+def _check_memory(config: Config, what: str) -> None:
+    if config.secure_aggregation is not None:
+        raise ConfigError(
+            f"{what}: under secure_aggregation differences are cut to a range and rounded, and their sum would no longer be that "
+            f"of what clients remember: leave one of them out"
+        )
+    if config.privacy is not None:
+        raise ConfigError(
+            f"{what}: under privacy differences are clipped and noise is added to their sum, which would no longer be that of "
+            f"what clients remember: leave one of them out"
+        )
+    if config.transforms.up:
+        raise ConfigError(
+            f"transforms.up: with {what} the server adds up differences, and would lose track of what clients remember: leave one "
+            f"of them out"
+        )
+
+
+def advice(config: Config, algorithm: Algorithm, federation: Federation, population: Population) -> list[str]:
+    """Return a line for what of a correction will rarely do. Raises ConfigError for clients that are never online."""
+    how, clients = correction(config), population.size
+    found = [] if algorithm.chances is None else _chances(config, federation, population)
+    if algorithm.domains is not None and how is None and (kind := named(config, "availability")) not in ALIKE:
+        found.append(
+            f"{KEY}=none: with availability.kind={kind!r} some clients may be heard more often than others; lambda then follows "
+            f"who is heard, not only which domains are hard: known_p would correct both, and for afl memory"
+        )
+    if how is None or algorithm.domains is not None:
+        return found
+    invited, rounds = min(config.cohort.invite, clients), config.rounds
+    if how.kind == "mifa" and how.start == "wait" and clients > invited * rounds:
+        raise ConfigError(
+            f"{KEY}.start='wait': the model waits until all {clients:,} clients have been heard, and {rounds:,} rounds of "
+            f"{invited:,} are fewer: choose zeros or heard, or raise rounds"
+        )
+    if how.remembers and (visits := invited * rounds / clients) < VISITS:
+        found.append(
+            f"{KEY}={how.kind!r}: clients remember what they last sent, and each is invited {visits:.2g} times on average: known_p "
+            f"or fedau with count=invitations do without"
+        )
+    if how.kind == "fedau" and how.count == "intervals" and 2 * invited <= clients:
+        found.append(
+            f"{KEY}.count='intervals': with {invited:,} of {clients:,} clients invited, steps are about {invited / clients:.2g} of "
+            f"fedavg's until clients have been heard twice: invitations would start at once"
+        )
+    return found
+
+
+def _chances(config: Config, federation: Federation, population: Population) -> list[str]:
+    """Return a line about clients that are online less often than the cap allows for. Raises ConfigError."""
+    ids = calibration_clients(population)
+    none = torch.zeros(len(ids), dtype=torch.float64)
+    chances(federation.availability, ids, none, none, round=0)  # what cannot be divided by is said before the work
+    p = cast(Chances, in_round(federation.availability, 0)).long_run(ids)
+    cap = getattr(correction(config), "cap", torch.inf)
+    rare = int((p * cap < 1).sum())
+    if not rare:
+        return []
+    return [
+        f"{KEY}.cap={cap:g}: {rare:,} of the {len(ids):,} clients looked at are online less often than one time in {cap:g} (the "
+        f"least {float(p.min()):.2g}), and count less than they should: raise it for less bias and more noise"
+    ]

@@ -1,0 +1,415 @@
+"""Corrections for unequal participation: golden traces, the tables of the papers, identities, limits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from harness import World, build, digits, flat, play, records, rows, script, xy
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import BOWLS, GAMES, HEARD, HEARD_1, HEARD_2, P_GAME, SADDLE, P, Scripted, drawn, origin, scripted
+
+from fedfleet.algorithms.fedau import Counts
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.driver.state import ClientStore
+from fedfleet.simulator.fleet.availability import Bernoulli
+from fedfleet.simulator.fleet.responses import Federation
+
+ALL = CohortOptions(invite=4)
+TWO = {"steps": 2, "lr": 0.1, "batch_size": 1}
+EVERY_KIND: dict[str, Any] = {
+    "known_p": "known_p",
+    "hajek": {"kind": "known_p", "normalise": True},
+    "fedau": {"kind": "fedau", "cutoff": None},
+    "fedau, K=2": {"kind": "fedau", "cutoff": 2},
+    "fedau, normalised": {"kind": "fedau", "normalise": True},
+    "fedau, invitations": {"kind": "fedau", "count": "invitations"},
+    "mifa": "mifa",
+    "mifa, heard": {"kind": "mifa", "start": "heard"},
+    "mifa, wait": {"kind": "mifa", "start": "wait"},
+    "fedvarp": "fedvarp",
+    "fedvarp, known p": {"kind": "fedvarp", "chances": True},
+}
+
+
+def w(z: Any) -> float:
+    return float(z["x"]["w"])
+
+
+def bowl(correction: Any, name: str = "fedavg", **options: Any) -> list[float]:
+    made = build(name, BOWLS.task, ALL, correction=correction, **{**TWO, **options})
+    return [w(z) for z in scripted(made, BOWLS, HEARD)]
+
+
+TRACES: dict[str, list[float]] = {
+    "none": [1.190000, 0.963900, 0.878827, 0.696238, 0.197555, 0.703227],
+    "known_p": [1.422222, 1.347160, 1.213572, -1.167548, -0.892304, 0.222926],
+    "hajek": [1.380000, 1.117800, 1.014687, 0.385872, -0.257575, 0.417785],
+    "fedau": [1.095000, 1.042987, 0.989577, 0.878901, -0.121086, 0.573110],
+    "fedau, K=2": [1.095000, 1.042987, 0.985708, 0.694121, 0.229149, 0.583597],
+    "mifa": [1.095000, 1.185488, 1.254983, 1.024856, 0.831701, 0.690492],
+    "mifa, heard": [1.190000, 1.361950, 1.422259, 1.138596, 0.901709, 0.730970],
+    "mifa, wait": [1, 1, 1, 1, 0.840000, 0.702000],
+    "fedvarp": [1.190000, 1.248900, 1.284477, 0.735687, 0.680376, 0.690441],
+    "fedvarp, known p": [1.422222, 1.494938, 1.476956, -1.729735, 2.217466, 2.220667],
+}
+
+
+@pytest.mark.quick
+def test_golden_traces(subtests):
+    for name, trace in TRACES.items():
+        with subtests.test(name):
+            assert bowl(EVERY_KIND.get(name, "none")) == pytest.approx(trace, abs=2e-6)
+
+
+def test_mifa_remembers_gradients_not_steps():
+    falling = {"lr_schedule": {"kind": "power", "exponent": 1.0}}
+    trace = [1.095000, 1.139559, 1.163886, 1.103412, 1.056588, 1.019873]
+    assert bowl("mifa", **falling) == pytest.approx(trace, abs=2e-6)
+
+
+GAME_TRACES: dict[str, tuple[str, dict[str, Any], list[tuple[float, float]]]] = {
+    "one": ("cdma_one", {}, [(0.095, 0.1), (-0.294287, -0.111518), (0.081574, 0.163938)]),
+    "one, known p": (
+        "cdma_one",
+        {"correction": "known_p"},
+        [(0.265278, 0.223611), (0.072525, 0.141809), (0.759643, 0.668426)],
+    ),
+    "one, hajek in both": (
+        "cdma_one",
+        {"correction": EVERY_KIND["hajek"], "weigh_models": True},
+        [(0.238750, 0.201250), (-0.194218, -0.002603), (0.370056, 0.397773)],
+    ),
+    "one, mifa": ("cdma_one", {"correction": "mifa"}, [(0.0475, 0.05), (0.036890, 0.097332), (0.195470, 0.262563)]),
+    "one, fedvarp": ("cdma_one", {"correction": "fedvarp"}, [(0.095, 0.1), (0.025542, 0.116791), (0.253015, 0.326156)]),
+    "ada": ("cdma_ada", {"alpha": 0.5}, [(0.095, 0.1), (-0.103958, 0.040054), (0.009237, 0.146731)]),
+    "local": ("local_sgda", {}, [(0.090625, 0.08875), (-0.298600, -0.126454), (0.069223, 0.129477)]),
+    "local, known p": (
+        "local_sgda",
+        {"correction": "known_p"},
+        [(0.257986, 0.204861), (0.064965, 0.120831), (0.739839, 0.621878)],
+    ),
+    "local, mifa": (
+        "local_sgda",
+        {"correction": "mifa"},
+        [(0.045312, 0.044375), (0.030676, 0.081104), (0.183903, 0.232218)],
+    ),
+    "local, fedvarp": (
+        "local_sgda",
+        {"correction": "fedvarp"},
+        [(0.090625, 0.08875), (0.018156, 0.094440), (0.240801, 0.291552)],
+    ),
+    "nc is local": (
+        "cdma_nc",
+        {"correction": "fedvarp"},
+        [(0.090625, 0.08875), (0.018156, 0.094440), (0.240801, 0.291552)],
+    ),
+}
+
+
+@pytest.mark.quick
+def test_golden_traces_of_a_game(subtests):
+    for row, (name, options, trace) in GAME_TRACES.items():
+        with subtests.test(row):
+            made = build(name, GAMES.task, ALL, steps=2, lr=0.05, batch_size=1, **options)
+            heard = HEARD_1
+            if len(made.phases) == 2:
+                heard = itertools.chain.from_iterable(zip(HEARD_1, HEARD_2, strict=True))
+            points = [xy(z) for z in scripted(made, GAMES, heard, P_GAME, z=origin())]
+            for found, expected in zip(points[::2], trace, strict=True):
+                assert found == pytest.approx(expected, abs=2e-6)
+
+
+def counted(pattern: list[bool], cutoff: int | None) -> Iterator[float]:
+    """FedAU's weights of one client at the rounds in which it answers, counted round by round as the paper does."""
+    since, total, complete = 0, 0, 0
+    for heard in pattern:
+        since += 1
+        if heard:
+            yield total / complete if complete else 1.0
+        if heard or since == cutoff:
+            total, complete, since = total + since, complete + 1, 0
+
+
+@given(st.lists(st.booleans(), max_size=60), st.one_of(st.none(), st.integers(1, 7)))
+def test_counts_are_those_of_the_loop(pattern, cutoff):
+    counts, client = Counts.nothing().with_new(torch.tensor([5, 2])), torch.tensor([5])
+    found = []
+    for t, heard in enumerate(pattern):
+        if heard:
+            now = torch.tensor([t])
+            found.append(float(counts.weights(client, now, cutoff)))
+            counts = counts.answered(client, now, cutoff)
+    assert found == pytest.approx(list(counted(pattern, cutoff)), rel=1e-12)
+    assert float(counts.weights(torch.tensor([2]), torch.tensor([0]), cutoff)) == 1.0
+
+
+def test_an_interval_is_one_over_the_chance_but_for_the_cutoff():
+    """(1 - (1-p)^K) / p, Eq. (2) of the specification."""
+    rounds, p = 40_000, torch.tensor(P, dtype=torch.float64)
+    heard = torch.rand(rounds, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) < p
+    for cutoff, expected in ((None, 1 / p), (5, (1 - (1 - p) ** 5) / p)):
+        counts, clients = Counts.nothing().with_new(torch.arange(4)), torch.arange(4)
+        for t in heard.any(1).nonzero().flatten()[:8000].tolist():
+            here = clients[heard[t]]
+            counts = counts.answered(here, torch.full_like(here, t), cutoff)
+        now = counts.last + 1
+        assert counts.weights(clients, now, cutoff).tolist() == pytest.approx(expected.tolist(), rel=0.07)
+
+
+SIZES = World(BOWLS.task, rows([(1.0, 0.0)], [(2.0, 1.0)] * 3, [(1.0, 4.0)] * 2, [(3.0, -1.0)] * 2))
+"""The clients again, with one to three examples, two on average."""
+SHARE = torch.tensor([1.0, 3.0, 2.0, 2.0], dtype=torch.float64) / 2
+A, C = torch.tensor([1.0, 2.0, 1.0, 3.0], dtype=torch.float64), torch.tensor([0.0, 1.0, 4.0, -1.0], dtype=torch.float64)
+
+
+def table(kind: str, share: torch.Tensor, heard_in: Any, p: torch.Tensor, start: str = "zeros") -> Iterator[float]:
+    """The papers' N x d table at the server; clients count by their shares, of mean 1."""
+    y, seen, x, mean = torch.zeros(4, dtype=torch.float64), torch.zeros(4, dtype=torch.bool), 1.0, share / 4
+    for heard in heard_in:
+        here = torch.tensor(heard)
+        delta = (1 - (1 - 0.1 * A) ** 2) * (C - x)
+        before, waits = float(mean @ y), not bool(seen.all())
+        e = (delta - y)[here]
+        y[here], seen[here] = delta[here], True
+        if kind == "mifa":
+            x += (
+                0.0
+                if start == "wait" and waits
+                else float(mean @ y) / (float(mean[seen].sum()) if start == "heard" else 1.0)
+            )
+        elif kind == "fedvarp":
+            x += before + float(share[here] @ e / share[here].sum())
+        else:
+            x += before + float((mean / p)[here] @ e)
+        yield x
+
+
+def test_differences_are_the_table_at_the_server(subtests):
+    heard_in = [h for h in itertools.product(range(4), repeat=2) if h[0] < h[1]] * 3
+    for weight, share in (("uniform", torch.ones(4, dtype=torch.float64)), ("num_examples", SHARE)):
+        for name in ("mifa", "mifa, heard", "mifa, wait", "fedvarp", "fedvarp, known p"):
+            with subtests.test(f"{name}, {weight}"):
+                options = {**TWO, "batch_size": 3, "weight": weight, "correction": EVERY_KIND[name]}
+                found = [w(z) for z in scripted(build("fedavg", SIZES.task, ALL, **options), SIZES, heard_in)]
+                start = name.rpartition(", ")[2]
+                kind = name if name == "fedvarp, known p" else name.split(",")[0]
+                expected = list(table(kind, share, heard_in, torch.tensor(P, dtype=torch.float64), start))
+                assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_what_the_server_keeps_is_the_mean_of_what_clients_keep():
+    """Also with minibatches, and of samples of the clients."""
+    where = digits("classification", "quantity_skew", clients=12, alpha=1.0, min_size=4, dtype=torch.float64)
+    options = {"steps": 2, "batch_size": 3, "correction": "fedvarp", "weight": "num_examples"}
+    made = build("fedavg", where.task, CohortOptions(invite=5), **options)
+    z = T.map(torch.Tensor.double, where.task.init(0))
+    given = {"z": z, "federation": Federation(availability=Bernoulli(0.6)), "inner": "batched"}
+    staged: dict[int, torch.Tensor] = {}
+    stage = ClientStore.stage
+
+    def spy(self: ClientStore, clients: torch.Tensor, states: Any) -> None:
+        for i, c in enumerate(clients.tolist()):
+            staged[c] = flat(T.index(states["last"], i))
+        stage(self, clients, states)
+
+    n = where.population.num_examples(torch.arange(12)).double()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ClientStore, "stage", spy)
+        for record in records(made, where, 6, **given):
+            mean = sum(n[c] * y for c, y in staged.items()) / n.sum()
+            torch.testing.assert_close(flat(record.state.memory.mean), mean, rtol=0, atol=1e-12)
+    assert 5 < len(staged) <= 12
+
+
+def test_the_mean_is_kept_in_double_precision():
+    where = digits("classification", clients=12)
+    made = build("fedavg", where.task, CohortOptions(invite=5), steps=1, batch_size=4, correction="mifa")
+    state = list(records(made, where, 1))[-1].state
+    assert {leaf.dtype for leaf in T.leaves(state.memory.mean)} == {torch.float64}
+    assert {leaf.dtype for leaf in T.leaves(made.views["global"].params(state))} == {torch.float32}
+
+
+def test_all_forms_are_fedavg_where_everybody_is_heard(subtests):
+    where = digits("classification", "quantity_skew", clients=6, alpha=1.0, min_size=4, dtype=torch.float64)
+    z, options = T.map(torch.Tensor.double, where.task.init(0)), {"steps": 2, "batch_size": 3}
+    plain = play(build("fedavg", where.task, CohortOptions(invite=6), **options), where, 3, z=z)
+    for name, correction in EVERY_KIND.items():
+        if name == "mifa, wait":  # whose first round is for waiting
+            continue
+        with subtests.test(name):
+            made = build("fedavg", where.task, CohortOptions(invite=6), correction=correction, **options)
+            for a, b in zip(plain, play(made, where, 3, z=z), strict=True):
+                torch.testing.assert_close(flat(a), flat(b), rtol=0, atol=1e-12)
+
+
+def subsets() -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Who may be heard, with its probability; nobody is left out, who adds nothing to a sum."""
+    for mask in itertools.product((False, True), repeat=4):
+        if any(mask):
+            chance = 1.0
+            for online, p in zip(mask, P, strict=True):
+                chance *= p if online else 1 - p
+            yield chance, tuple(i for i, online in enumerate(mask) if online)
+
+
+def test_over_all_cohorts_the_mean_step_is_the_full_one():
+    full = float(((1 - (1 - 0.1 * A) ** 2) * (C - 1)).mean())
+    made = build("fedavg", BOWLS.task, ALL, **TWO, correction="known_p")
+    steps = [chance * (w(scripted(made, BOWLS, [heard])[0]) - 1) for chance, heard in subsets()]
+    assert sum(steps) == pytest.approx(full, abs=1e-12)
+    # from a state in which some are remembered; nobody heard is a step by what is remembered
+    made = build("fedavg", BOWLS.task, ALL, **TWO, correction=EVERY_KIND["fedvarp, known p"])
+    x = w(scripted(made, BOWLS, [(0, 2)])[0])
+    nobody = 0.1 * 0.5 * 0.7 * 0.9
+    remembered = (-0.19 + 0.19 * 3) / 4
+    second = [chance * (w(scripted(made, BOWLS, [(0, 2), heard])[1]) - x) for chance, heard in subsets()]
+    full = float(((1 - (1 - 0.1 * A) ** 2) * (C - x)).mean())
+    assert sum(second) + nobody * remembered == pytest.approx(full, abs=1e-12)
+
+
+def test_two_of_four_invited_the_mean_is_right():
+    """(1/S) sum_H v_i / p_i over uniform invitations and then who is online, v = (0, 1, 4, -1): mean 1, variance 7.0833333."""
+    where = World(BOWLS.task, rows(*[[(1.0, 1.0 + v)] for v in (0.0, 1.0, 4.0, -1.0)]))  # one step of rate 1 goes to c
+    made = build("fedavg", where.task, CohortOptions(invite=2), steps=1, lr=1.0, batch_size=1, correction="known_p")
+    values = [0.0, 0.0]
+    for pair in itertools.combinations(range(4), 2):
+        for online in itertools.product((False, True), repeat=2):
+            heard = tuple(c for c, on in zip(pair, online, strict=True) if on)
+            chance = 1 / 6
+            for c, on in zip(pair, online, strict=True):
+                chance *= P[c] if on else 1 - P[c]
+            with pytest.MonkeyPatch.context() as patch:
+                script(patch, [pair])
+                v = w(scripted(made, where, [heard])[0]) - 1 if heard else 0.0
+            values[0] += chance * v
+            values[1] += chance * v**2
+    assert values == pytest.approx([1.0, 7.0833333 + 1.0], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("correction", "limit"),
+    [
+        ("none", (-0.369510, -0.363558)),  # the saddle of the game in which clients count by how often they are heard
+        (EVERY_KIND["hajek"], (-0.059838, 0.235638)),
+        ("known_p", SADDLE),
+    ],
+)
+def test_the_saddle_of_cdma_one_moves_with_those_heard_in_the_first_phase(correction, limit):
+    """u = 0 in the mean is the fixed point: the first phase's expectation over all cohorts, at the limit, is zero."""
+    made = build("cdma_one", GAMES.task, ALL, steps=1, lr=1.0, batch_size=1, correction=correction)
+    start = {"x": {"x": torch.tensor(limit[0]).double()}, "y": {"y": torch.tensor(limit[1]).double()}}
+    moved = torch.zeros(2, dtype=torch.float64)
+    for mask in itertools.product((False, True), repeat=4):
+        heard = tuple(i for i, on in enumerate(mask) if on)
+        chance = 1.0
+        for on, p in zip(mask, P_GAME, strict=True):
+            chance *= p if on else 1 - p
+        if heard:
+            z = scripted(made, GAMES, [heard, (0,)], P_GAME, z=start)[0]
+            moved += chance * (torch.tensor(xy(z)).double() - torch.tensor(xy(start)).double())
+    assert moved.abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("name", ["cdma_one", "cdma_ada"])
+@pytest.mark.parametrize("kind", ["fedvarp", "mifa"])
+def test_cdma_with_memory_comes_to_the_saddle(name, kind):
+    """Also where the same clients are heard in both phases, which biases plain CDMA even at equal chances."""
+    options = {"alpha": 0.7} if name == "cdma_ada" else {}
+    made = build(name, GAMES.task, ALL, steps=2, lr=0.1, batch_size=1, correction=kind, **options)
+    same = itertools.chain.from_iterable((h, h) for h in [*itertools.combinations(range(4), 2)] * 14)
+    z = scripted(made, GAMES, same, P_GAME, z=origin(), inner="batched")[-1]
+    assert xy(z) == pytest.approx(SADDLE, abs=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fedvarp", "mifa"])
+def test_cdma_with_memory_comes_to_the_saddle_of_clients_drawn_by_their_chances(kind):
+    made = build("cdma_one", GAMES.task, ALL, steps=5, lr=0.05, batch_size=1, correction=kind)
+    z = drawn(made, GAMES, 500, P_GAME, z=origin(), inner="batched")[-1]
+    assert xy(z) == pytest.approx(SADDLE, abs=1e-9)
+
+
+def test_memory_takes_no_traffic():
+    for name, task in (("fedavg", "classification"), ("cdma_one", "auc")):
+        where = digits(task, clients=12)
+        sizes = []
+        for correction in ("none", "fedvarp", "mifa"):
+            made = build(name, where.task, CohortOptions(invite=5), steps=2, batch_size=4, correction=correction)
+            (record,) = records(made, where, 1)
+            sizes.append([(p.counts["bytes_up"], p.counts["bytes_down"]) for p in record.phases])
+        assert sizes[0] == sizes[1] == sizes[2]
+
+
+def test_a_chance_below_the_bound_is_cut_and_counted():
+    made = build("fedavg", BOWLS.task, ALL, **TWO, correction={"kind": "known_p", "cap": 4.0})
+    (record,) = records(made, BOWLS, 1, federation=Federation(availability=Scripted([(3,)])))
+    assert record.metrics["capped"] == 1
+    step = (1 - 0.7**2) * (-1 - 1)
+    assert w(made.views["global"].params(record.state)) == pytest.approx(1 + step * 4 / 4, abs=1e-12)
+
+
+def test_invitations_are_counted_of_those_invited():
+    """Two of four invited: a client answers its first, then its fourth invitation: weights 1, 1; then (1 + 3) / 2."""
+    asked = [(0, 1), (0, 2), (0, 3), (0, 1), (0, 2)]
+    heard = [(0, 1), (2,), (3,), (0,), (0,)]
+    made = build("fedavg", BOWLS.task, CohortOptions(invite=2), **TWO, correction=EVERY_KIND["fedau, invitations"])
+    with pytest.MonkeyPatch.context() as patch:
+        script(patch, asked)
+        found = [1.0, *(w(z) for z in scripted(made, BOWLS, heard))]
+    weights = [{0: 1.0, 1: 1.0}, {2: 1.0}, {3: 1.0}, {0: 1.0}, {0: 2.0}]
+    for x, after, of in zip(found, found[1:], weights, strict=False):
+        delta = ((1 - (1 - 0.1 * A) ** 2) * (C - x)).tolist()
+        assert after - x == pytest.approx(sum(v * delta[c] for c, v in of.items()) / 2, abs=1e-12)
+
+
+def test_buffers_are_averaged_and_never_remembered():
+    where = digits("classification", clients=6, net={"model": "cnn_bn"})
+    for name in ("known_p", "fedvarp", "mifa"):
+        made = build("fedavg", where.task, CohortOptions(invite=6), steps=1, batch_size=4, correction=EVERY_KIND[name])
+        plain = build("fedavg", where.task, CohortOptions(invite=6), steps=1, batch_size=4)
+        a, b = (play(x, where, 2)[-1] for x in (made, plain))
+        torch.testing.assert_close(flat(a["b"]), flat(b["b"]), rtol=1e-5, atol=1e-6)
+
+
+SILENT = [(0, 2), (), (0,)]
+"""The second round is answered by nobody."""
+
+
+def silent(correction: Any, **options: Any) -> list[float]:
+    made = build("fedavg", BOWLS.task, ALL, **TWO, correction=correction, **options)
+    availability = Scripted(SILENT)
+    given = {"federation": Federation(availability=availability), "skip_void": True}
+    return [w(z) for z in play(made, BOWLS, 3, **given)]
+
+
+def test_mifa_steps_by_what_is_remembered_where_nobody_is_heard():
+    s = (1 - (1 - 0.1 * A) ** 2).tolist()
+    y0, y2 = s[0] * (0 - 1), s[2] * (4 - 1)
+    first = 1 + (y0 + y2) / 4
+    assert silent("mifa")[:2] == pytest.approx([first, first + (y0 + y2) / 4], abs=1e-12)
+    heard = 1 + (y0 + y2) / 2
+    assert silent(EVERY_KIND["mifa, heard"])[:2] == pytest.approx([heard, heard + (y0 + y2) / 2], abs=1e-12)
+    assert silent(EVERY_KIND["mifa, wait"]) == [1, 1, 1]
+    falling = {"lr_schedule": {"kind": "power", "exponent": 1.0}}
+    assert silent("mifa", **falling)[1] == pytest.approx(first + (y0 + y2) / 4 / 2, abs=1e-12)
+
+
+def test_the_others_stay_and_count_the_round():
+    for correction in ("none", "known_p", "fedvarp", EVERY_KIND["fedau"], EVERY_KIND["fedau, invitations"]):
+        found = silent(correction)
+        assert found[0] == found[1] != found[2]
+    for name, divisor in (("fedau", 4), ("fedau, invitations", 4)):
+        x = silent(EVERY_KIND[name])[1]
+        delta = float((1 - (1 - 0.1 * A[0]) ** 2) * (0 - x))
+        assert silent(EVERY_KIND[name])[2] == pytest.approx(x + 1.0 * delta / divisor, abs=1e-12)
+    # client 0's second interval is of two rounds, and shows the time after
+    made = build("fedavg", BOWLS.task, ALL, **TWO, correction=EVERY_KIND["fedau, invitations"])
+    given = {"federation": Federation(availability=Scripted(SILENT)), "skip_void": True}
+    counts = list(records(made, BOWLS, 3, **given))[-1].state.memory
+    assert (counts.asked.tolist(), counts.last.tolist()) == ([3] * 4, [2, -1, 0, -1])

@@ -1,0 +1,98 @@
+"""Corrections for unequal participation: what is refused before a run, and what is said."""
+
+from typing import Any
+
+import pytest
+
+import fedfleet
+from fedfleet.simulator.fleet.availability import Bernoulli
+from tests.refusals import all_refused, refused
+
+BASE: dict[str, Any] = {
+    "rounds": 3,
+    "population": {"clients": 20, "partition": {"kind": "dirichlet", "alpha": 0.3, "min_size": 8}},
+    "task": {"name": "classification", "model": "logistic"},
+    "availability": {"kind": "bernoulli", "rate": 0.7},
+    "cohort": {"invite": 8},
+    "executor": {"kind": "local"},
+}
+HIDDEN: dict[str, Any] = {"privacy": {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 1.0}}
+MASKED: dict[str, Any] = {"secure_aggregation": {"clip": 4.0}}
+
+
+class Silent:
+    """A model of availability that does not tell chances."""
+
+    def online(self, key: Any, clients: Any, seconds: Any) -> Any:
+        return clients >= 0
+
+
+def experiment(correction: Any, **given: Any) -> fedfleet.Experiment:
+    algorithm = {"name": "fedavg", "steps": 2, "weight": "uniform", "correction": correction}
+    return fedfleet.Experiment(fedfleet.load({**BASE, "algorithm": algorithm, **given}))
+
+
+REFUSED: list[tuple[tuple[Any, dict[str, Any]], str]] = [
+    (("known_p", {"cohort": {"invite": 8, "respond": "siwer"}}), "cohort.respond=siwer"),
+    (("known_p", {"cohort": {"invite": 8, "over_select": 1.5}}), "cohort.over_select=1.5"),
+    (("known_p", {"cohort": {"invite": 8, "deadline_s": 9.0}}), "cohort.deadline_s=9.0"),
+    (({"kind": "fedvarp", "chances": True}, {"cohort": {"invite": 8, "respond": 4}}), "cohort.respond=4"),
+    (("known_p", {"cohort": {"invite": 8, "late": "keep"}}), "cohort.late='keep'"),
+    (("fedau", {"cohort": {"invite": 8, "late": "keep"}}), "cohort.late='keep'"),
+    (("mifa", {"cohort": {"invite": 8, "late": "keep"}}), "cohort.late='keep'"),
+    (("known_p", {"selection": "examples"}), "selection.kind='examples'"),
+    (({"kind": "fedau", "count": "invitations"}, {"selection": "oort"}), "selection.kind='oort'"),
+    (("known_p", {"availability": "tests.front.config.test_participation:Silent"}), "availability: Silent"),
+    (("known_p", HIDDEN), "privacy: fedavg multiplies"),
+    (("fedau", HIDDEN), "privacy: fedavg multiplies"),
+    (("fedvarp", HIDDEN), "algorithm.correction='fedvarp': under privacy"),
+    (("known_p", MASKED), "secure_aggregation: fedavg multiplies"),
+    (("mifa", MASKED), "algorithm.correction='mifa': under secure_aggregation"),
+    (("mifa", {"transforms": {"up": ["fp16"]}}), "transforms.up: with algorithm.correction='mifa'"),
+    (({"kind": "mifa", "start": "wait"}, {"rounds": 2}), "algorithm.correction.start='wait'"),
+    (({"kind": "mifa", "normalise": True}, {}), "algorithm.correction="),
+    (({"kind": "fedau", "cap": 9.0}, {}), "algorithm.correction="),
+    (({"kind": "fedvarp", "cap": 9.0}, {}), "algorithm.correction="),
+    ((None, {"algorithm": {"name": "scaffold", "correction": "fedau"}}), "algorithm.correction"),
+    (
+        (None, {"algorithm": {"name": "robust", "of": {"name": "fedavg", "correction": "fedau"}}}),
+        "algorithm.of.correction='fedau'",
+    ),
+    (
+        (None, {"algorithm": {"name": "cdma_one", "steps": 2, "weigh_models": True}, "task": "auc"}),
+        "algorithm: weigh_models=True",
+    ),
+]
+
+
+def test_what_a_correction_does_not_go_with_is_refused(subtests):
+    all_refused(subtests, lambda row: experiment(row[0], **row[1]), REFUSED)
+
+
+def test_a_client_that_is_never_online_cannot_be_divided_by(monkeypatch):
+    def chance(self, clients, seconds, lasting):
+        return (clients != 3).double()
+
+    monkeypatch.setattr(Bernoulli, "chance", chance)
+    assert "client 3 is heard is 0" in refused(lambda: experiment("known_p"), "availability: the chance")
+    experiment("fedvarp")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("known_p", {}), []),
+        (("known_p", {"availability": {"kind": "bernoulli", "rate": 0.009}}), ["algorithm.correction.cap=100: 20 of"]),
+        ((({"kind": "known_p", "cap": 1e3}), {"availability": {"kind": "bernoulli", "rate": 0.009}}), []),
+        (({"kind": "known_p", "normalise": True}, {"cohort": {"invite": 8, "respond": "siwer"}}), []),
+        (("fedau", {}), ["algorithm.correction.count='intervals': with 8 of 20"]),
+        (("fedau", {"cohort": {"invite": 12}}), []),
+        (({"kind": "fedau", "count": "invitations"}, {}), []),
+        (("mifa", {}), ["algorithm.correction='mifa': clients remember"]),
+        (("mifa", {"rounds": 13}), []),
+    ],
+)
+def test_what_a_correction_will_rarely_do_is_said(given, said):
+    lines = experiment(given[0], **given[1]).advice()
+    assert len(lines) == len(said)
+    assert all(line.startswith(start) for line, start in zip(lines, said, strict=True))

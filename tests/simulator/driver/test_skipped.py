@@ -1,0 +1,125 @@
+"""Rounds that too few answer: tried again, or counted as they are."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import fedfleet
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.simulator.algorithm import Algorithm, beneath
+from fedfleet.simulator.arithmetic import tree as T
+from fedfleet.simulator.driver.simulate import Void
+from fedfleet.simulator.fleet.availability import Always
+from fedfleet.simulator.fleet.responses import Federation
+from tests.algorithms.harness import build, digits, flat, records
+from tests.refusals import refused
+
+WORLD = digits("classification")
+ODD: dict[str, Any] = {"skip_void": True, "retry_s": 7.0}
+
+
+@dataclass(frozen=True)
+class Nobody:
+    def online(self, key, clients, seconds):
+        return torch.zeros(len(clients), dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class OddRounds:
+    """Everybody is online in rounds 1, 3, 5, nobody in the others."""
+
+    def during(self, round: int) -> Any:
+        return Always() if round % 2 else Nobody()
+
+
+class Outer(NamedTuple):
+    state: Any
+    rounds: int
+
+
+def fedavg() -> Algorithm:
+    return build("fedavg", WORLD.task, CohortOptions(invite=4), steps=1, batch_size=5)
+
+
+def wrapped(inner: Algorithm) -> Algorithm:
+    """Count the rounds that were not skipped."""
+
+    def round(at: Outer, rnd: Any) -> Any:
+        state, metrics = inner.round(at.state, rnd)
+        return Outer(state, at.rounds + 1), metrics
+
+    init = lambda z, key, problem: Outer(inner.init(z, key, problem), 0)  # noqa: E731
+    return beneath(inner, lambda at: at.state)._replace(init=init, round=round)
+
+
+def play(algorithm: Algorithm, rounds: int, **given: Any) -> list[Any]:
+    return list(records(algorithm, WORLD, rounds, federation=Federation(availability=OddRounds()), **given))
+
+
+def test_a_round_that_nobody_answers_counts_takes_time_and_changes_nothing():
+    found = play(fedavg(), 4, **ODD)
+    assert [r.skipped for r in found] == [True, False, True, False]
+    assert [(r.index, len(r.phases), r.phases[0].counts["heard"]) for r in found] == [
+        (0, 1, 0), (1, 1, 4), (2, 1, 0), (3, 1, 4),
+    ]  # fmt: skip
+    assert found[0].virtual_s == 7.0
+    assert found[2].virtual_s == found[1].virtual_s + 7.0
+    view = fedavg().views["global"].params
+    models = [flat(WORLD.task.init(0)), *(flat(view(r.state)) for r in found)]
+    assert [torch.equal(a, b) for a, b in itertools.pairwise(models)] == [True, False, True, False]
+    assert found[0].metrics == {}
+
+
+def test_an_algorithm_is_told_beneath_what_is_put_on_it():
+    told = []
+
+    def skipped(state: Any, rnd: Any) -> Any:
+        told.append((rnd.index, len(rnd.records)))
+        return state._replace(z=T.map(lambda leaf: leaf + 1, state.z))
+
+    start, found = flat(WORLD.task.init(0)), play(wrapped(fedavg()._replace(skipped=skipped)), 5, **ODD)
+    assert [r.state.rounds for r in found] == [0, 1, 1, 2, 2]
+    assert told == [(0, 1), (2, 1), (4, 1)]
+    models = [flat(r.state.state.z) for r in found]
+    for before, after in ((start, models[0]), (models[1], models[2]), (models[3], models[4])):
+        assert torch.equal(after, (before.float() + 1).double())
+
+
+def test_a_round_is_the_same_in_all_its_retries():
+    """Nobody is online in round 0 however often it is tried, and everybody in round 1 at once."""
+    with pytest.raises(Void, match="3 cohorts in a row"):
+        play(fedavg(), 1, attempts=3)
+
+
+QUICK: dict[str, Any] = {
+    "rounds": 5, "population": {"dataset": "digits", "clients": 20}, "task": {"model": "logistic"},
+    "algorithm": {"name": "fedavg", "steps": 1, "batch_size": 4}, "executor": {"kind": "local"},
+    "availability": {"kind": "bernoulli", "rate": 0.3}, "cohort": {"invite": 3, "min_responses": 2, "void": "skip"},
+}  # fmt: skip
+
+
+def test_skipped_rounds_stand_in_the_tables_and_after_a_resume(tmp_path):
+    whole = fedfleet.run(QUICK, {"rounds": 8}, out=tmp_path / "whole")
+    rounds = whole.table("rounds")
+    skipped = rounds.skipped.tolist()
+    assert skipped == (rounds.heard < 2).tolist()
+    assert 1 < sum(skipped) < 8
+    assert (whole.table("phases").attempt == 0).all()
+    part = fedfleet.run(QUICK, {"rounds": 3}, out=tmp_path / "part")
+    again = fedfleet.resume(part.folder, {"rounds": 8})
+    for name in ("fates", "phases"):
+        assert again.table(name).equals(whole.table(name))
+    assert again.table("rounds").skipped.tolist() == skipped
+    plain = fedfleet.run(QUICK, {"cohort.void": "retry"}, out=tmp_path / "plain").table("rounds")
+    assert "skipped" not in plain
+
+
+def test_an_asynchronous_server_has_no_rounds_to_skip():
+    config = {**QUICK, "algorithm": {"name": "fedbuff", "steps": 1, "batch_size": 4, "buffer": 2, "concurrency": 4}}
+    given = fedfleet.load({**config, "cohort": {"void": "skip"}})
+    refused(lambda: fedfleet.Experiment(given), "cohort.void='skip'")
