@@ -1,0 +1,67 @@
+"""The dropout benchmark's problems have the solutions that they say."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedfleet.config import shipped
+from fedfleet.simulator.work import Batch
+
+SPEC: Any = importlib.util.spec_from_file_location("dropout_problems", shipped.FOLDER / "dropout" / "problems.py")
+problems: Any = importlib.util.module_from_spec(SPEC)
+sys.modules[SPEC.name] = problems  # as dataclasses want
+SPEC.loader.exec_module(problems)
+BY_CLASS = tuple(0.1 + 0.8 * c / 9 for c in range(10))
+
+
+def gradient(task: Any, z: Any, x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> float:
+    """Return the largest entry of the gradient of a weighted mean over examples, in double precision."""
+    batch = Batch({"x": torch.from_numpy(x).double(), "y": torch.from_numpy(y)}, torch.ones(len(y)).double())
+    of = torch.func.grad(lambda z: (task.each(z, batch) * torch.from_numpy(weights)).sum())(z)
+    return max(float(leaf.abs().max()) for part in of.values() for leaf in part.values())
+
+
+def test_weights_of_a_mean_over_those_heard():
+    found = problems.weights_of_mean((0.9, 0.5, 0.3, 0.1))
+    assert found == pytest.approx([0.57885906, 0.24432112, 0.13487352, 0.04194631], abs=5e-9)
+    assert problems.weights_of_mean((0.9, 0.3)) == pytest.approx([0.82258065, 0.17741935], abs=5e-9)
+
+
+def test_the_game():
+    task = problems.QuadraticGame(chances=(0.9, 0.3))
+    assert task.saddle == pytest.approx([20 / 49, 36 / 49])
+    assert task.biased == pytest.approx([-0.369510, -0.363558], abs=5e-7)
+    x, label = np.array(problems.LABELS)[[0, 0, 1, 1]], np.zeros(4, dtype=np.int64)
+    point = torch.from_numpy(task.saddle)
+    assert gradient(task, {"x": {"x": point[0]}, "y": {"y": point[1]}}, x, label, np.full(4, 0.25)) < 1e-12
+
+
+def test_auc():
+    task = problems.AucRidge(BY_CLASS)
+    assert np.linalg.norm(task.biased - task.saddle) / np.linalg.norm(task.saddle) == pytest.approx(0.8073, abs=5e-5)
+    x, y, *_ = problems._digits()
+    clients = np.arange(problems.CLIENTS) * 10 // problems.CLIENTS
+    heard = problems.weights_of_mean(np.array(BY_CLASS)[clients])
+    for weights, at, said in ((np.full(40, 1 / 40), 0.0, (0.0, 0.0)), (heard, 1.0, (0.8073, 1.0))):
+        a, b, bias, *w, alpha = torch.from_numpy(task.saddle + at * (task.biased - task.saddle))
+        z = {"x": {"a": a, "b": b, "bias": bias, "w": torch.stack(w)}, "y": {"alpha": alpha}}
+        assert gradient(task, z, x, y, np.repeat(weights, 35) / 35) < 1e-12
+        found = task.model_metrics(z)
+        assert (found["distance"], found["bias"]) == pytest.approx(said, abs=5e-5)
+
+
+def test_softmax_regression():
+    task = problems.SoftmaxRidge()
+    x, y, test_x, test_y = problems._digits()
+    b, w = torch.from_numpy(task.saddle[:10]), torch.from_numpy(task.saddle[10:]).view(64, 10)
+    z = {"x": {"b": b, "w": w}}
+    assert gradient(task, z, x, y, np.full(len(y), 1 / len(y))) < 1e-7
+    outputs = task.predict(z, Batch({"x": torch.from_numpy(test_x).double()}, torch.ones(len(test_y))))
+    found = task.metrics(outputs, {"y": torch.from_numpy(test_y)})
+    assert (found["accuracy"], found["worst_class_score"]) == pytest.approx((0.9597, 0.9024), abs=5e-5)
