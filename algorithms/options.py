@@ -5,15 +5,9 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
-from fedfleet.simulator.author import BatchPlan, Optimizer, Scalar, adagrad, adam, adaptive, sgd
-
-
-class Options(BaseModel):
-    """A section of a configuration: unknown keys are errors, values are checked."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+from fedfleet.simulator.author import BatchPlan, Optimizer, Options, Scalar, adagrad, adam, adaptive, sgd
 
 
 def refuse_others(options: Options, kind: str, used: set[str], every: set[str]) -> None:

@@ -1,6 +1,6 @@
 """Parallel SGDA: the server takes one descent-ascent step along the mean of the clients' full local gradients.
 
-The baseline of CDMA's experiments, where it is CDMA-ONE with K = 1.
+The baseline of CDMA's experiments (AAAI 2023), where it is CDMA-ONE with K = 1.
 
     z_{t+1} = (x_t - eta * mean_i grad_x f_i(z_t),  y_t + gamma * mean_i grad_y f_i(z_t))
 """

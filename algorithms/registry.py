@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedfleet.algorithms.afl import AflOptions, afl
 from fedfleet.algorithms.amplified import AmplifiedFedAvgOptions, PeriodOptions, amplified_fedavg, amplified_scaffold
@@ -45,7 +45,7 @@ from fedfleet.algorithms.local_sgda_plus import SgdaPlusOptions, local_sgda_plus
 from fedfleet.algorithms.mcd import McdOptions, mcd
 from fedfleet.algorithms.mime import MimeOptions, mime, mimelite
 from fedfleet.algorithms.omg import OmgOptions, omg
-from fedfleet.algorithms.options import CohortOptions, LocalOptions, Options
+from fedfleet.algorithms.options import CohortOptions, LocalOptions
 from fedfleet.algorithms.parallel_sgda import ParallelOptions, parallel_sgda
 from fedfleet.algorithms.penalised import PenaltyOptions
 from fedfleet.algorithms.peravg import PerAvgOptions, peravg
@@ -54,19 +54,11 @@ from fedfleet.algorithms.robust import RobustOptions, robust
 from fedfleet.algorithms.scaffold import ScaffoldOptions, scaffold
 from fedfleet.algorithms.stablefdg import StableFdgOptions, stablefdg
 from fedfleet.algorithms.vrex import vrex
-from fedfleet.algorithms.wrapping import WrapperOptions
-from fedfleet.simulator.author import Algorithm, Task
+from fedfleet.algorithms.wrapping import INNER, WrapperOptions
+from fedfleet.simulator.author import Algorithm, Entry, Registry, Task
 
-
-class Entry(NamedTuple):
-    """What a name stands for: its options, how to build it, one line for ``fedfleet list``."""
-
-    options: type[Options]
-    build: Callable[[Any, Task, CohortOptions], Algorithm]
-    about: str
-
-
-ALGORITHMS: dict[str, Entry] = {
+Build = Callable[[Any, Task, CohortOptions], Algorithm]
+ROWS: dict[str, Entry[Build]] = {
     "fedavg": Entry(FedAvgOptions, fedavg, "federated averaging (McMahan et al. 2017)"),
     "fedopt": Entry(FedOptOptions, fedavg, "FedAvg with a server optimiser: FedAdam by default (Reddi et al. 2021)"),
     "fedbuff": Entry(FedBuffOptions, fedbuff, "asynchronous FedAvg with a buffer (Nguyen et al. 2022)"),
@@ -157,4 +149,20 @@ ALGORITHMS: dict[str, Entry] = {
     "gt_gda": Entry(LocalOptions, gt_gda, "gradient tracking, reconstructed (Tsaknakis et al. 2020); minimax"),
     "gt_hsgd": Entry(GtHsgdOptions, gt_hsgd, "one step along recursive estimates (Xin et al. 2021); minimax"),
 }
-WrapperOptions.algorithms = ALGORITHMS  # any of which they can be put on
+INNER.update({name: entry for name, entry in ROWS.items() if not issubclass(entry.options, WrapperOptions)})
+ALGORITHMS = Registry(
+    "algorithm",
+    ROWS,
+    key="name",
+    default="fedavg",
+    group="fedfleet.algorithms",
+    given=("algorithm",),
+    elsewhere={
+        **{f"fed{rule}": f"fedopt with algorithm.server_optimizer={rule}" for rule in ("adam", "yogi", "adagrad")},
+        "fedavgm": "fedopt with algorithm.server_optimizer={name: sgd, momentum: 0.9}",
+        **{
+            rule: f"robust with algorithm.rule={rule}"
+            for rule in ("krum", "multi_krum", "trimmed_mean", "median", "fltrust")
+        },
+    },
+)

@@ -147,7 +147,7 @@ def robust(options: RobustOptions, task: Task, cohort: CohortOptions) -> Algorit
     if options.rule == "foolsgold":
         return _remembering(inner)
     if options.rule == "fltrust":
-        return _trusting(inner, options.of["name"])
+        return _trusting(inner, options.of.name)
     return instead(inner, NAME, lambda given: aggregated(options, given))
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 from torch import Tensor
 
 from fedfleet.algorithms.options import CohortOptions, Options
@@ -25,6 +25,7 @@ from fedfleet.simulator.author import (
     Message,
     Phase,
     Reduced,
+    Registry,
     Round,
     Store,
     Stored,
@@ -34,53 +35,35 @@ from fedfleet.simulator.author import (
     learnt,
 )
 
+INNER = Registry("algorithm", {}, key="name", default="fedavg")
+"""Algorithms that another can be put on; ``algorithms/registry.py`` enters them."""
+
 
 class WrapperOptions(Options):
     """Options of what is put on another algorithm."""
 
-    algorithms: ClassVar[Mapping[str, Any]] = {}
-    """What it can be put on: the registry, which has this algorithm, too."""
-    of: dict[str, Any] = Field(default={"name": "fedavg"}, validate_default=True)
+    of: Annotated[Any, INNER] = Field(default={"name": "fedavg"}, validate_default=True)
     """The algorithm whose mean is replaced: its name, or that and its options."""
-
-    @field_validator("of", mode="before")
-    @classmethod
-    def _named(cls, value: Any, info: ValidationInfo) -> dict[str, Any]:
-        given = {"name": value} if isinstance(value, str) else dict(value)
-        name = given.pop("name", "fedavg")
-        if name not in cls.algorithms or issubclass(cls.algorithms[name].options, WrapperOptions):
-            raise ValueError(
-                f"{name!r} is no algorithm to put it on: choose fedavg, fedrod or another that averages models"
-            )
-        return {
-            "name": name,
-            **cls.algorithms[name].options.model_validate(given, context=info.context).model_dump(mode="json"),
-        }
-
-    @property
-    def inner(self) -> Any:
-        """The options of the algorithm."""
-        return self.algorithms[self.of["name"]].options(**{k: v for k, v in self.of.items() if k != "name"})
 
     @property
     def batch_size(self) -> int | None:
         """Examples a step of the algorithm, B."""
-        return getattr(self.inner, "batch_size", 1)
+        return getattr(self.of, "batch_size", 1)
 
     @property
     def dual_lr(self) -> float | None:
         """Its learning rate of a dual part, if it has one of its own."""
-        return getattr(self.inner, "dual_lr", None)
+        return getattr(self.of, "dual_lr", None)
 
     @property
     def steps(self) -> int | None:
         """Its local steps, if they are given."""
-        return getattr(self.inner, "steps", None)
+        return getattr(self.of, "steps", None)
 
     @property
     def epochs(self) -> int | None:
         """Its passes over the local data, if they are."""
-        return getattr(self.inner, "epochs", None)
+        return getattr(self.of, "epochs", None)
 
 
 class Asked(NamedTuple):
@@ -157,17 +140,16 @@ Rule = Callable[[Exchange], Tree]
 
 def wrapped(options: WrapperOptions, task: Task, cohort: CohortOptions, what: str) -> Algorithm:
     """Build the algorithm that ``what`` is put on. Raises ConfigError where it takes no mean in whose place that could come."""
-    name = options.of["name"]
-    how = getattr(options.inner, "correction", None)
+    how = getattr(options.of, "correction", None)
     if how is not None and how.kind != "none":
         raise ConfigError(
             f"algorithm.of.correction={how.kind!r}: it corrects a mean, and {what} comes in its place: leave it out"
         )
-    inner = options.algorithms[name].build(options.inner, task, cohort)
+    inner = INNER.build(options.of, task, cohort)
     if not any(p.model or p.difference for p in inner.phases):
         raise ConfigError(
-            f"algorithm.of={name!r}: the server does not take a mean of models or differences for the next model, in whose place "
-            f"{what} could come: choose fedavg, fedprox, scaffold or a personalised one"
+            f"algorithm.of={options.of.name!r}: the server does not take a mean of models or differences for the next model, in "
+            f"whose place {what} could come: choose fedavg, fedprox, scaffold or a personalised one"
         )
     return inner
 

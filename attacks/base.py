@@ -5,31 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedfleet.simulator.author import Key, Stored, Tree
-
-
-class Options(BaseModel):
-    """What an attack may be told; it is the attack, too. Unknown keys are errors, values are checked."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+from fedfleet.simulator.author import Key, Options, Stored, Tree
 
 
 class NoAttack(Options):
     """Nobody attacks."""
 
+    poisons: ClassVar[bool] = False
+    colludes: ClassVar[bool] = False
 
-class Attack(Options):
+
+class Attack(NoAttack):
     """Some clients attack, by what they send, what they learn from, or what they agree on.
 
     ``poisons``: they hold other examples, see ``poison`` and ``aimed``. ``forges``: each sends something else, see ``forged``.
     ``colludes``: all that are heard in an exchange send what they make of what they know together, see ``colluded``.
     """
 
-    poisons: ClassVar[bool] = False
-    colludes: ClassVar[bool] = False
     share: float | None = Field(default=None, ge=0, le=1)
     """Share of all clients that attack, drawn from ``seed``; this or ``clients``."""
     clients: tuple[int, ...] | None = Field(default=None, min_length=1)

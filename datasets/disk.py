@@ -33,6 +33,7 @@ from fedfleet.datasets.names import Names
 from fedfleet.datasets.vocabulary import VOCABULARY, read_vocabulary
 from fedfleet.simulator.errors import one_line
 from fedfleet.simulator.population import LocalData, Summary, joined_rows, padded_rows
+from fedfleet.simulator.registry import Options
 
 TOTALS, CLIENTS, EXAMPLES = "population.json", "clients.arrow", "examples.arrow"
 TEST_DOMAINS, TEST_CLIENTS = "test_domains.arrow", "test_clients.arrow"
@@ -41,10 +42,8 @@ PIECE, PIECES = 1 << 16, 1 << 10  # bytes at a time, and how many of them at mos
 Count = Annotated[int, Field(ge=1)]
 
 
-class DiskOptions(BaseModel):
+class DiskOptions(Options):
     """Clients on disk."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     path: str
     """Folder made by ``fedfleet convert``."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from fedfleet.simulator.population import Population
+from fedfleet.simulator.registry import Entry, Options, Registry
 
 Array = NDArray[np.float64]
 Vectors = Callable[[str, Population], Array]
@@ -20,10 +21,18 @@ VECTORS_UP_TO = 100_000  # clients, at about a thousand a second
 STEPS = 300  # of Lloyd's algorithm, at most
 
 
-class DomainConfig(BaseModel):
+class DomainConfig(Options):
     """A way to group clients: as the data say, unless a kind says otherwise."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    @property
+    def of_labels(self) -> bool:
+        """Whether it looks at labels, which regression has none of."""
+        return False
+
+    @property
+    def asked(self) -> tuple[str | int, ...]:
+        """Domains that are to be targets, by name or number."""
+        return ()
 
     def group(self, clients: Population, seed: int, vectors: Vectors | None = None) -> Population:
         """Return the clients with their domains, numbered from 0 without a gap. Raises ValueError."""
@@ -37,14 +46,18 @@ class Given(DomainConfig):
     """Domains, by name, or by number where they have none, whose examples have no labels but for evaluation: targets. All others
     are sources."""
 
+    @property
+    def asked(self) -> tuple[str | int, ...]:
+        """Domains that are to be targets, by name or number."""
+        return self.target if isinstance(self.target, tuple) else (self.target,)
+
     def targets(self, names: tuple[str, ...], count: int) -> tuple[int, ...]:
         """Return the numbers of the targets, of ``count`` domains with these names if they have any. Raises ValueError."""
-        asked = self.target if isinstance(self.target, tuple) else (self.target,)
-        found = tuple(_number(one, names, count) for one in asked)
+        found = tuple(_number(one, names, count) for one in self.asked)
         if len(set(found)) < len(found):
-            raise ValueError(f"target={list(asked)}: give each domain once")
+            raise ValueError(f"target={list(self.asked)}: give each domain once")
         if found and len(found) == count:
-            raise ValueError(f"target={list(asked)}: no domain is left as a source: leave one out")
+            raise ValueError(f"target={list(self.asked)}: no domain is left as a source: leave one out")
         return found
 
 
@@ -58,6 +71,11 @@ class EachClient(DomainConfig):
 
 class ByLabel(DomainConfig):
     """Clients whose most frequent label is the same are a domain."""
+
+    @property
+    def of_labels(self) -> bool:
+        """It does."""
+        return True
 
     def group(self, clients: Population, seed: int, vectors: Vectors | None = None) -> Population:
         """Return the clients by label; labels that are nobody's most frequent are no domain."""
@@ -86,6 +104,11 @@ class Clusters(DomainConfig):
             raise ValueError(f"distance=kl is between shares, and by={self.by} gives none: use euclidean, or by=labels")
         return self
 
+    @property
+    def of_labels(self) -> bool:
+        """Gradients alone do without."""
+        return self.by != "gradient"
+
     def group(self, clients: Population, seed: int, vectors: Vectors | None = None) -> Population:
         """Return the clients by cluster."""
         if self.count > clients.size:
@@ -110,12 +133,11 @@ class Clusters(DomainConfig):
         return vectors(self.by, clients)
 
 
-DOMAINS: Mapping[str, type[DomainConfig]] = {
-    "given": Given,
-    "client": EachClient,
-    "label": ByLabel,
-    "clusters": Clusters,
-}
+DOMAINS = Registry(
+    "domains",
+    {"given": Entry(Given), "client": Entry(EachClient), "label": Entry(ByLabel), "clusters": Entry(Clusters)},
+    default="given",
+)
 
 
 def _number(domain: str | int, names: tuple[str, ...], count: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from fedfleet.datasets import arrays, given
 from fedfleet.datasets.examples import Dataset, FederatedDataset
@@ -25,16 +25,15 @@ from fedfleet.datasets.image_folder import MODES, read_images
 from fedfleet.datasets.parts import Parts, put_together, split
 from fedfleet.datasets.texts import Reading, check_reading, tokenised
 from fedfleet.simulator.errors import one_line
+from fedfleet.simulator.registry import Options
 
 PATIENCE_S = 5.0
 """Seconds in which the hub has to answer."""
 LABEL = given.Unsaid("label")
 
 
-class HuggingFaceOptions(BaseModel):
+class HuggingFaceOptions(Options):
     """A data set of Hugging Face's library."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     path: str
     """Folder that ``save_to_disk`` wrote, or of files of data; else the name of a data set on the hub."""

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from fedfleet.datasets import given
@@ -29,15 +29,14 @@ from fedfleet.datasets.folders import SUFFIXES
 from fedfleet.datasets.given import Held, Rows, fail
 from fedfleet.datasets.parts import Parts, put_together, split
 from fedfleet.simulator.errors import one_line
+from fedfleet.simulator.registry import Options
 
 Each = Literal["client", "domain", "class"]
 MODES = {1: "L", 3: "RGB"}
 
 
-class FolderOptions(BaseModel):
+class FolderOptions(Options):
     """Images in folders."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     path: str
     """The folder."""

@@ -23,7 +23,7 @@ def keep(layout: str, asked: dict[str, Any], out: Path) -> Totals:
     kind = SOURCES[layout].options
     if strange := [name for name in asked if name not in kind.model_fields]:
         raise DataError(f"{strange[0]}: no option of {layout}: give some of {', '.join(kind.model_fields)}")
-    return write(SOURCES[layout].read(_checked(kind, asked)), out)
+    return write(SOURCES[layout].build(_checked(kind, asked)), out)
 
 
 def write(parts: Parts, out: Path) -> Totals:

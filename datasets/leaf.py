@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from fedfleet.datasets import given
@@ -35,6 +35,7 @@ from fedfleet.datasets.parts import Parts, split
 from fedfleet.datasets.texts import Reading, tokenised
 from fedfleet.datasets.vocabulary import WORD, Vocabulary
 from fedfleet.simulator.errors import one_line
+from fedfleet.simulator.registry import Options
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of LEAF's Shakespeare; any other is read as a blank."""
@@ -44,10 +45,8 @@ SHAKESPEARE = Vocabulary(
 TEXT_AT = 4  # in a tweet of Sent140: its id, date, query, user, text
 
 
-class LeafOptions(BaseModel):
+class LeafOptions(Options):
     """Data in LEAF's JSON."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     path: str
     """Folder with the folders ``train`` and ``test``, of .json files."""

@@ -1,22 +1,23 @@
 """The partitioners as a configuration names them: one model a kind, told apart by `kind`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from fedfleet.datasets import partition, partition_file, partition_skews
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.partition import Partition
+from fedfleet.simulator.registry import Entry, Options, Registry
 
 
-class PartitionConfig(BaseModel, ABC):
+class PartitionConfig(Options, ABC):
     """How the examples of a data set are dealt to clients."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
     of_labels: ClassVar[bool] = False
     """Whether it looks at labels, which regression has none of."""
 
@@ -37,8 +38,6 @@ class PartitionConfig(BaseModel, ABC):
 class Iid(PartitionConfig):
     """Equal blocks of a random permutation."""
 
-    kind: Literal["iid"] = "iid"
-
     def split(
         self, labels: Tensor, domains: Tensor | None, clients: int, seed: int, targets: Collection[int] = ()
     ) -> Partition:
@@ -49,7 +48,6 @@ class Iid(PartitionConfig):
 class LabelSorted(PartitionConfig):
     """Equal blocks of the examples sorted by label, but for a share of them."""
 
-    kind: Literal["label_sorted"] = "label_sorted"
     of_labels: ClassVar[bool] = True
     similarity: float = Field(0.0, ge=0, le=1, description="sim: share of the examples placed at random, not sorted")
 
@@ -63,7 +61,6 @@ class LabelSorted(PartitionConfig):
 class Dirichlet(PartitionConfig):
     """Shares of every class drawn from a Dirichlet distribution over the clients."""
 
-    kind: Literal["dirichlet"] = "dirichlet"
     of_labels: ClassVar[bool] = True
     alpha: float = Field(0.5, gt=0, description="alpha: concentration; small: few clients hold a class, large: iid")
     min_size: int = Field(1, ge=0, description="Examples every client has at least; drawn again until it holds")
@@ -78,7 +75,6 @@ class Dirichlet(PartitionConfig):
 class Shards(PartitionConfig):
     """A few shards of the examples sorted by label for every client."""
 
-    kind: Literal["shards"] = "shards"
     of_labels: ClassVar[bool] = True
     labels_per_client: int = Field(2, ge=1, description="n: shards dealt to every client, so about as many labels")
 
@@ -92,7 +88,6 @@ class Shards(PartitionConfig):
 class QuantitySkew(PartitionConfig):
     """Client sizes drawn from a Dirichlet distribution, labels as if iid."""
 
-    kind: Literal["quantity_skew"] = "quantity_skew"
     alpha: float = Field(1.0, gt=0, description="alpha: concentration; small: a few large clients, large: equal sizes")
     min_size: int = Field(1, ge=0, description="Examples every client has at least; drawn again until it holds")
 
@@ -106,7 +101,6 @@ class QuantitySkew(PartitionConfig):
 class ByDomain(PartitionConfig):
     """Every client within one domain, or at home there, clients of a domain in proportion to its examples."""
 
-    kind: Literal["by_domain"] = "by_domain"
     heterogeneity: float = Field(
         1.0,
         ge=0,
@@ -131,7 +125,6 @@ class ByDomain(PartitionConfig):
 class DomainShare(PartitionConfig):
     """Two groups of clients, of which one holds most of the sources and the other most of the targets, or all."""
 
-    kind: Literal["domain_share"] = "domain_share"
     share: float = Field(
         1.0, ge=0, le=1, description="p: of the sources in the first group, and of the targets in the second"
     )
@@ -149,7 +142,6 @@ class DomainShare(PartitionConfig):
 class Pathological(PartitionConfig):
     """Exactly so many labels for every client, whose examples its clients share equally."""
 
-    kind: Literal["pathological"] = "pathological"
     of_labels: ClassVar[bool] = True
     classes_per_client: int = Field(2, ge=1, description="Labels of every client")
     assignment: partition_skews.Assignment = Field(
@@ -166,7 +158,6 @@ class Pathological(PartitionConfig):
 class Distribution(PartitionConfig):
     """Consecutive labels for every client, and of each as many examples as a distribution says."""
 
-    kind: Literal["distribution"] = "distribution"
     of_labels: ClassVar[bool] = True
     labels_per_client: int = Field(2, ge=1, description="Labels of every client; clients are a multiple of all labels")
     least: int = Field(5, ge=0, description="Examples of each of its labels that a client has at least")
@@ -185,7 +176,6 @@ class Distribution(PartitionConfig):
 class InnerDirichlet(PartitionConfig):
     """Clients of given sizes, each with its own shares of the labels drawn from a Dirichlet distribution."""
 
-    kind: Literal["inner_dirichlet"] = "inner_dirichlet"
     of_labels: ClassVar[bool] = True
     alpha: Annotated[float, Field(gt=0)] | list[Annotated[float, Field(gt=0)]] = Field(
         0.5, description="alpha: concentration, one number or one a label"
@@ -208,8 +198,6 @@ class InnerDirichlet(PartitionConfig):
 class Linear(PartitionConfig):
     """Sizes in proportion to the clients' numbers from 1, labels as if iid."""
 
-    kind: Literal["linear"] = "linear"
-
     def split(
         self, labels: Tensor, domains: Tensor | None, clients: int, seed: int, targets: Collection[int] = ()
     ) -> Partition:
@@ -219,8 +207,6 @@ class Linear(PartitionConfig):
 
 class Square(PartitionConfig):
     """Sizes in proportion to the squares of the clients' numbers from 1, labels as if iid."""
-
-    kind: Literal["square"] = "square"
 
     def split(
         self, labels: Tensor, domains: Tensor | None, clients: int, seed: int, targets: Collection[int] = ()
@@ -232,8 +218,6 @@ class Square(PartitionConfig):
 class Exponential(PartitionConfig):
     """Sizes in proportion to e to the power of the clients' numbers from 1, labels as if iid."""
 
-    kind: Literal["exponential"] = "exponential"
-
     def split(
         self, labels: Tensor, domains: Tensor | None, clients: int, seed: int, targets: Collection[int] = ()
     ) -> Partition:
@@ -244,7 +228,6 @@ class Exponential(PartitionConfig):
 class File(PartitionConfig):
     """The partition in a file, such as ``fedfleet partition`` writes, whatever the seed."""
 
-    kind: Literal["file"] = "file"
     path: str = Field(description="Parquet with the columns client and index, a row an example that is dealt")
     sha256: str | None = Field(None, description="Digest of what it deals to whom; a run says here what it was")
 
@@ -278,19 +261,23 @@ class File(PartitionConfig):
         return dealt
 
 
-PARTITIONS: Mapping[str, type[PartitionConfig]] = {
-    "iid": Iid,
-    "label_sorted": LabelSorted,
-    "dirichlet": Dirichlet,
-    "shards": Shards,
-    "quantity_skew": QuantitySkew,
-    "by_domain": ByDomain,
-    "domain_share": DomainShare,
-    "pathological": Pathological,
-    "distribution": Distribution,
-    "inner_dirichlet": InnerDirichlet,
-    "linear": Linear,
-    "square": Square,
-    "exponential": Exponential,
-    "file": File,
-}
+PARTITIONS = Registry(
+    "partition",
+    {
+        "iid": Entry(Iid),
+        "label_sorted": Entry(LabelSorted),
+        "dirichlet": Entry(Dirichlet),
+        "shards": Entry(Shards),
+        "quantity_skew": Entry(QuantitySkew),
+        "by_domain": Entry(ByDomain),
+        "domain_share": Entry(DomainShare),
+        "pathological": Entry(Pathological),
+        "distribution": Entry(Distribution),
+        "inner_dirichlet": Entry(InnerDirichlet),
+        "linear": Entry(Linear),
+        "square": Entry(Square),
+        "exponential": Entry(Exponential),
+        "file": Entry(File),
+    },
+    default="iid",
+)

@@ -4,18 +4,17 @@ import difflib
 from dataclasses import replace
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from fedfleet.datasets.examples import Dataset, Examples
 from fedfleet.datasets.files import DataError
 from fedfleet.simulator.population import decode
+from fedfleet.simulator.registry import Options
 
 
-class Published(BaseModel):
+class Published(Options):
     """Options of every data set that comes as it was published."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     classes: list[int] | None = Field(default=None, min_length=2)
     """Keep the examples of these labels, which become 0, 1, ... in this order."""

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel
-
 from fedfleet.datasets import (
     adult,
     celeba,
@@ -35,8 +33,10 @@ from fedfleet.datasets import (
 )
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.files import DataError
+from fedfleet.datasets.parts import put_together
 from fedfleet.datasets.published import Photographs, Published, chosen
 from fedfleet.datasets.sources import SOURCES
+from fedfleet.simulator.registry import ByPath, Entry, Registry
 
 GREY = {"mnist": mnist.load_mnist, "fashion_mnist": mnist.load_fashion_mnist}
 
@@ -74,23 +74,6 @@ OPTIONS: Mapping[str, type[Published]] = {
 }
 
 
-class Federated(NamedTuple):
-    """A data set that comes in clients: its options, its loader, one line for `fedfleet list`.
-
-    The loader takes the options, the number of clients asked for, or None, and the seed that decides who they are.
-    """
-
-    options: type[BaseModel]
-    load: Callable[[Any, int | None, int], FederatedDataset]
-    about: str
-
-
-FEDERATED: Mapping[str, Federated] = {
-    "synthetic": Federated(synthetic.SyntheticOptions, synthetic.load, "any number of clients, drawn when invited"),
-    "disk": Federated(disk.DiskOptions, disk.load, "clients of your own, from Parquet by `fedfleet convert`"),
-}
-
-
 ABOUT: Mapping[str, str] = {
     "digits": "1,797 scanned digits of 8 x 8, scikit-learn's: comes along",
     **{
@@ -125,9 +108,65 @@ ABOUT: Mapping[str, str] = {
     "vlcs": "10,729 photographs of 5 classes, four domains",
     "office_home": "15,588 photographs and drawings of 65 classes, four domains",
     "terra_incognita": "24,788 photographs of 10 classes of animals, four places",
-    **{name: known.about for name, known in {**FEDERATED, **SOURCES}.items()},
 }
-"""Every data set that a configuration can name, and a line on it."""
+
+
+class DataByPath(ByPath):
+    """Data that are made by what is named as ``module:name``, or by a package that is installed."""
+
+    sha256: str | None = None
+    """Digest of the examples, and of who holds them; a run says here what they were."""
+
+
+class Asked(NamedTuple):
+    """What a data set may depend on besides its options.
+
+    Attributes:
+        folder: the data directory.
+        clients: the number of clients asked for, or None; of data that come in clients.
+        seed: what decides who they are.
+
+    """
+
+    folder: Path
+    clients: int | None
+    seed: int
+
+
+Load = Callable[[Any, Asked], Dataset | FederatedDataset]
+FEDERATED: dict[str, Entry[Load]] = {
+    "synthetic": Entry(
+        synthetic.SyntheticOptions,
+        lambda options, asked: synthetic.load(options, asked.clients, asked.seed),
+        "any number of clients, drawn when invited",
+    ),
+    "disk": Entry(
+        disk.DiskOptions,
+        lambda options, asked: disk.load(options, asked.clients, asked.seed),
+        "clients of your own, from Parquet by `fedfleet convert`",
+    ),
+}
+"""Data sets that come in clients."""
+
+
+def _published(name: str) -> Entry[Load]:
+    return Entry(OPTIONS[name], lambda options, asked: load(name, asked.folder, options), ABOUT[name])
+
+
+def _read(name: str) -> Entry[Load]:
+    options, read, about = SOURCES[name]
+    return Entry(options, lambda given, asked: put_together(name, read(given)), about)
+
+
+DATASETS = Registry(
+    "dataset",
+    {**{name: _published(name) for name in LOADERS}, **FEDERATED, **{name: _read(name) for name in SOURCES}},
+    key="name",
+    default="digits",
+    group="fedfleet.datasets",
+    by_path=DataByPath,
+    given=("data", "population"),
+)
 
 
 def load(name: str, folder: Path, options: Published | None = None) -> Dataset:

@@ -4,42 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from pydantic import BaseModel
+from typing import Any
 
 from fedfleet.datasets import hugging_face, image_folder, leaf, tff, torchvision_sets
 from fedfleet.datasets.csv_part import SUFFIXES
-from fedfleet.datasets.examples import Dataset, FederatedDataset
-from fedfleet.datasets.parts import Parts, put_together
+from fedfleet.datasets.parts import Parts
+from fedfleet.simulator.registry import Entry
 
-
-class Source(NamedTuple):
-    """A layout: its options, what reads it, one line for `fedfleet list`."""
-
-    options: type[BaseModel]
-    read: Callable[[Any], Parts]
-    about: str
-
-
-SOURCES: Mapping[str, Source] = {
-    "image_folder": Source(
+SOURCES: Mapping[str, Entry[Callable[[Any], Parts]]] = {
+    "image_folder": Entry(
         image_folder.FolderOptions, image_folder.read, "images in a folder a client, domain or class"
     ),
-    "leaf": Source(leaf.LeafOptions, leaf.read, "LEAF's JSON: FEMNIST, Shakespeare, Sent140, CelebA"),
-    "tff": Source(tff.TffOptions, tff.read, "TensorFlow Federated's HDF5, by h5py"),
-    "hf": Source(
+    "leaf": Entry(leaf.LeafOptions, leaf.read, "LEAF's JSON: FEMNIST, Shakespeare, Sent140, CelebA"),
+    "tff": Entry(tff.TffOptions, tff.read, "TensorFlow Federated's HDF5, by h5py"),
+    "hf": Entry(
         hugging_face.HuggingFaceOptions, hugging_face.read, "Hugging Face's datasets: a local folder or a hub id"
     ),
-    "torchvision": Source(
+    "torchvision": Entry(
         torchvision_sets.TorchvisionOptions, torchvision_sets.read, "torchvision's, from a local folder"
     ),
 }
-
-
-def load(name: str, options: Any) -> Dataset | FederatedDataset:
-    """Return the data of a source, in clients where it says whose they are. Raises DataError."""
-    return put_together(name, SOURCES[name].read(options))
 
 
 def source_of(path: Path) -> str | None:

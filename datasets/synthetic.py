@@ -22,13 +22,14 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedfleet.datasets.examples import Examples, FederatedDataset, fixed_draw
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.population import LocalData, Summary, padded_rows
+from fedfleet.simulator.registry import Options
 
 MAX_EXAMPLES = 100_000  # of one client
 DRAWS = 1 << 17  # at a time, so that they stay in the cache; results do not depend on it
@@ -36,10 +37,8 @@ DRAWS = 1 << 17  # at a time, so that they stay in the cache; results do not dep
 Size = Annotated[int, Field(ge=1, le=MAX_EXAMPLES)]
 
 
-class SyntheticOptions(BaseModel):
+class SyntheticOptions(Options):
     """The law of the synthetic clients. The bounds keep scores exact: |score| < 2^25 at the largest draws."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     features: int = Field(default=60, ge=1, le=10_000)
     """Features of an example, d."""

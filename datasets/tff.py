@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from fedfleet.datasets import given
 from fedfleet.datasets.files import DataError
@@ -19,15 +19,14 @@ from fedfleet.datasets.given import Held, Rows, fail
 from fedfleet.datasets.parts import Parts, split
 from fedfleet.datasets.texts import Reading, check_reading, tokenised
 from fedfleet.simulator.errors import one_line
+from fedfleet.simulator.registry import Options
 
 FEATURES, LABELS = ("pixels", "image", "x"), ("label", "y", "target")
 TEXTS = ("snippets", "tokens")
 
 
-class TffOptions(BaseModel):
+class TffOptions(Options):
     """Data in the HDF5 layout of TensorFlow Federated."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     path: str
     """HDF5 file of the clients."""

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from fedfleet.datasets import given
 from fedfleet.datasets.files import data_dir
 from fedfleet.datasets.given import Rows, fail
 from fedfleet.datasets.parts import Parts, split
 from fedfleet.simulator.errors import one_line
+from fedfleet.simulator.registry import Options
 
 TRAIN, SPLIT, VALIDATED = (
     ({"train": True}, {"train": False}),
@@ -38,10 +39,8 @@ SETS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """What the training and the test examples of each are asked for by."""
 
 
-class TorchvisionOptions(BaseModel):
+class TorchvisionOptions(Options):
     """A data set of torchvision's."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     dataset: str
     """Its name in torchvision.datasets, such as KMNIST."""

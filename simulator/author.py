@@ -25,6 +25,7 @@ from fedfleet.simulator.arithmetic.stored import Stored, krum_shares
 from fedfleet.simulator.arithmetic.tree import Scalar, Tree
 from fedfleet.simulator.domains import Domains
 from fedfleet.simulator.errors import ClientError, ConfigError, FedfleetError
+from fedfleet.simulator.registry import Entry, Options, Registry
 from fedfleet.simulator.work import (
     BUFFERS,
     At,
@@ -55,6 +56,7 @@ __all__ = [
     "ConfigError",
     "Domains",
     "Done",
+    "Entry",
     "Exchanging",
     "FedfleetError",
     "Key",
@@ -64,11 +66,13 @@ __all__ = [
     "Objective",
     "Ops",
     "Optimizer",
+    "Options",
     "Personal",
     "Phase",
     "Problem",
     "Reduced",
     "Reduction",
+    "Registry",
     "Round",
     "Rows",
     "Saddle",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
-
-from pydantic import BaseModel
+from typing import Any
 
 from fedfleet.simulator.author import Task
+from fedfleet.simulator.registry import Entry, Registry
 from fedfleet.tasks.adaptation import AdaptationOptions, DomainAdaptation
 from fedfleet.tasks.attentive import Attentive, AttentiveOptions
 from fedfleet.tasks.auc import AucMaximisation, AucOptions
@@ -20,16 +19,7 @@ from fedfleet.tasks.robust import RobustOptions, RobustTraining
 from fedfleet.tasks.stochastic import Stochastic, StochasticOptions
 from fedfleet.tasks.two_heads import TwoHeads, TwoHeadsOptions
 
-
-class Entry(NamedTuple):
-    """What a name stands for: its options, how to build it, one line for ``fedfleet list``."""
-
-    options: type[BaseModel]
-    build: Callable[[Any, DataShape], Task]
-    about: str
-
-
-TASKS: dict[str, Entry] = {
+ROWS: dict[str, Entry[Callable[[Any, DataShape], Task]]] = {
     "classification": Entry(ClassificationOptions, Classification, "cross-entropy, accuracy; minimisation"),
     "module": Entry(
         ModuleOptions, of_options, "a net of your own, any loss: regression, several labels, tokens; minimisation"
@@ -49,3 +39,4 @@ TASKS: dict[str, Entry] = {
     "auc": Entry(AucOptions, AucMaximisation, "l2-relaxed AUC maximisation of one class against the rest; minimax"),
     "two_heads": Entry(TwoHeadsOptions, TwoHeads, "a generator and a head, discrepancy of two heads; minimisation"),
 }
+TASKS = Registry("task", ROWS, key="name", default="classification", group="fedfleet.tasks", given=("task",))

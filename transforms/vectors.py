@@ -7,24 +7,24 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 from torch import Tensor
 
+from fedfleet.simulator import author
 from fedfleet.simulator.author import Code, Key, Slots, rng
 
 SEED_BITS = 64
 """What it takes to tell the other side what was drawn."""
 
 
-class Options(BaseModel):
-    """What a transform may be told; it is the transform, too. Unknown keys are errors, values are checked.
+class Options(author.Options):
+    """What a transform may be told; it is the transform, too.
 
     ``last`` says that it leaves no floats that another transform could take, ``moves`` that those it leaves are of other
     coordinates each time, so that nothing can be remembered of them, ``turns`` that it turns what it is given at random,
     ``partial`` that what it leaves is no model any more, but may be a part of how one has moved.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     last: ClassVar[bool] = False
     moves: ClassVar[bool] = False
     turns: ClassVar[bool] = False

@@ -27,6 +27,8 @@ PAGES = {
     "benchmarks/README.md": "benchmarks.md",
 }
 """Files of the repository that are pages of the site, and as what."""
+KINDS = {name: of for name, of in show_named.kinds().items() if of.registry}
+"""What can be named, but for what only packages name."""
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=(?:#[^)]*)?\))")
 CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.M | re.S)
 API = {
@@ -59,7 +61,7 @@ def on_files(files: Files, config: Any) -> Files:
         for name, picture in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=picture))
     _add(files, config, "options/index.md", keys())
-    for kind in show_named.kinds():
+    for kind in KINDS:
         _add(files, config, f"options/{kind}.md", options(kind))
     for page in API:
         _add(files, config, f"api/{page}.md", api(page))
@@ -128,7 +130,7 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
 
 def keys() -> str:
     """Return a page of all keys of a configuration but what is named."""
-    kinds = ", ".join(f"[{kind}]({kind}.md)" for kind in show_named.kinds())
+    kinds = ", ".join(f"[{kind}]({kind}.md)" for kind in KINDS)
     return (
         "# Keys of a configuration\n\nMade, as the pages of what can be named, of the types that check it; `fedfleet show` and "
         f"`fedfleet schema` are, too. What can be named: {kinds}.\n\n{table(Config)}"
@@ -137,21 +139,21 @@ def keys() -> str:
 
 def options(kind: str) -> str:
     """Return a page of every name of a kind: what `fedfleet show KIND NAME` says."""
-    of = show_named.kinds()[kind]
-    head = f"What `{of.section}` names, by the key `{of.key}`; `fedfleet show {kind} NAME` says the same."
+    of, rows = KINDS[kind], KINDS[kind].registry
+    head = f"What `{of.section}` names, by the key `{rows.key}`; `fedfleet show {kind} NAME` says the same."
     parts = [f"# {kind.capitalize()}\n\n{head}\n"]
-    for name, about in show_named.names(kind):
-        parts.append(f"## {name}\n\n{escaped(about)}\n")
-        if source := show_named.source(kind, name):
+    for name, entry in rows.items():
+        parts.append(f"## {name}\n\n{escaped(rows.about(name))}\n")
+        if source := entry.source:
             parts.append(f"```text\n{source}\n```\n")
-        parts.append(table(of.options[name], skip=of.key))
+        parts.append(table(entry.options))
         parts.append(f"```yaml\n{show_named.example(kind, name)}\n```\n")
     return "\n".join(parts)
 
 
-def table(options: Any, skip: str = "") -> str:
+def table(options: Any) -> str:
     """Return the options of a model in a table; nothing where there are none."""
-    rows = [f"| `{name}` | {' | '.join(map(escaped, row))} |" for name, *row in show_named.fields(options, skip=skip)]
+    rows = [f"| `{name}` | {' | '.join(map(escaped, row))} |" for name, *row in show_named.fields(options)]
     return "\n".join(["| option | type | default | |", "|---|---|---|---|", *rows, ""]) if rows else ""
 
 

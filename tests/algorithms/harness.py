@@ -127,7 +127,7 @@ def digits(
     """Digits of ``scale`` times 8 x 8, and a task for them; clients belong to three domains in turn."""
     data = load(None)  # type: ignore[arg-type]
     x = data.train.x.to(dtype).repeat_interleave(scale, -1).repeat_interleave(scale, -2)
-    split = PARTITIONS[partition](**options).split(data.train.y, None, clients, 0)
+    split = PARTITIONS.make(partition, **options).split(data.train.y, None, clients, 0)
     domain = torch.arange(clients) % 3
     population = InMemoryPopulation({"x": x, "y": data.train.y}, split.indices, split.offsets, domain)
     entry = TASKS[task]

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.attacks.registry import ATTACKS
+from fedfleet.config.checking import section
 from fedfleet.tasks.registry import TASKS
 from fedfleet.transforms.registry import TRANSFORMS
 
@@ -43,7 +44,9 @@ def described() -> dict[str, Any]:
             )  # the last, where a name alone may stand for it
             for name in kind.__annotations__.keys() & known.keys():
                 where = f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}.{name}"
-                found[where] = {k: v for k, v in known[name].items() if k not in PROSE}
+                field = kind.model_fields[name]
+                aside = PROSE if section(field.annotation, field.metadata) is None else {*PROSE, "anyOf"}  # every name
+                found[where] = {k: v for k, v in known[name].items() if k not in aside}
     return json.loads(json.dumps(found))
 
 

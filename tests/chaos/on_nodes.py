@@ -19,7 +19,7 @@ import yaml
 
 import fedfleet
 from benchmarks.cluster.nodes import Node, Nodes, nodes
-from fedfleet.config.schema import complete, with_overrides
+from fedfleet.config.schema import with_overrides
 from tests.chaos.soak import BASE, CASES, Report, events, say, unlike
 
 CONFIG: dict[str, Any] = {**BASE, "executor": {"kind": "ray", "block_size": 3}}
@@ -173,7 +173,7 @@ def soak(
     config = fedfleet.load(CONFIG, CASES[case] | {"rounds": rounds} | more)
     peace = fedfleet.Experiment(with_overrides(config, {"executor.kind": "local"})).run(folder / "peace")
     path, out, log, done = folder / "config.yaml", folder / "run", folder / "log.txt", Counter[str]()
-    path.write_text(yaml.safe_dump(complete(config)), encoding="utf-8")
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
     disturbed.refill()
     asked = [f"executor.address={on.address}", f"executor.actors={disturbed.size}", "--out", out, "--no-report"]
     command = [sys.executable, "-m", "fedfleet", "run", path, *asked]

@@ -19,7 +19,7 @@ import pandas as pd
 import yaml
 
 import fedfleet
-from fedfleet.config.schema import complete, with_overrides
+from fedfleet.config.schema import with_overrides
 from fedfleet.experiments.checkpoint import newest
 from tests.algorithms.cases import CASES as ROWS
 from tests.algorithms.cases import INVITE, MODEL, NEEDS
@@ -102,7 +102,7 @@ def soak(
     config = fedfleet.load(BASE, CASES[case] | {"rounds": rounds})
     peace = fedfleet.Experiment(with_overrides(config, {"executor.kind": "local"})).run(folder / "peace")
     path, out, done = folder / "config.yaml", folder / "run", Counter[str]()
-    path.write_text(yaml.safe_dump(complete(config)), encoding="utf-8")
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
     plan = iter(draw.sample(faults, len(faults)))
     pause = 0.0
     while True:

@@ -15,7 +15,7 @@ import yaml
 
 import fedfleet
 from benchmarks.cluster.nodes import missing, nodes
-from fedfleet.config.schema import complete, load, with_overrides
+from fedfleet.config.schema import load, with_overrides
 from fedfleet.experiments.workers import Workers
 from tests.chaos.soak import BASE, CASES, unlike
 
@@ -48,7 +48,7 @@ def main() -> int:
         folder = Path(made)
         for name in args.cases:
             config = load(BASE, CASES[name] | {"rounds": args.rounds, "executor.cpus_per_actor": 1.0})
-            (folder / f"{name}.yaml").write_text(yaml.safe_dump(complete(config)), encoding="utf-8")
+            (folder / f"{name}.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
             fedfleet.Experiment(with_overrides(config, {"executor.kind": "local"})).run(folder / "1" / name)
         for size in args.nodes:
             with nodes(size) as there:

@@ -16,7 +16,7 @@ import yaml
 
 import fedfleet
 from benchmarks.cluster.nodes import Node, missing, nodes, wait_for
-from fedfleet.config.schema import complete, load
+from fedfleet.config.schema import load
 
 ROOT = Path(__file__).resolve().parents[2]
 WHY = missing()
@@ -117,7 +117,7 @@ def test_what_is_typed_by_hand_runs_on_both_nodes_to_the_bytes_of_one_process(tm
     with nodes(2, ray=False) as found:
         first, second = (login(node, tmp_path) for node in (found.head, *found.others))
         configs = {"quick": first.checkout / "configs" / "quickstart.yaml", "stateful": tmp_path / "stateful.yaml"}
-        configs["stateful"].write_text(yaml.safe_dump(complete(load({}, SHORT | STATEFUL))))
+        configs["stateful"].write_text(yaml.safe_dump(load({}, SHORT | STATEFUL).model_dump(mode="json")))
         for name, path in configs.items():
             fedfleet.Experiment(load(path, {"executor.kind": "local"})).run(tmp_path / "local" / name)
         first.types(on_first)

@@ -197,5 +197,5 @@ def test_lists_that_are_not_of_the_images(subtests, tmp_path_factory):
 
 def test_the_side_is_configured():
     config = schema.load({"population": {"dataset": {"name": "office31", "side": 300}}})
-    assert schema.options(config, "population.dataset").side == 300
+    assert config.population.dataset.side == 300
     tells(lambda: schema.load({"population": {"dataset": {"name": "mnist", "side": 300}}}), "side", ValueError)

@@ -146,7 +146,7 @@ def config(**given: object) -> schema.Config:
 @pytest.mark.parametrize("value", [-0.5, 1.5, math.nan])
 def test_a_configuration_outside_of_0_to_1_is_refused(value: float):
     with pytest.raises(ValidationError):
-        PARTITIONS["by_domain"](heterogeneity=value)
+        PARTITIONS.make("by_domain", heterogeneity=value)
     tells(lambda: config(heterogeneity=value), "population.partition.heterogeneity")
 
 

@@ -242,7 +242,7 @@ def test_columns_of_hugging_face_are_targets(tmp_path):
     run = fedfleet.run(config, {"task.arguments": {"features": 1}}, out=tmp_path / "run")
     assert run.summary["status"] == "finished"
     written = fedfleet.load(tmp_path / "run" / "config.yaml")  # with every default: it says that there is no label
-    assert written.population.dataset["target"] == "price"
+    assert written.population.dataset.target == "price"
 
 
 @needs_hf

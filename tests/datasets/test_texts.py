@@ -79,7 +79,7 @@ def test_tweets_as_tokens(tmp_path: Path):
     train = {"u": ([tweet("Good good day"), tweet("bad")], [1, 0]), "v": ([tweet("good day, day")], [1])}
     source = SOURCES["leaf"]
     at = leaf(tmp_path / "s", train, {"w": ([tweet("day of good good")], [1])})
-    read = lambda **more: source.read(source.options(path=str(at), **more))  # noqa: E731
+    read = lambda **more: source.build(source.options(path=str(at), **more))  # noqa: E731
     parts = read(tokenizer="words", length=3)
     data = put_together("leaf", parts)
     assert isinstance(data, FederatedDataset)

@@ -231,7 +231,7 @@ def list_(
     """List what can be named in a configuration; `fedfleet show` has the options of each."""
     from fedfleet.commands import show_named
 
-    kinds = show_named.nameable()
+    kinds = show_named.kinds()
     if (found := show_named.called(what, kinds)) is None:
         raise ConfigError(f"list {what!r}: choose one of {', '.join(kinds)}")
     typer.echo(show_named.listed(found))

@@ -1,58 +1,65 @@
-"""What a shell completes: names and run folders. A key press waits for it, so nothing that imports PyTorch is imported here."""
+"""What a shell completes: names and run folders.
+
+A key press waits for it, so PyTorch is imported only where names are not known yet.
+"""
 
 from __future__ import annotations
 
-import ast
+import json
+import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 import click
 
 HERE = Path(__file__).resolve().parents[1]
-REGISTRIES = {
-    "task": ("tasks/registry.py:TASKS",),
-    "algorithm": ("algorithms/registry.py:ALGORITHMS",),
-    "dataset": ("datasets/registry.py:ABOUT", "datasets/registry.py:FEDERATED", "datasets/sources.py:SOURCES"),
-    "partition": ("datasets/partition_config.py:PARTITIONS",),
-    "domains": ("datasets/domain_config.py:DOMAINS",),
-    "availability": ("config/availability.py:AVAILABILITY",),
-    "selection": ("config/selection.py:SELECTIONS",),
-    "devices": ("config/devices.py:DEVICES",),
-    "attack": ("attacks/registry.py:ATTACKS",),
-    "transform": ("transforms/registry.py:TRANSFORMS",),
-    "tracker": ("tracking/registry.py:TRACKERS",),
-    "callback": (),
-}
-"""Kind of thing -> the dictionaries that have its names, which are read as text; names that are computed are left out."""
 RUN = ("config.yaml", "campaign.yaml", "tune.yaml")
 LOOKED_AT = 2_000  # folders, at most
 
 
 def kinds(incomplete: str) -> list[str]:
     """Return what `list` lists."""
-    return _begun(REGISTRIES, incomplete)
+    return _begun(built_in(), incomplete)
 
 
 def shown(incomplete: str) -> list[str]:
     """Return what `show` shows, but for sections."""
-    return _begun(("data", "config", *REGISTRIES), incomplete)
+    return _begun(("data", "config", *built_in()), incomplete)
 
 
 def named(ctx: click.Context, incomplete: str) -> list[str]:
     """Return the names of the kind that stands before; where it is data, nothing, and the shell completes files."""
-    word = str(ctx.params.get("what"))
-    kind = next((each for each in (word, word.removesuffix("s")) if each in REGISTRIES), None)
+    word, known = str(ctx.params.get("what")), built_in()
+    kind = next((each for each in (word, word.removesuffix("s")) if each in known), None)
     return [] if kind is None else _begun(names(kind), incomplete)
 
 
 def names(kind: str) -> list[str]:
-    """Return the names of a kind that are written out, and those of installed packages."""
+    """Return the names of a kind, those of installed packages last."""
     from importlib.metadata import entry_points  # here, for no command but this one needs what it imports
 
-    built_in = [name for place in REGISTRIES[kind] for name in _keys(*place.split(":"))]
     groups = (f"fedfleet.{kind}", f"fedfleet.{kind}s")
-    return [*dict.fromkeys([*built_in, *(each.name for group in groups for each in entry_points(group=group))])]
+    return [*dict.fromkeys([*built_in()[kind], *(each.name for group in groups for each in entry_points(group=group))])]
+
+
+def built_in() -> dict[str, list[str]]:
+    """Return every kind of part and its names.
+
+    That takes seconds the first time, and whenever code has changed; a file in the user's cache keeps it.
+    """
+    newest = max(path.stat().st_mtime_ns for path in HERE.glob("*/*.py"))
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedfleet" / f"names-{newest}.json"
+    with suppress(OSError, ValueError):
+        return json.loads(kept.read_text(encoding="utf-8"))
+    from fedfleet.commands import show_named
+
+    found = {kind: list(of.registry) for kind, of in show_named.kinds().items()}
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(found), encoding="utf-8")
+    return found
 
 
 def runs(incomplete: str) -> list[str]:
@@ -75,14 +82,6 @@ def _folders(path: Path) -> Iterator[Path]:
         yield from (each for each in path.iterdir() if not each.name.startswith(".") and each.is_dir())
     except OSError:
         return
-
-
-def _keys(file: str, variable: str) -> Iterator[str]:
-    """Yield the keys that are written in a dictionary of a module, which is not imported."""
-    for node in ast.parse((HERE / file).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == variable:
-            keys = node.value.keys if isinstance(node.value, ast.Dict) else ()
-            yield from (key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
 
 
 def _begun(words: Iterable[str], incomplete: str) -> list[str]:

@@ -75,9 +75,9 @@ def show(
 def _show_named(kind: str, name: Path | None, more: list[str] | None) -> None:
     from fedfleet.commands import show_named
 
-    known = [*show_named.nameable(), *(sections := show_named.sections())]
+    known = [*show_named.kinds(), *(sections := show_named.sections())]
     if (found := show_named.called(kind, known)) is None:
-        of = [k for k, kinds in show_named.nameable().items() if kind in kinds.options]
+        of = [k for k, kinds in show_named.kinds().items() if kind in kinds.registry]
         hint = f"did you mean show {of[0]} {kind}? " if of else ""
         raise ConfigError(f"show {kind!r}: {hint}choose data, or one of {', '.join(known)}")
     kind, section = found, found in sections

@@ -13,9 +13,9 @@ from typing import Any, Literal
 import pandas as pd
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from fedfleet.algorithms.options import Options
 from fedfleet.commands import study as studying
 from fedfleet.config import schema as C
+from fedfleet.config.checking import unknown
 from fedfleet.config.reading import parse
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.files import write_text
@@ -26,6 +26,7 @@ from fedfleet.report import paper_figure
 from fedfleet.report.groups import versions
 from fedfleet.simulator.driver.evaluation import less_is_better
 from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.registry import Options
 
 WORST, MEAN = "worst", "mean"
 Found = dict[str, dict[str, list[float]]]
@@ -164,7 +165,7 @@ def _check(row: Experiment, table: PaperTable, path: Path) -> None:
     for column, metric in table.columns.items():
         if f"eval/{metric.partition('[')[0]}" not in known:
             raise ConfigError(
-                f"{path}: columns.{column}: {C.unknown('metric', metric, [k.removeprefix('eval/') for k in known])}"
+                f"{path}: columns.{column}: {unknown('metric', metric, [k.removeprefix('eval/') for k in known])}"
             )
         if "[" in metric and "domain" not in row.evaluation["test"]:
             raise ConfigError(

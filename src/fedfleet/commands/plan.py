@@ -11,7 +11,6 @@ from fedfleet.algorithms.wrapping import WrapperOptions
 from fedfleet.config import rules, secured, timing
 from fedfleet.config.executor import Executor
 from fedfleet.config.made import Place, places
-from fedfleet.config.schema import named, options
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.runner import where
 from fedfleet.report.words import span
@@ -33,7 +32,7 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     block = int(e.block_size)
     yield (
         "run",
-        f"{x.label}: {named(x.config, 'algorithm')} on {named(x.config, 'task')}, {named(x.config, 'population.dataset')}",
+        f"{x.label}: {x.config.algorithm.name} on {x.config.task.name}, {x.config.population.dataset.name}",
     )
     yield "rounds, seed", f"{x.config.rounds}, {x.config.seed}"
     yield "clients", f"{x.problem.clients:,} with {summary.min_examples} to {summary.max_examples} examples each"
@@ -42,8 +41,8 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
         yield "mend", "\n".join(told)
     if x.root is not None:
         yield "examples of the server's own", f"{x.root.summary().max_examples:,}"
-    if (target := getattr(options(x.config, "domains"), "target", ())) != ():
-        told = f"{target}, without labels; {x.problem.clients} of {x.config.population.clients} clients take part"
+    if x.config.domains.asked:
+        told = f"{x.config.domains.target}, without labels; {x.problem.clients} of {x.config.population.clients} clients take part"
         if x.problem.sources is not None and x.problem.targets is not None:
             told += f", {len(x.problem.sources)} with labelled examples, {len(x.problem.targets)} with unlabelled ones"
         yield "targets", told
@@ -57,7 +56,7 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     yield "model", f"{floats:,} floats ({_parts(x)}), {model_bytes / 1e6:.2f} MB"
     if told := _filled(x):
         yield "told to the net", f"{told}, as the data have"
-    if told := ", ".join(chosen(options(x.config, "algorithm"))):
+    if told := ", ".join(chosen(x.config.algorithm)):
         yield "algorithm", told
     yield "phases a round", ", ".join(p.name for p in x.algorithm.phases)
     if told := "; ".join(_steps(x)):
@@ -65,7 +64,7 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     waits = (
         "answers a server step" if x.algorithm.asynchronous else f"invited a phase, respond: {x.config.cohort.respond}"
     )
-    yield "cohort", f"{invite} {waits}, availability: {named(x.config, 'availability')}"
+    yield "cohort", f"{invite} {waits}, availability: {x.config.availability.kind}"
     yield "blocks a phase", f"up to {-(-invite // block)} of {block} clients"
     yield "executor", f"{where(x)}, {e.inner}, {e.threads_per_actor} threads, {e.device}"
     if e.kind == "ray" and e.address is not None:
@@ -77,11 +76,11 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     sent = {**{p.name: model_bytes for p in x.algorithm.phases}, **x.notes.bytes_up}  # some phases not every round has
     up, down = f"{invite * sum(sent.values()) / 1e6:.3g}", "at least as much"
     if x.config.transforms.up:
-        yield "transforms up", ", ".join(t["name"] for t in x.config.transforms.up)
+        yield "transforms up", ", ".join(t.name for t in x.config.transforms.up)
         down = f"at least {models / 1e6:.3g} MB"
     if x.config.transforms.down:
-        yield "transforms down", ", ".join(t["name"] for t in x.config.transforms.down)
-        mostly = x.config.transforms.down[0]["name"] == "delta"  # less for those who were asked not long ago
+        yield "transforms down", ", ".join(t.name for t in x.config.transforms.down)
+        mostly = x.config.transforms.down[0].name == "delta"  # less for those who were asked not long ago
         most = models if mostly else invite * sum(x.notes.bytes_down.values())
         down = f"{'at most ' * mostly}{most / 1e6:.3g} MB"
     for promise in x.promises:
@@ -93,11 +92,11 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
     if mine := [f"{here.at}: {here.name}, {_told(here)}" for here in places(x.config)]:
         yield "code of one's own", "\n".join(mine)
     if x.attack is not None:
-        yield "attack", f"{named(x.config, 'attack')} by {len(x.attack.attackers):,} of {x.problem.clients:,} clients"
+        yield "attack", f"{x.config.attack.kind} by {len(x.attack.attackers):,} of {x.problem.clients:,} clients"
     if isinstance(x.federation.devices, Machines):
         seconds, parts = timing.typical(x.federation.devices, x.algorithm, x.problem, x.costs)
         if x.algorithm.asynchronous:
-            given = options(x.config, "algorithm")
+            given = x.config.algorithm
             yield (
                 "server step, median device",
                 f"{timing.between_steps(seconds, given.buffer, given.concurrency, x.problem.clients)}: {parts}",
@@ -110,7 +109,7 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
 
 def _told(here: Place) -> str:
     """Say which code it is."""
-    return here.options.version or f"source {str(here.options.source)[:SHORT]}"
+    return here.part.version or f"source {str(here.part.source)[:SHORT]}"
 
 
 def _filled(x: Experiment) -> str:
@@ -134,10 +133,10 @@ def _steps(x: Experiment) -> Iterator[str]:
 def chosen(given: BaseModel) -> Iterator[str]:
     """Yield the options that count, each as text."""
     unsaid = OF_THEORY if getattr(given, "theory", None) is not None else ()
-    for name in (name for name in type(given).model_fields if name not in unsaid):
+    for name in (name for name in type(given).model_fields if name not in ("name", *unsaid)):
         value = getattr(given, name)
         if name == "of" and isinstance(given, WrapperOptions):
-            yield f"of {given.of['name']} ({', '.join(chosen(given.inner))})"
+            yield f"of {given.of.name} ({', '.join(chosen(given.of))})"
         elif value is not None:
             yield f"{name} {_text(value)}"
 

@@ -11,65 +11,21 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
 
-from pydantic.json_schema import models_json_schema
-
-from fedfleet.commands import show_named
 from fedfleet.commands.paper import PaperTable
-from fedfleet.config.names import BY_PATH, NAMED, NESTED, ByPath, DataByPath, packaged
 from fedfleet.config.schema import SCHEMA_VERSION, Config
-from fedfleet.simulator.named import PATH
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SEVERAL = ("compare", "vary")
 CHANGES = "changes"
 """Of the definitions, that of overrides; ``changes.algorithm`` is that of a section of them."""
-NULL: dict[str, Any] = {"type": "null"}
 
 Schema = dict[str, Any]
 
 
 def config() -> Schema:
     """Return the schema of a configuration."""
-    every = show_named.kinds()
-    models = [Config, ByPath, DataByPath, *dict.fromkeys(o for kind in every.values() for o in kind.options.values())]
-    refs, top = models_json_schema([(model, "validation") for model in models], ref_template="#/$defs/{model}")
-    defs: dict[str, Schema] = top["$defs"]
-    of = {model: defs[_name(refs[model, "validation"])] for model in models}
-    sections = {kind.section: name for name, kind in every.items() if not kind.listed}
-    for name, kind in every.items():
-        for each, options in kind.options.items():
-            about = show_named.about(kind, each)
-            default = None if kind.listed else NAMED[kind.section].default
-            defs[f"{name}.{each}"] = _variant(of[options], kind.key, each, about, required=each != default)
-        seam = BY_PATH.get(kind.section)
-        defs[name] = _union(name, kind, None if seam is None else of[seam.options])
-    for section, names in NESTED.items():
-        above, _, last = section.rpartition(".")
-        allowed = every[sections[above]]._replace(options=names.options)
-        nested = _union(sections[above], allowed)
-        for each in every[sections[above]].options:
-            properties = defs[f"{sections[above]}.{each}"]["properties"]
-            if last in properties:
-                properties[last] = _told(properties[last]) | nested
-    root = of[Config]
-    for section, name in sections.items():
-        *parents, last = section.split(".")
-        properties = root["properties"]
-        for parent in parents:
-            properties = defs[_name(properties[parent])]["properties"]
-        properties[last] = _told(properties[last]) | {"$ref": f"#/$defs/{name}"}
-    ways = defs["Transforms"]["properties"]
-    for way in ways:
-        ways[way] = _told(ways[way]) | {"type": "array", "items": {"$ref": "#/$defs/transform"}}
-    one = {"$ref": "#/$defs/tracker"}
-    root["properties"]["track"] = _told(root["properties"]["track"]) | {
-        "anyOf": [*defs["tracker"]["anyOf"], {"type": "array", "items": one}, NULL]
-    }
-    callback = show_named.Kind("callbacks", "name", {}, {}, listed=True)
-    defs["callback"] = _union("callback", callback, of[ByPath])
-    root["properties"]["callbacks"] = _told(root["properties"]["callbacks"]) | {
-        "anyOf": [*defs["callback"]["anyOf"], {"type": "array", "items": {"$ref": "#/$defs/callback"}}, NULL]
-    }
+    root = Config.model_json_schema()
+    defs: dict[str, Schema] = root.pop("$defs")
     root["properties"]["schema_version"]["const"] = SCHEMA_VERSION
     _with_overrides(root, defs)
     return _finished("config", root, defs)
@@ -82,35 +38,6 @@ def table() -> Schema:
 
 
 KINDS = {"config": config, "table": table}
-
-
-def _variant(options: Schema, key: str, name: str, about: str, *, required: bool) -> Schema:
-    """Return the schema of a section with one name; a name that stands for itself where none is given need not be there."""
-    properties = {k: v for k, v in options.get("properties", {}).items() if k != key}
-    needed = [*([key] if required else []), *(k for k in options.get("required", []) if k != key)]
-    found: Schema = {
-        "title": name,
-        "description": about,
-        "type": "object",
-        "properties": {key: {"const": name, "description": about}, **properties},
-        "additionalProperties": False,
-    }
-    return found | ({"required": needed} if needed else {})
-
-
-def _union(name: str, kind: show_named.Kind, by_path: Schema | None = None) -> Schema:
-    """Return what stands where a thing is named: its name alone, or a mapping with it; ``module:name`` where that may be."""
-    short: list[Schema] = [{"const": n, "description": show_named.about(kind, n)} for n in kind.options]
-    full: list[Schema] = [{"$ref": f"#/$defs/{name}.{n}"} for n in kind.options]
-    if by_path is not None:
-        path: Schema = {"type": "string", "pattern": f"^{PATH.pattern}$", "description": "module:name, of your own"}
-        installed = [n for n in packaged(kind.section) if n not in kind.options]
-        if installed:
-            path = {"anyOf": [path, {"enum": installed, "description": "of an installed package"}]}
-        own = {kind.key: path, **by_path["properties"]}
-        short.append(path)
-        full.append({"type": "object", "properties": own, "required": [kind.key], "additionalProperties": False})
-    return {"anyOf": [*short, *full, *([] if kind.listed else [NULL])]}
 
 
 def _with_overrides(root: Schema, defs: dict[str, Schema]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedfleet.config import root
 from fedfleet.config.population import Data, dealt, load_data, make_population, parted, targets
-from fedfleet.config.schema import Config, complete, named
+from fedfleet.config.schema import Config
 from fedfleet.datasets import partition_file
 from fedfleet.datasets.examples import Dataset, fixed_draw
 from fedfleet.report.data_figures import Holdings
@@ -40,12 +40,12 @@ def look(config: Config) -> Holdings:
     every = fixed_draw(population.size, SIZES)
     shown = fixed_draw(population.size, LOOKED_AT)
     counts = torch.cat([_labels(population, ids, data.test.classes) for ids in shown.split(BLOCK)])
-    as_data_say = named(config, "domains") == "given"
+    as_data_say = config.domains.kind == "given"
     domains = population.summary().domains
     names = data.domains if as_data_say and len(data.domains) == domains else tuple(map(str, range(domains)))
     tested = data.test.domain if as_data_say and data.test.domain is not None else None
-    sources = config.population.dataset.get("name", "")
-    dealing = f", dealt by {named(config, 'population.partition')}" if isinstance(data, Dataset) else ""
+    sources = config.population.dataset.name
+    dealing = f", dealt by {config.population.partition.kind}" if isinstance(data, Dataset) else ""
     return Holdings(
         title=f"{sources}{dealing}",
         clients=population.size,
@@ -92,7 +92,7 @@ def write_partition(config: Config, out: Path) -> str:
     if not isinstance(data, Dataset):
         raise ConfigError(f"population.dataset={data.name!r}: it comes in clients, and none are dealt: choose another")
     found = dealt(config, data)
-    about = {"data": data.name, "population": complete(config)["population"]}
+    about = {"data": data.name, "population": config.model_dump(mode="json")["population"]}
     partition_file.write(out, found, data.train.y, about)
     return f"{out}: {len(found.sizes):,} clients, {len(found.indices):,} of {len(data.train):,} examples"
 

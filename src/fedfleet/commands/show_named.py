@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import re
-import sys
 import types
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from importlib.metadata import EntryPoint
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -19,63 +17,38 @@ from pydantic_core import PydanticUndefined
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fedfleet.algorithms.registry import ALGORITHMS
-from fedfleet.attacks.registry import ATTACKS
 from fedfleet.commands.terminal import table
-from fedfleet.config.checking import unknown
-from fedfleet.config.names import NAMED, check_clear, entry, known, package, packaged
-from fedfleet.config.schema import Config
-from fedfleet.datasets.registry import ABOUT
+from fedfleet.config.checking import model_in, section, unknown
+from fedfleet.config.schema import SECTIONS, Config
 from fedfleet.simulator import named
 from fedfleet.simulator.errors import ConfigError
-from fedfleet.tasks.registry import TASKS
-from fedfleet.tracking.registry import TRACKERS
+from fedfleet.simulator.registry import Registry, package
 from fedfleet.transforms.delta import Delta
-from fedfleet.transforms.registry import TRANSFORMS
 
 BOUNDS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
 PLAIN_WIDTH = 140
 OPTION = ("option", "type", "default", "")
-YEAR = re.compile(r"\b(19|20)\d\d\b")
 
 
 class Kind(NamedTuple):
-    """A kind of thing: where it is named in a configuration, by which key, the options of each name, a line on some of them."""
+    """A kind of part: the section that names one, or is a list of them, and its registry."""
 
     section: str
-    key: str
-    options: Mapping[str, type[BaseModel]]
-    about: Mapping[str, str]
-    listed: bool = False
-    """Whether the section is a list of such."""
+    listed: bool
+    registry: Registry[Any]
 
 
 def kinds() -> dict[str, Kind]:
     """Return every kind by what it is called on the command line."""
-    abouts = {
-        "task": {k: v.about for k, v in TASKS.items()},
-        "algorithm": {k: v.about for k, v in ALGORITHMS.items()},
-        "attack": {k: v.about for k, v in ATTACKS.items()},
-        "dataset": dict(ABOUT),
-    }
-    found = {}
-    for section, (key, options, _) in NAMED.items():
-        name = section.rpartition(".")[2]
-        found[name] = Kind(section, key, options, abouts.get(name, {}))
-    for name, section, registry in (("transform", "transforms.up", TRANSFORMS), ("tracker", "track", TRACKERS)):
-        options = {k: v.options for k, v in registry.items()}
-        found[name] = Kind(section, "name", options, {k: v.about for k, v in registry.items()}, listed=True)
+    found: dict[str, Kind] = {}
+    for key, of in SECTIONS.items():
+        found.setdefault(of.registry.kind, Kind(key, of.listed, of.registry))
     return found
-
-
-def nameable() -> dict[str, Kind]:
-    """Return every kind that may have names: callbacks too, all of whose names packages give."""
-    return kinds() | {"callback": Kind("callbacks", "name", {}, {}, listed=True)}
 
 
 def sections() -> dict[str, type[BaseModel]]:
     """Return the sections of a configuration with keys of their own, and as "config" the whole."""
-    inner = {key: _section(field.annotation) for key, field in Config.model_fields.items() if key not in NAMED}
+    inner = {key: model_in(field.annotation) for key, field in Config.model_fields.items() if key not in SECTIONS}
     return {"config": Config} | {key: of for key, of in inner.items() if of is not None}
 
 
@@ -93,29 +66,22 @@ def section_page(name: str) -> RenderableType:
     return Group(Text.assemble((name, "bold"), "  ", more), Text(""), table(OPTION, rows))
 
 
-def _packaged(section: str, mine: Mapping[str, str]) -> dict[str, str]:
+def _packaged(of: Registry[Any]) -> dict[str, str]:
     """Return the names that installed packages add to those of fedfleet, and of each which package."""
     found = {}
-    for name, several in packaged(section).items():
+    for name, several in of.packaged().items():
         told = " and ".join(map(_whose, several))
         found[name] = told
-        if name in mine or len(several) > 1:
-            found[name] = f"refused, since it is not clear which: {'; '.join(filter(None, [mine.get(name), told]))}"
+        if of.unclear(name) is not None:
+            mine = of.about(name) if name in of else None
+            found[name] = f"refused, since it is not clear which: {'; '.join(filter(None, [mine, told]))}"
     return found
-
-
-def names(kind: str) -> Iterator[tuple[str, str]]:
-    """Yield every name of a kind, and a line on it."""
-    of = nameable()[kind]
-    for name in of.options:
-        yield name, about(of, name)
 
 
 def listed(kind: str) -> str:
     """Return a line a name of a kind, those of installed packages too, and whose they are; callbacks have no others."""
-    of = nameable()[kind]
-    mine = dict(names(kind))
-    found = mine | _packaged(of.section, mine)
+    of = kinds()[kind].registry
+    found = {name: of.about(name) for name in of} | _packaged(of)
     if not found:
         return (
             f"none has a name: give module:name of your own, or install a package that adds {kind}s (docs/own_parts.md)"
@@ -124,25 +90,22 @@ def listed(kind: str) -> str:
     return "\n".join(f"{name:{width}}  {line}".rstrip() for name, line in found.items())
 
 
-def about(of: Kind, name: str) -> str:
-    """Return a line on a name of a kind."""
-    return of.about.get(name) or _sentence(of.options[name])
-
-
 def page(kind: str, name: str) -> RenderableType:
     """Return what there is to say of a name. Raises ConfigError."""
-    of = nameable()[kind]
-    if name not in of.options:
-        check_clear(of.section, name)
-        if (given := entry(of.section, name)) is None:
-            there = [*known(of.section, of.options)]
-            raise ConfigError(unknown(f"show {kind}", name, there) if there else f"show {kind} {name}: {listed(kind)}")
+    of = kinds()[kind]
+    registry = of.registry
+    if (wrong := registry.unclear(name)) is not None:
+        raise ConfigError(f"{of.section}={name!r}: {wrong}")
+    if (given := registry.entry(name)) is not None:
         return _page_of(of, given)
-    options = of.options[name]
-    parts: list[RenderableType] = [Text.assemble((name, "bold"), "  ", about(of, name))]
-    if said := source(kind, name):
+    if name not in registry:
+        there = registry.known()
+        raise ConfigError(unknown(f"show {kind}", name, there) if there else f"show {kind} {name}: {listed(kind)}")
+    options = registry[name].options
+    parts: list[RenderableType] = [Text.assemble((name, "bold"), "  ", registry.about(name))]
+    if said := registry[name].source:
         parts += [Text(""), Text(said)]
-    rows = list(fields(options, skip=of.key))
+    rows = list(fields(options))
     if rows:
         parts += [Text(""), table(OPTION, rows)]
     parts += [Text(""), Text(example(kind, name))]
@@ -158,7 +121,7 @@ def _page_of(of: Kind, given: EntryPoint) -> RenderableType:
             p for p in inspect.signature(make).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         ]
     rows = [(f"arguments.{p.name}", _annotated(p), _given(p), "") for p in takes]
-    said = {of.key: given.name}
+    said = {of.registry.key: given.name}
     parts: list[RenderableType] = [Text.assemble((given.name, "bold"), f"  {_whose(given)}")]
     for more in (inspect.getdoc(make), rows and table(OPTION, rows), _yaml(of.section, [said] if of.listed else said)):
         parts += [Text(""), Text(more) if isinstance(more, str) else more] if more else []
@@ -177,12 +140,10 @@ def _whose(entry: EntryPoint) -> str:
     return f"{entry.value} of {package(entry)}"
 
 
-def fields(options: type[BaseModel], prefix: str = "", skip: str = "") -> Iterator[tuple[str, str, str, str]]:
+def fields(options: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
     """Yield every option, those of nested sections below them: dotted name, type, default, line."""
     for name, field in options.model_fields.items():
-        if name == skip:
-            continue
-        inner = _section(field.annotation)
+        inner = model_in(field.annotation)
         line = " ".join((field.description or (_sentence(inner) if inner else "")).replace("``", "").split())
         default = "" if inner and isinstance(field.default, BaseModel) else _default(field)
         yield f"{prefix}{name}", _type(field), default, line
@@ -193,19 +154,18 @@ def fields(options: type[BaseModel], prefix: str = "", skip: str = "") -> Iterat
 def example(kind: str, name: str) -> str:
     """Return YAML with the name, what it needs, and its defaults."""
     of = kinds()[kind]
-    given: dict[str, Any] = {of.key: name}
-    for key, field in of.options[name].model_fields.items():
-        if key == of.key:
-            continue
+    key, options = of.registry.key, of.registry[name].options
+    given: dict[str, Any] = {}
+    for option, field in options.model_fields.items():
         if field.is_required():
-            given[key] = _made_up(field)
+            given[option] = _made_up(field)
         elif field.default is not None and isinstance(field.default, int | float | str):
-            given[key] = field.default
-    given = _completed(given, of.options[name], of.key)
-    value: Any = [given] if of.listed else given
+            given[option] = field.default
+    said = {key: name, **_completed(given, options)}
+    value: Any = [said] if of.listed else said
     section = of.section
-    if of.options[name] is Delta:  # which is for the other way, and wants something behind it
-        section, value = "transforms.down", [given, "bf16"]
+    if options is Delta:  # which is for the other way, and wants something behind it
+        section, value = "transforms.down", [said, "bf16"]
     return _yaml(section, value)
 
 
@@ -216,37 +176,19 @@ def _yaml(section: str, value: Any) -> str:
     return yaml.safe_dump(value, sort_keys=False, default_flow_style=False, allow_unicode=True).rstrip()
 
 
-def _completed(given: dict[str, Any], options: type[BaseModel], key: str) -> dict[str, Any]:
+def _completed(given: dict[str, Any], options: type[BaseModel]) -> dict[str, Any]:
     """Return what is given, with one option more where a name wants one of several, such as a share or a number."""
-    fields = {k: f for k, f in options.model_fields.items() if k != key and not f.is_required() and not f.default}
+    fields = {k: f for k, f in options.model_fields.items() if not f.is_required() and not f.default}
     for more in ({}, *({k: _made_up(f)} for k, f in fields.items())):
-        said = {k: v for k, v in {**given, **more}.items() if k != key or key in options.model_fields}
         with suppress(ValidationError):
-            options.model_validate(said)
+            options.model_validate({**given, **more})
             return {**given, **more}
     return given
-
-
-def source(kind: str, name: str) -> str:
-    """Return what the module of a thing says of it, formulas and citation: of algorithms where it is built, else its options'."""
-    module = ALGORITHMS[name].build.__module__ if kind == "algorithm" else kinds()[kind].options[name].__module__
-    text = inspect.getdoc(sys.modules[module]) or ""
-    return text if kind == "algorithm" or YEAR.search(text) else ""
 
 
 def _sentence(options: type[BaseModel]) -> str:
     own = options.__doc__ or ""
     return " ".join(own.replace("``", "").split()) if own and options.__doc__ != BaseModel.__doc__ else ""
-
-
-def _section(annotation: Any) -> type[BaseModel] | None:
-    """Return the model of an option that is a section, or a list of such."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for part in get_args(annotation):
-        if (found := _section(part)) is not None:
-            return found
-    return None
 
 
 def _type(field: FieldInfo) -> str:
@@ -270,6 +212,8 @@ def _told(annotation: Any) -> str:
     origin, args = get_origin(annotation), get_args(annotation)
     if annotation is type(None):
         return "null"
+    if annotation is Any:  # a section that names a part
+        return "mapping"
     if origin is Literal:
         return " | ".join(map(str, args))
     if origin in (Union, types.UnionType):
@@ -295,6 +239,9 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True, validated_data={})
     if value is None or value is PydanticUndefined:
         return "null"
+    named = section(field.annotation, field.metadata)
+    if named is not None and isinstance(value, BaseModel):
+        return named.registry.name_of(value)
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     if isinstance(value, bool):
@@ -307,7 +254,7 @@ def _made_up(field: FieldInfo) -> Any:
     if field.examples:
         return field.examples[0]
     told = _told(field.annotation)
-    section = _section(field.annotation)
+    section = model_in(field.annotation)
     if told.startswith("list"):
         of = get_args(field.annotation) or ("",)
         return [_made_up_section(section)] if section else ["…" if "text" in _told(of[0]) else 1]

@@ -18,6 +18,7 @@ import yaml
 
 from fedfleet.config import resolve
 from fedfleet.config import schema as C
+from fedfleet.config.checking import unknown
 from fedfleet.config.population import Data
 from fedfleet.config.reading import override, show
 from fedfleet.config.schema import Config
@@ -91,7 +92,7 @@ def plan(
     found = []
     for trial in trials.planned(config):
         own = C.with_overrides(trial.config, {"executor.kind": "local"}) if in_process else trial.config
-        found.append(replace(trial, config=own, label=trial.label or C.named(trial.config, "algorithm")))
+        found.append(replace(trial, config=own, label=trial.label or trial.config.algorithm.name))
     wanted, key = (target, "--target") if target is not None else (config.until, "until")
     goal = None if wanted is None else Target(*resolve.parse_until(wanted, key))
     return Study(config, tuple(found), axes, goal)
@@ -123,10 +124,10 @@ def prepare(study: Study, progress: Progress, check: Callable[[Experiment], None
         experiment = campaign.prepare(trial, data)
         names = experiment.metric_names()
         if study.target is not None and study.target.metric not in names:
-            raise ConfigError(C.unknown("--target", study.target.metric, names))
+            raise ConfigError(unknown("--target", study.target.metric, names))
         if check is not None:
             check(experiment)
-        resolved[trial.name] = C.complete(experiment.config)
+        resolved[trial.name] = experiment.config.model_dump(mode="json")
     return Prepared(study, tuple({**resolved[t.name], "seed": t.config.seed} for t in study.trials), data)
 
 
@@ -270,7 +271,7 @@ class _Pace:
 def _keys(trial: Trial) -> dict[str, Any]:
     return {
         "label": trial.label,
-        "algorithm": C.named(trial.config, "algorithm"),
+        "algorithm": trial.config.algorithm.name,
         **trial.point,
         "seed": trial.config.seed,
     }

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fedfleet.attacks.base import Attack
-from fedfleet.config import schema as C
 from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
 from fedfleet.simulator.algorithm import Algorithm, Task
@@ -62,10 +61,10 @@ class Attacking(NamedTuple):
 
 def check_early(config: Config, algorithm: Algorithm) -> None:
     """Refuse an attack that the algorithm, or what is asked for besides, leaves no room for. Raises ConfigError."""
-    attack, name = C.options(config, "attack"), C.named(config, "algorithm")
+    attack, name = config.attack, config.algorithm.name
     if not isinstance(attack, Attack):
         return
-    kind = f"attack.kind={C.named(config, 'attack')!r}"
+    kind = f"attack.kind={config.attack.kind!r}"
     if attack.colludes and not can_collude(algorithm):
         raise ConfigError(
             f"{kind}: attackers replace models, or what they moved by, that are averaged or kept in a cohort, and clients of "
@@ -86,7 +85,7 @@ def check_early(config: Config, algorithm: Algorithm) -> None:
 
 def placed(config: Config, task: Task, clients: int, test: Mapping[str, Tensor], classes: int) -> Attacking | None:
     """Return the attack of a configuration on so many clients; None where nobody attacks. Raises ConfigError."""
-    attack = C.options(config, "attack")
+    attack: Any = config.attack
     if not isinstance(attack, Attack):
         return None
     if attack.poisons:
@@ -115,8 +114,8 @@ def _attackers(attack: Attack, clients: int, seed: int) -> Attackers:
 
 def _check_poison(config: Config, attack: Attack, task: Task, test: Mapping[str, Tensor], classes: int) -> None:
     """Refuse examples that cannot be poisoned, or whose effect could not be told. Raises ConfigError."""
-    kind = f"attack.kind={C.named(config, 'attack')!r}"
-    if getattr(C.options(config, "domains"), "target", ()):
+    kind = f"attack.kind={config.attack.kind!r}"
+    if config.domains.asked:
         raise ConfigError(f"{kind}: clients of domains.target have no labels to poison: leave it out")
     try:
         attack.check(test["x"], classes)
@@ -124,7 +123,7 @@ def _check_poison(config: Config, attack: Attack, task: Task, test: Mapping[str,
         raise ConfigError(f"attack.{e}") from None
     if not _tells_accuracy(task, config, test):
         raise ConfigError(
-            f"{kind}: task.name={C.named(config, 'task')!r} measures no accuracy, which tells an attack's success: choose "
+            f"{kind}: task.name={config.task.name!r} measures no accuracy, which tells an attack's success: choose "
             f"classification, or sign_flip"
         )
     if not len(attack.aimed(test["x"], test["y"], classes)[1]):

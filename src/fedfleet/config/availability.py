@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from pydantic import Field, model_validator
 
-from fedfleet.algorithms.options import Options
 from fedfleet.datasets.trace import client_numbers, read_trace
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.fleet import availability as models
@@ -19,6 +18,7 @@ from fedfleet.simulator.fleet.online import trace as recorded
 from fedfleet.simulator.fleet.online.markov import Markov
 from fedfleet.simulator.fleet.online.random_rate import RandomRate
 from fedfleet.simulator.population import Population
+from fedfleet.simulator.registry import Entry, Options, Registry
 
 MeanSeconds = Annotated[float, Field(ge=1e-3, le=1e12)]
 
@@ -118,16 +118,6 @@ class Context(NamedTuple):
     population: Population
 
 
-class Kind(NamedTuple):
-    """A kind of availability: its options, and how a model is built from them.
-
-    ``build`` raises ConfigError, or DataError for a file, and always where nobody could ever be reached.
-    """
-
-    options: type[Options]
-    build: Callable[[Any, Context], models.Availability]
-
-
 def _diurnal(given: DiurnalOptions, context: Context) -> models.Availability:
     zones = None if given.zones is None else torch.tensor(given.zones, dtype=torch.float64)
     return daily.Diurnal(context.key, given.mean, given.amplitude, given.peak_hour, zones, given.day_s)
@@ -151,13 +141,15 @@ def _trace(given: TraceOptions, context: Context) -> models.Availability:
     return recorded.Trace(intervals, context.key, numbers, given.shift)
 
 
-AVAILABILITY: dict[str, Kind] = {
-    "always": Kind(AlwaysOptions, lambda given, context: models.Always()),
-    "bernoulli": Kind(BernoulliOptions, lambda given, context: models.Bernoulli(given.rate)),
-    "random_rate": Kind(RandomRateOptions, lambda given, context: RandomRate(given.low, given.high)),
-    "markov": Kind(MarkovOptions, lambda given, context: Markov(context.key, given.mean_on_s, given.mean_off_s)),
-    "diurnal": Kind(DiurnalOptions, _diurnal),
-    "label_correlated": Kind(LabelCorrelatedOptions, _by_label),
-    "size_correlated": Kind(CorrelatedOptions, _by_size),
-    "trace": Kind(TraceOptions, _trace),
+ROWS: dict[str, Entry[Callable[[Any, Context], models.Availability]]] = {
+    "always": Entry(AlwaysOptions, lambda given, context: models.Always()),
+    "bernoulli": Entry(BernoulliOptions, lambda given, context: models.Bernoulli(given.rate)),
+    "random_rate": Entry(RandomRateOptions, lambda given, context: RandomRate(given.low, given.high)),
+    "markov": Entry(MarkovOptions, lambda given, context: Markov(context.key, given.mean_on_s, given.mean_off_s)),
+    "diurnal": Entry(DiurnalOptions, _diurnal),
+    "label_correlated": Entry(LabelCorrelatedOptions, _by_label),
+    "size_correlated": Entry(CorrelatedOptions, _by_size),
+    "trace": Entry(TraceOptions, _trace),
 }
+"""Their ``build`` raises ConfigError, or DataError for a file, also where nobody could ever be reached."""
+AVAILABILITY = Registry("availability", ROWS, default="always", group="fedfleet.availability")

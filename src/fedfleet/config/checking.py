@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from fedfleet.config.reading import show
 from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.registry import Registry, choices
 
 USUALLY = {
     "learning_rate": "lr",
@@ -21,85 +22,144 @@ USUALLY = {
 """What is called otherwise elsewhere, and what it is here."""
 
 
-def unknown(key: str, value: Any, known: Iterable[str]) -> str:
-    """Say that a value is none of those known, which one it resembles, and which there are."""
-    known = list(known)
-    near = difflib.get_close_matches(value, known, n=1, cutoff=0.4) if isinstance(value, str) else []
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{key}={show(value)}: unknown; {hint}choose one of {', '.join(known)}"
+class Section(NamedTuple):
+    """A key whose value names a part, or parts: its registry, and whether it is a list of them."""
+
+    registry: Registry[Any]
+    listed: bool
 
 
-def validated(
-    model: type[BaseModel],
-    mapping: dict[str, Any],
-    prefix: str,
-    others: Mapping[str, type[BaseModel]] | None = None,
-    rounds: int | None = None,
-) -> Any:
-    """Check plain data against a model: no text for a number, no 0 for false (JSON is where pydantic is that strict).
-
-    ``others`` are what might stand in its place, by what one would set: who has a key that is unknown here is told. ``rounds`` are
-    those of the run, where they are known: some options are by default as long.
-    """
-    try:
-        return model.model_validate_json(json.dumps(mapping), strict=True, context={"rounds": rounds})
-    except ValidationError as e:
-        raise ConfigError(_explain(e.errors(), model, mapping, prefix, others or {})) from None
+def section(annotation: Any, metadata: Iterable[Any] = ()) -> Section | None:
+    """Return what a field's type says that it names; None where it names nothing."""
+    for each in (*metadata, *getattr(annotation, "__metadata__", ())):
+        if isinstance(each, Registry):
+            return Section(each, listed=False)
+    inner = next(filter(None, map(section, get_args(annotation))), None)
+    return inner and inner._replace(listed=True)
 
 
-def _explain(
-    errors: list[Any],
-    model: type[BaseModel],
-    mapping: dict[str, Any],
-    prefix: str,
-    others: Mapping[str, type[BaseModel]],
-) -> str:
-    """Return one line on one mistake: an unknown key if there is one, for others may follow from it."""
-    error = min(errors, key=lambda e: e["type"] != "extra_forbidden")
-    keys = _path(error, mapping)
-    path = f"{prefix}{'.'.join(keys)}".rstrip(".")
-    if error["type"] == "extra_forbidden":
-        names = _fields(model, keys[:-1])
-        usual = USUALLY.get(keys[-1], "")
-        near = [usual] if usual.partition(".")[0] in names else []
-        near = near or difflib.get_close_matches(keys[-1], names, n=1, cutoff=0.5)
-        have = [name for name, other in others.items() if keys[0] in other.model_fields] if len(keys) == 1 else []
-        mend = f"known here: {', '.join(names)}" if names else "there are none here"
-        if near:
-            mend = f"did you mean {path.removesuffix(keys[-1])}{near[0]}?"
-        elif have:
-            mend += f"; it is for {have[0] if len(have) == 1 else 'one of ' + ', '.join(have)}"
-        return f"{path}={show(error['input'])}: unknown key; {mend}"
-    if error["type"] == "missing":
-        return f"{path}: missing: give it"
-    messages = dict.fromkeys(e["msg"] for e in errors if _path(e, mapping) == keys)  # one an alternative
-    text = " or ".join(m[0].lower() + m[1:] for m in messages).removeprefix("value error, ")
-    text = text.replace("an object", "a mapping").replace("a valid array", "a list")
-    return f"{path}={show(error['input'])}: {text}" if keys else f"{path}: {text}"
+def sections(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, Section]]:
+    """Yield the sections of a model, and those that parts in them have, by their dotted keys."""
+    for name, field in model.model_fields.items():
+        if (found := section(field.annotation, field.metadata)) is not None:
+            yield f"{at}{name}", found
+            if not found.listed:
+                within = (each for entry in found.registry.values() for each in sections(entry.options, f"{at}{name}."))
+                yield from dict(within).items()
+        elif (inner := model_in(field.annotation)) is not None:
+            yield from sections(inner, f"{at}{name}.")
 
 
-def _path(error: Any, node: Any) -> list[str]:
-    """Return the keys that lead to an error, without pydantic's names of the alternatives it tried."""
-    found = []
-    for part in error["loc"]:
-        inside = (isinstance(node, dict) and part in node) or (isinstance(node, list) and part in range(len(node)))
-        if not inside and error["type"] != "missing":
-            continue
-        found.append(str(part))
-        node = node[part] if inside else None
-    return found
-
-
-def _fields(model: type[BaseModel], path: list[str]) -> list[str]:
-    """Return the keys of the model that stands at ``path`` below ``model``."""
-    for name in path:
-        if name in model.model_fields:  # else a place in a list
-            model = _section(model.model_fields[name].annotation) or model
-    return list(model.model_fields)
-
-
-def _section(annotation: Any) -> type[BaseModel] | None:
+def model_in(annotation: Any) -> type[BaseModel] | None:
     """Return the model that an annotation has somewhere in it."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next(filter(None, map(_section, get_args(annotation))), None)
+    return next(filter(None, map(model_in, get_args(annotation))), None)
+
+
+def unknown(key: str, value: Any, known: Iterable[str]) -> str:
+    """Say that a value is none of those known, which one it resembles, and which there are."""
+    return f"{key}={show(value)}: {choices(value, known)}"
+
+
+def validated(model: type[BaseModel], mapping: dict[str, Any], context: Mapping[str, Any] | None = None) -> Any:
+    """Check plain data against a model: no text for a number, no 0 for false (JSON is where pydantic is that strict).
+
+    ``context`` is what some options depend on: ``rounds``, those of the run. Raises ConfigError.
+    """
+    try:
+        return model.model_validate_json(json.dumps(mapping), strict=True, context=dict(context or {}))
+    except ValidationError as e:
+        raise ConfigError(_explain(e.errors(), model, mapping)) from None
+
+
+class _Place(NamedTuple):
+    """Where an error is: its key as a message has it, the last part of that, and what is known of the mapping it is in."""
+
+    path: str = ""
+    last: str = ""
+    above: str = ""
+    model: type[BaseModel] | None = None
+    names: Section | None = None
+    whole: bool = False
+    """Whether it is a section that names a part, which is too long to be shown."""
+
+
+def _explain(errors: list[Any], model: type[BaseModel], mapping: dict[str, Any]) -> str:
+    """Return one line on one mistake: an unknown key if there is one, for others may follow from it."""
+    error = min(errors, key=lambda e: e["type"] != "extra_forbidden")
+    if isinstance(told := error.get("ctx", {}).get("error"), ConfigError):
+        return str(told)
+    place = _place(error, model, mapping)
+    if error["type"] == "extra_forbidden":
+        return (
+            f"{place.path}={show(error['input'])}: unknown key; {_instead(place, mapping if not place.above else None)}"
+        )
+    if error["type"] == "missing":
+        return f"{place.path}: missing: give it"
+    messages = dict.fromkeys(
+        e["msg"] for e in errors if _place(e, model, mapping).path == place.path
+    )  # one an alternative
+    text = " or ".join(m[0].lower() + m[1:] for m in messages).removeprefix("value error, ")
+    text = text.replace("an object", "a mapping").replace("a valid array", "a list")
+    long = place.whole and isinstance(error["input"], dict) and error["type"] != "refused"
+    shown = "" if long else f"={show(error['input'])}"
+    return f"{place.path}{shown}: {text}" if place.path else text
+
+
+def _instead(place: _Place, top: Mapping[str, Any] | None) -> str:
+    """Say what was meant by an unknown key: one like it, one of that name elsewhere, or which there are."""
+    tag = place.names.registry.key if place.names is not None else None
+    names = [key for key in place.model.model_fields if key != tag] if place.model is not None else []
+    for key, field in place.model.model_fields.items() if place.model is not None and top is not None else ():
+        inner = _inner(field.annotation, field.metadata, top.get(key))[0]
+        if inner is not None and place.last in inner.model_fields:
+            return f"did you mean {key}.{place.last}?"
+    usual = USUALLY.get(place.last, "")
+    near = [usual] if usual.partition(".")[0] in names else difflib.get_close_matches(place.last, names, 1, 0.5)
+    if near:
+        return f"did you mean {f'{place.above}.' if place.above else ''}{near[0]}?"
+    known = f"known here: {', '.join(names)}" if names else "there are none here"
+    if place.names is None:
+        return known
+    kinds = place.names.registry
+    have = [f"{place.above}.{kinds.key}={n}" for n, entry in kinds.items() if place.last in entry.options.model_fields]
+    return known + (f"; it is for {have[0] if len(have) == 1 else 'one of ' + ', '.join(have)}" if have else "")
+
+
+def _place(error: Any, model: type[BaseModel], node: Any) -> _Place:
+    """Return where an error is, without pydantic's names of the alternatives it tried."""
+    found = _Place(model=model)
+    inner: tuple[Any, Section | None] = (model, None)
+    item: Any = None  # what a list has the type of
+    for part in error["loc"]:
+        inside = (isinstance(node, dict) and part in node) or (isinstance(node, list) and part in range(len(node)))
+        if not inside and (isinstance(part, int) or error["type"] not in ("missing", "refused")):
+            continue
+        of, names = inner
+        above = found.path
+        numbered = isinstance(part, int) and names is not None and names.listed
+        path = f"{above}[{part}]" if numbered else f"{above}.{part}".lstrip(".")
+        found = _Place(path, str(part), above, of, None if names is None or names.listed else names)
+        node = node[part] if inside else None
+        if isinstance(part, int):
+            inner = _inner(item, (), node) if numbered else (of, names)
+            continue
+        field = of.model_fields.get(part) if of is not None else None
+        if field is None:
+            inner = (None, None)
+            continue
+        item = field.annotation
+        inner = _inner(field.annotation, field.metadata, node)
+    return found._replace(whole=inner[1] is not None)
+
+
+def _inner(annotation: Any, metadata: Iterable[Any], node: Any) -> tuple[type[BaseModel] | None, Section | None]:
+    """Return the model of what stands at a field, and the section that it is of."""
+    names = section(annotation, metadata)
+    if names is None:
+        return model_in(annotation), None
+    if isinstance(node, list):
+        return None, names
+    said = {names.registry.key: node} if isinstance(node, str) else node if isinstance(node, Mapping) else {}
+    return names.registry.type_of_given(said), names._replace(listed=False)

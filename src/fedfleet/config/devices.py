@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from pydantic import Field
 
-from fedfleet.algorithms.options import Options
 from fedfleet.config.device_table import read_table
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.fleet import devices as models
 from fedfleet.simulator.fleet.hardware import Assigned, Drawn, Fleet, Hardware, Lognormal, Machines
 from fedfleet.simulator.population import Population
+from fedfleet.simulator.registry import Entry, Options, Registry
 
 Gflops = Annotated[float, Field(gt=0, le=1e9)]
 Mbps = Annotated[float, Field(gt=0, le=1e9)]
@@ -93,15 +93,7 @@ class Context(NamedTuple):
     population: Population
 
 
-class Kind(NamedTuple):
-    """A kind of device: its options, and how a model is built from them. ``build`` raises ConfigError.
-
-    ``loaded``: its times depend on what phases compute and send, so that must be known.
-    """
-
-    options: type[Failing]
-    build: Callable[[Any, Context], models.Devices]
-    loaded: bool = False
+Build = Callable[[Any, Context], models.Devices]  # which raises ConfigError
 
 
 def _lognormal(given: LognormalDevices, context: Context) -> Fleet:
@@ -123,13 +115,14 @@ def _table(given: Table, context: Context) -> Fleet:
     return Drawn(context.key, devices, torch.ones_like(devices.gflops))
 
 
-def _loaded(options: type[Computing], fleet: Callable[[Any, Context], Fleet]) -> Kind:
-    return Kind(options, lambda given, context: Machines(fleet(given, context), given.jitter), loaded=True)
+def _computing(options: type[Computing], fleet: Callable[[Any, Context], Fleet]) -> Entry[Build]:
+    return Entry(options, lambda given, context: Machines(fleet(given, context), given.jitter))
 
 
-DEVICES: dict[str, Kind] = {
-    "alike": Kind(Alike, lambda given, context: models.Alike(given.median_s, given.sigma)),
-    "lognormal": _loaded(LognormalDevices, _lognormal),
-    "tiers": _loaded(Tiers, _tiers),
-    "table": _loaded(Table, _table),
+ROWS: dict[str, Entry[Build]] = {
+    "alike": Entry(Alike, lambda given, context: models.Alike(given.median_s, given.sigma)),
+    "lognormal": _computing(LognormalDevices, _lognormal),
+    "tiers": _computing(Tiers, _tiers),
+    "table": _computing(Table, _table),
 }
+DEVICES = Registry("devices", ROWS, default="alike", group="fedfleet.devices")

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from fedfleet.config import accounting
-from fedfleet.config.availability import AVAILABILITY
-from fedfleet.config.devices import DEVICES
+from fedfleet.config.availability import LabelCorrelatedOptions
 from fedfleet.config.guarantee import check_looks
 from fedfleet.config.privacy import ExamplePrivacy
-from fedfleet.config.schema import Config, named, options
+from fedfleet.config.schema import Config
 from fedfleet.config.selection import asked
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.block.batches import OVERFLOW, capacity, steps_of
 from fedfleet.simulator.driver.examples import Gradients, OtherLook, calls_of, counted, private_examples, private_plan
 from fedfleet.simulator.driver.transformed import Seen
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
+from fedfleet.simulator.registry import ByPath
 from fedfleet.simulator.work import BUFFERS, BatchPlan, Phase
 from fedfleet.tasks.targets import Loss
 
@@ -177,7 +177,7 @@ def promised_to_examples(
     seen: Callable[[Algorithm], Seen],
 ) -> tuple[Algorithm, ExampleGuarantee]:
     """Return an algorithm that keeps the promise that is configured, and the promise, noise found. Raises ConfigError."""
-    given, name = config.example_privacy, named(config, "algorithm")
+    given, name = config.example_privacy, config.algorithm.name
     assert given is not None
     assert problem.num_examples is not None
     _check(config, given, algorithm, task, problem, name)
@@ -221,7 +221,7 @@ def _with_noise(config: Config, given: ExamplePrivacy, made: ExampleGuarantee) -
     """Return the promise with the least noise that keeps it. Raises ConfigError where nobody knows before."""
     if made.exchanges is None:
         raise ConfigError(
-            f"example_privacy.epsilon={given.epsilon:g}: how often selection.kind={named(config, 'selection')!r} asks one client "
+            f"example_privacy.epsilon={given.epsilon:g}: how often selection.kind={config.selection.kind!r} asks one client "
             f"is not known before: invite all clients, set selection.kind=round_robin, or give example_privacy.noise_multiplier "
             f"too, with which the run ends in time"
         )
@@ -245,7 +245,7 @@ def _exchanges(config: Config, clients: int, phases: int) -> int | None:
 
 def _in_turn(config: Config, clients: int, phases: int) -> bool:
     """Say whether some of the clients are asked in a round, one after the other."""
-    return asked(config.cohort) < clients and named(config, "selection") == "round_robin" and phases == 1
+    return asked(config.cohort) < clients and config.selection.kind == "round_robin" and phases == 1
 
 
 def _tried(
@@ -306,10 +306,12 @@ def _check(
         raise ConfigError(
             "example_privacy: which examples have no labels decides what is in a batch: leave domains.target or it out"
         )
-    if (kind := named(config, "availability")) == "label_correlated" or kind not in AVAILABILITY:
-        verb = "tells" if kind in AVAILABILITY else "may tell"
+    online = config.availability
+    if isinstance(online, LabelCorrelatedOptions | ByPath):
+        verb = "may tell" if isinstance(online, ByPath) else "tells"
         raise ConfigError(
-            f"availability.kind={kind!r}: who is online {verb} labels, which example_privacy is to hide: choose another"
+            f"availability.kind={config.availability.kind!r}: who is online {verb} labels, which example_privacy is to hide: "
+            f"choose another"
         )
     if algorithm.asynchronous and given.epsilon is not None:
         raise ConfigError(
@@ -327,11 +329,9 @@ def _void(config: Config, algorithm: Algorithm, times: int) -> str | None:
     if config.cohort.deadline_s is not None:
         return f"all answers may come after cohort.deadline_s={config.cohort.deadline_s:g}"
     several = len(algorithm.phases) > 1 or times > 1
-    if several and (kind := named(config, "availability")) != "always":
+    if several and (kind := config.availability.kind) != "always":
         return f"availability.kind={kind!r} may leave nobody for the second exchange of a round"
-    if several and (
-        named(config, "devices") not in DEVICES or getattr(options(config, "devices"), "failures_per_hour", 0.0)
-    ):
+    if several and (isinstance(config.devices, ByPath) or config.devices.failures_per_hour):
         return "devices may fail, all of them, in the second exchange of a round"
     return None
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedfleet.algorithms.options import Options
+from fedfleet.simulator.registry import Options
 
 Count = Annotated[int, Field(ge=1)]
 

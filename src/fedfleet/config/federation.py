@@ -6,7 +6,6 @@ from functools import partial
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config import availability, devices
-from fedfleet.config import schema as C
 from fedfleet.config.made import made, place
 from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
@@ -22,7 +21,6 @@ from fedfleet.simulator.fleet.policies import Deadline, First, ResponsePolicy, S
 from fedfleet.simulator.fleet.responses import Federation
 from fedfleet.simulator.fleet.selection import RoundRobin, Selection
 from fedfleet.simulator.population import Population
-from fedfleet.transforms.registry import TRANSFORMS
 
 
 def federation(config: Config, population: Population) -> Federation:
@@ -30,22 +28,22 @@ def federation(config: Config, population: Population) -> Federation:
     root = rng.key(config.seed)
     keys = {section: rng.fold(root, section) for section in ("availability", "devices")}
     told = {section: {"key": key, "seed": config.seed, "population": population} for section, key in keys.items()}
-    online, device = (C.options(config, section) for section in keys)
     if (here := place(config, "availability")) is not None:
         online = made(config, here, partial(check_online, population=population), **told["availability"])
     else:
-        kind = availability.AVAILABILITY[C.named(config, "availability")]
-        online = kind.build(online, availability.Context(keys["availability"], population))
+        about = availability.Context(keys["availability"], population)
+        online = availability.AVAILABILITY.build(config.availability, about)
     check_answers(config, online)
     if (here := place(config, "devices")) is not None:
-        device = found = made(config, here, partial(check_times, population=population), **told["devices"])
+        said = device = made(config, here, partial(check_times, population=population), **told["devices"])
     else:
-        found = devices.DEVICES[C.named(config, "devices")].build(device, devices.Context(keys["devices"], population))
+        said = config.devices
+        device = devices.DEVICES.build(said, devices.Context(keys["devices"], population))
     return Federation(
         availability=online,
-        devices=found,
+        devices=device,
         policy=policy(config.cohort),
-        hazard=getattr(device, "failures_per_hour", 0.0) / 3600,
+        hazard=getattr(said, "failures_per_hour", 0.0) / 3600,  # an author's own may have it, too
         partial_work=config.cohort.partial_work,
     )
 
@@ -53,12 +51,10 @@ def federation(config: Config, population: Population) -> Federation:
 def steps(config: Config, way: str) -> list[Step]:
     """Return the transforms on a way, ``up`` or ``down``. Raises ConfigError."""
     section, found = f"transforms.{way}", []
-    for i, said in enumerate(getattr(config.transforms, way)):
-        if (here := place(config, section, i)) is not None:
-            does = made(config, here, check_transform)
-        else:
-            does = TRANSFORMS[said["name"]].options(**{k: v for k, v in said.items() if k != "name"})
-        found.append(Step(f"{section}[{i}]", said["name"], does))
+    for i, part in enumerate(getattr(config.transforms, way)):
+        here = place(config, section, i)
+        does = part if here is None else made(config, here, check_transform)
+        found.append(Step(f"{section}[{i}]", part.name, does))
     check_order(way, found)
     return found
 
@@ -78,7 +74,7 @@ def check_answers(config: Config, online: Availability) -> None:
     for name, answers in wanted.items():
         if answers > reachable:
             least = f", at least {answers} answers" if getattr(c, name) == "siwer" else ""
-            path = getattr(C.options(config, "availability"), "path", None)
+            path = getattr(config.availability, "path", None)
             raise ConfigError(
                 f"cohort.{name}={show(getattr(c, name))}{least}: only {reachable} clients have intervals in availability.path="
                 f"{path!r}, and no other is ever online: lower it, or use availability.map=seeded"
@@ -102,13 +98,13 @@ def selection(config: Config, problem: Problem) -> Selection:
     if (here := place(config, "selection")) is not None:
         size = min(asked(config.cohort), problem.clients)
         return made(config, here, partial(check_selection, problem=problem, size=size), seed=config.seed)
-    name = C.named(config, "selection")
-    kind, clients = SELECTIONS[name], config.population.clients or 0
-    if kind.scans and clients > SCANNED:
+    chosen, clients = config.selection, config.population.clients or 0
+    if chosen.scans and clients > SCANNED:
         raise ConfigError(
-            f"selection.kind={name!r}: it looks at every client each round, which {clients:,} are too many for: use uniform or oort"
+            f"selection.kind={chosen.kind!r}: it looks at every client each round, which {clients:,} are too many for: use uniform "
+            f"or oort"
         )
-    found = kind.build(C.options(config, "selection"), config.seed)
+    found = SELECTIONS.build(chosen, config.seed)
     budgets = (promise.epsilon for promise in (config.privacy, config.example_privacy) if promise is not None)
     # What is reckoned of turns before a run holds only if void attempts take none.
     turns = isinstance(found, RoundRobin) and any(epsilon is not None for epsilon in budgets)

@@ -10,18 +10,17 @@ from typing import Any, Literal
 import torch
 
 from fedfleet.config import accounting
-from fedfleet.config.availability import AVAILABILITY
-from fedfleet.config.devices import DEVICES
 from fedfleet.config.privacy import Privacy
 from fedfleet.config.reading import show
 from fedfleet.config.resolve import parse_until
-from fedfleet.config.schema import Config, named, options
-from fedfleet.config.selection import SELECTIONS, asked
+from fedfleet.config.schema import Config
+from fedfleet.config.selection import asked
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.arithmetic.reduction import Mean
 from fedfleet.simulator.driver.privacy import Adaptive, Ledger, Mechanism, Private, hiding, inverted, mixing, private
 from fedfleet.simulator.driver.transformed import Seen
 from fedfleet.simulator.errors import ConfigError, FedfleetError
+from fedfleet.simulator.registry import ByPath
 from fedfleet.simulator.work import BUFFERS
 from fedfleet.transforms.clip import NORM, SHARE, WITHIN, Hidden
 
@@ -205,7 +204,7 @@ def _worst(config: Config, made: Guarantee, clients: int) -> tuple[float, ...] |
     invited = asked(config.cohort)
     if invited >= clients:
         invited = clients = 1
-    elif named(config, "selection") != "round_robin":
+    elif config.selection.kind != "round_robin":
         return None
     # Client a * invited + b of the order is asked as client b < invited is, a exchanges later, and of these client 0 most often.
     first = invited if len(made.mechanism.mixing) > 1 else 1
@@ -222,7 +221,7 @@ def _spending(config: Config, made: Guarantee) -> Callable[[float], float]:
     if made.accounting == "poisson":
         return lambda z: accounting.of_sampling(z, made.rate, made.rounds, made.delta)
     if (worst := made.worst) is None:
-        kind = named(config, "selection")
+        kind = config.selection.kind
         why = f"how often selection.kind={kind!r} asks one client is not known before: set selection.kind="
         why += "round_robin" if kind == "poisson" else "poisson or round_robin"
         if kind == "poisson":  # which does not count here
@@ -250,7 +249,7 @@ def hidden(algorithm: Algorithm, made: Guarantee, seen: Callable[[Algorithm], Se
 
 def _check(config: Config, given: Privacy, algorithm: Algorithm, task: Task, clients: int) -> None:
     """Refuse what would not hide clients. Raises ConfigError."""
-    name = named(config, "algorithm")
+    name = config.algorithm.name
     if given.delta * clients >= 1:
         raise ConfigError(
             f"privacy.delta={given.delta:g}: telling all about one of {clients:,} clients at random would keep that promise: give "
@@ -268,7 +267,7 @@ def _check(config: Config, given: Privacy, algorithm: Algorithm, task: Task, cli
     if phase.model is None or not isinstance(slots.get(phase.model), Mean):
         raise ConfigError(f"privacy: {name} does not say that the mean of clients' models is the next one: {mend}")
     if phase.weight != "uniform":
-        key = "algorithm.weight" if "weight" in type(options(config, "algorithm")).model_fields else "privacy"
+        key = "algorithm.weight" if "weight" in type(config.algorithm).model_fields else "privacy"
         raise ConfigError(
             f"{key}={phase.weight!r}: a client counts by what it has, which is to be hidden: set algorithm.weight=uniform"
             if key != "privacy"
@@ -284,7 +283,7 @@ def _check(config: Config, given: Privacy, algorithm: Algorithm, task: Task, cli
             "privacy: layers with statistics (BatchNorm) send what is not clipped: choose a net without, such as one of GroupNorm"
         )
     check_looks(config, "privacy")
-    if (kind := named(config, "selection")) == "examples":
+    if (kind := config.selection.kind) == "examples":
         raise ConfigError(
             f"selection.kind={kind!r}: whom it asks tells what clients have, which privacy is to hide: choose poisson or uniform"
         )
@@ -302,10 +301,12 @@ def _check(config: Config, given: Privacy, algorithm: Algorithm, task: Task, cli
 
 def check_looks(config: Config, section: str) -> None:
     """Refuse what would tell what clients have, whatever is hidden of it. Raises ConfigError."""
-    if (kind := named(config, "selection")) in ("power_of_choice", "oort") or kind not in SELECTIONS:
-        verb = "tells" if kind in SELECTIONS else "may tell"
+    chosen = config.selection
+    if isinstance(chosen, ByPath) or chosen.looks:
+        verb = "may tell" if isinstance(chosen, ByPath) else "tells"
         raise ConfigError(
-            f"selection.kind={kind!r}: whom it asks {verb} what clients have, which {section} is to hide: choose poisson or uniform"
+            f"selection.kind={config.selection.kind!r}: whom it asks {verb} what clients have, which {section} is to hide: choose "
+            f"poisson or uniform"
         )
     if config.stop_if_diverged is not None:
         raise ConfigError(
@@ -333,7 +334,7 @@ def check_looks(config: Config, section: str) -> None:
 
 def _unamplified(config: Config, given: Privacy) -> str | None:
     """Return why it does not count that nobody is told who was asked; None where it does."""
-    c, kind = config.cohort, named(config, "selection")
+    c, kind = config.cohort, config.selection.kind
     if kind != "poisson":
         return f"selection.kind={kind!r} draws clients together: set selection.kind=poisson"
     if given.noise == "clients":
@@ -352,7 +353,7 @@ def _unamplified(config: Config, given: Privacy) -> str | None:
     ):
         if value != none:
             return f"cohort.{key}={value} makes who is heard depend on the others, or on how much a client has to do: leave it out"
-    if (kind := named(config, "availability")) in ("label_correlated", "size_correlated"):
+    if (kind := config.availability.kind) in ("label_correlated", "size_correlated"):
         return (
             f"availability.kind={kind!r} makes who is online depend on the data that are to be hidden: choose another"
         )
@@ -361,8 +362,9 @@ def _unamplified(config: Config, given: Privacy) -> str | None:
             f"availability.kind={kind!r} goes by the clock, hence who is online by how long those took who were asked before: "
             f"choose another"
         )
-    if kind not in AVAILABILITY or (kind := named(config, "devices")) not in DEVICES:
-        return f"of {kind!r}, your own, nobody knows whether it goes by the data that are to be hidden: choose a built-in one"
-    if getattr(options(config, "devices"), "failures_per_hour", 0.0):
+    for kind, part in ((part.kind, part) for part in (config.availability, config.devices)):
+        if isinstance(part, ByPath):
+            return f"of {kind!r}, your own, nobody knows whether it goes by the data that are to be hidden: choose a built-in one"
+    if config.devices.failures_per_hour:
         return "devices.failures_per_hour makes clients with more to do fail more often: leave it out"
     return None

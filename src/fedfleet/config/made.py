@@ -8,53 +8,61 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedfleet.config import names
 from fedfleet.config import schema as C
-from fedfleet.config.names import BY_PATH, LISTS, NAMED, ByPath
+from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
 from fedfleet.simulator import named
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.block.purity import Impure
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
+from fedfleet.simulator.registry import ByPath, Registry, package
+
+OUTSIDE = [key for key, of in C.SECTIONS.items() if of.registry.group is not None]
+"""Sections whose part may be an author's own."""
 
 
 class Place(NamedTuple):
-    """Where a configuration names an author's own: the section, what messages call it, the key of the name, what is said there."""
+    """Where a configuration names an author's own: the section, the place in it if it is a list, and what is said there."""
 
     section: str
-    at: str
-    key: str
-    said: Mapping[str, Any]
+    number: int | None
+    part: ByPath
+
+    @property
+    def registry(self) -> Registry[Any]:
+        """Return the registry of the section."""
+        return C.SECTIONS[self.section].registry
+
+    @property
+    def at(self) -> str:
+        """Return what messages call it."""
+        return self.section if self.number is None else f"{self.section}[{self.number}]"
+
+    @property
+    def key(self) -> str:
+        """Return the key of the name."""
+        return self.registry.key
 
     @property
     def name(self) -> str:
         """Return what it is named by."""
-        return self.said[self.key]
-
-    @property
-    def options(self) -> ByPath:
-        """Return its typed options."""
-        return BY_PATH[self.section].options.model_validate({k: v for k, v in self.said.items() if k != self.key})
+        return self.registry.name_of(self.part)
 
     def found(self, code_dir: str | None) -> Callable[..., Any]:
         """Return the function or class that is named. Raises ConfigError."""
-        return named.found(f"{self.at}.{self.key}", names.path_of(self.section, self.name), code_dir)
+        return named.found(f"{self.at}.{self.key}", self.registry.path_of(self.part), code_dir)
 
 
 def place(config: Config, section: str, index: int | None = None) -> Place | None:
     """Return what a section, or an item of a list of them, names of an author's own; None where it names something else."""
-    said: Any = C.as_said(config, section)
-    said = said if index is None else said[index]
-    at, key = (section, NAMED[section].key) if index is None else (f"{section}[{index}]", "name")
-    name = said.get(key)
-    kind = None if "own" in said else names.kind_of(section, names.built_in(section), name)
-    return Place(section, at, key, said) if kind is not None and issubclass(kind, ByPath) else None
+    part = C.at(config, section) if index is None else C.at(config, section)[index]
+    return Place(section, index, part) if isinstance(part, ByPath) else None
 
 
-def places(config: Config, sections: Iterable[str] = tuple(BY_PATH)) -> Iterator[Place]:
-    """Yield all that sections of a configuration name of an author's own."""
-    for section in sections:
-        indices = range(len(C.as_said(config, section))) if section in LISTS else (None,)
+def places(config: Config, sections: Iterable[str] | None = None) -> Iterator[Place]:
+    """Yield all that sections of a configuration name of an author's own; those of all sections if none are given."""
+    for section in OUTSIDE if sections is None else sections:
+        indices = range(len(C.at(config, section))) if C.SECTIONS[section].listed else (None,)
         yield from filter(None, (place(config, section, index) for index in indices))
 
 
@@ -69,7 +77,7 @@ def made(config: Config, of: Place, check: Callable[[Any], Mapping[str, Tensor] 
 
     def one() -> Any:
         try:
-            return named.called(said, f"{of.at}.arguments", make, of.options.arguments or {}, **offered)
+            return named.called(said, f"{of.at}.arguments", make, of.part.arguments or {}, **offered)
         except FedfleetError:
             raise
         except Exception as e:
@@ -95,12 +103,12 @@ def made(config: Config, of: Place, check: Callable[[Any], Mapping[str, Tensor] 
 
 def package_of(of: Place, make: Callable[..., Any]) -> str | None:
     """Return the installed package, and its version, that a place's code is of; None for a module that lies about."""
-    entry = None if named.is_path(of.name) else names.entry(of.section, of.name)
+    entry = None if named.is_path(of.name) else of.registry.entry(of.name)
     if entry is not None:
-        return names.package(entry)
+        return package(entry)
     if named.home(make) is not None:
         return None
-    top = names.path_of(of.section, of.name).partition(":")[0].partition(".")[0]
+    top = of.registry.path_of(of.part).partition(":")[0].partition(".")[0]
     found = packages_distributions().get(top, ())
     return f"{found[0]} {version(found[0])}" if found else None
 
@@ -108,15 +116,14 @@ def package_of(of: Place, make: Callable[..., Any]) -> str | None:
 def recorded(config: Config, of: Place, **about: str | None) -> Config:
     """Return the configuration with what a run says at a place of its code. Raises ConfigError where it was given as another."""
     for key, value in about.items():
-        before = of.said.get(key)
+        before = getattr(of.part, key)
         if of.section != "callbacks" and before not in (None, value):
             raise ConfigError(
-                f"{of.at}.{key}={C.show(before)}: the code of {of.name} is other by now ({value}): bring back what it was, or "
+                f"{of.at}.{key}={show(before)}: the code of {of.name} is other by now ({value}): bring back what it was, or "
                 f"leave this out in a new run"
             )
-    said = {**of.said, **about}
-    whole: Any = C.as_said(config, of.section)
-    if of.section in LISTS:
-        index = int(of.at.removeprefix(f"{of.section}[").removesuffix("]"))
-        return C.replaced(config, of.section, [*whole[:index], said, *whole[index + 1 :]])
-    return C.replaced(config, of.section, said)
+    part: Any = of.part.model_copy(update=about)
+    if of.number is not None:
+        whole = C.at(config, of.section)
+        part = [*whole[: of.number], part, *whole[of.number + 1 :]]
+    return C.replaced(config, of.section, part)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedfleet.config.made import Place, made
 from fedfleet.config.reading import show
-from fedfleet.config.schema import Config, named
+from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset, fixed_draw
 from fedfleet.datasets.names import NO_NAMES
 from fedfleet.simulator.arithmetic.digest import digest
@@ -129,7 +129,7 @@ def federated(population: Population, data: Data | None) -> FederatedDataset:
 
 def check_data(config: Config, part: str, data: Data, population: Population) -> None:
     """Refuse data of one's own, given as a part, whose clients and test examples are not of one kind. Raises ConfigError."""
-    what, test, found = f"{part}={named(config, 'population.dataset')!r}", data.test, sampled(population)
+    what, test, found = f"{part}={config.population.dataset.name!r}", data.test, sampled(population)
     if (x := found.get("x")) is not None:
         for of, here, there in (
             ("shape", tuple(x.shape[1:]), tuple(test.x.shape[1:])),
@@ -146,7 +146,7 @@ def check_data(config: Config, part: str, data: Data, population: Population) ->
                 f"{what}: there are {whose} labels up to {most}, and classes={known.classes}: labels go from 0 to classes - 1"
             )
     clients, names = population.summary().domains, data.domains
-    if named(config, "domains") != "given":
+    if config.domains.kind != "given":
         return
     there = clients if isinstance(data, FederatedDataset) else _domains(data.train)
     if names and there is not None and len(names) != there:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from fedfleet.config.schema import Config, named, options
+from fedfleet.config.schema import Config
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.availability import Chances, chances, in_round
@@ -24,13 +24,13 @@ VISITS = 5  # of a client, below which what it remembers is rarely of use
 
 def correction(config: Config) -> Any:
     """Return the correction that an algorithm has; None for none."""
-    found = getattr(options(config, "algorithm"), "correction", None)
+    found = getattr(config.algorithm, "correction", None)
     return None if found is None or found.kind == "none" else found
 
 
 def check_early(config: Config, algorithm: Algorithm) -> None:
     """Refuse what a correction does not go with. Raises ConfigError."""
-    how, name = correction(config), named(config, "algorithm")
+    how, name = correction(config), config.algorithm.name
     if algorithm.chances is not None or getattr(how, "count", None) == "invitations":
         _check_invited(config, name)
     if algorithm.chances == "absolute":
@@ -40,7 +40,7 @@ def check_early(config: Config, algorithm: Algorithm) -> None:
 
 
 def _check_invited(config: Config, name: str) -> None:
-    if (kind := named(config, "selection")) not in EVEN:
+    if (kind := config.selection.kind) not in EVEN:
         raise ConfigError(
             f"selection.kind={kind!r}: {name} corrects for who is online, and takes all clients to be invited equally often: "
             f"choose uniform, or leave {KEY} out"
@@ -83,7 +83,7 @@ def advice(config: Config, algorithm: Algorithm, federation: Federation, populat
     """Return a line for what of a correction will rarely do. Raises ConfigError for clients that are never online."""
     how, clients = correction(config), population.size
     found = [] if algorithm.chances is None else _chances(config, federation, population)
-    if algorithm.domains is not None and how is None and (kind := named(config, "availability")) not in ALIKE:
+    if algorithm.domains is not None and how is None and (kind := config.availability.kind) not in ALIKE:
         found.append(
             f"{KEY}=none: with availability.kind={kind!r} some clients may be heard more often than others; lambda then follows "
             f"who is heard, not only which domains are hard: known_p would correct both, and for afl memory"

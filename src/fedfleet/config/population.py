@@ -8,22 +8,23 @@ import torch
 from torch import Tensor
 
 from fedfleet.config import schema as C
+from fedfleet.config.availability import LabelCorrelatedOptions
 from fedfleet.config.made import place
 from fedfleet.config.own_data import Data, of_place, sampled
 from fedfleet.config.schema import Config
 from fedfleet.config.selection import asked
-from fedfleet.datasets import registry, sources
 from fedfleet.datasets.domain_config import Vectors
 from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset
 from fedfleet.datasets.files import DataError, data_dir
 from fedfleet.datasets.partition import Partition
-from fedfleet.datasets.sources import SOURCES
+from fedfleet.datasets.registry import DATASETS, FEDERATED, Asked
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.domains import Grouped
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.held_out import HeldOut
 from fedfleet.simulator.population import InMemoryPopulation, Population
+from fedfleet.simulator.registry import ByPath
 
 PER_CLIENT_UP_TO = 1_000_000
 """Clients above which to evaluate each of them at every evaluation is refused."""
@@ -35,29 +36,24 @@ NEAR = 0.01  # how far from the true share of labels a task may think it, as a p
 def data_key(config: Config) -> str:
     """Return what decides the data: configurations with equal keys can share what `load_data` gives."""
     p = config.population
-    mine = "own" not in p.dataset and place(config, "population.dataset") is not None
-    own = [p.clients, p.partition_seed] if mine or p.dataset["name"] in registry.FEDERATED else []
+    mine = isinstance(p.dataset, ByPath)
+    own = [p.clients, p.partition_seed] if mine or p.dataset.name in FEDERATED else []
     own += [config.code_dir] if mine else []
-    return json.dumps([p.dataset, p.data_dir, *own], sort_keys=True)
+    return json.dumps([p.dataset.model_dump(mode="json"), p.data_dir, *own], sort_keys=True)
 
 
 def load_data(config: Config) -> Data:
     """Load the configured data set. Raises DataError, and ConfigError where it comes in clients and a partition is given."""
-    p, name = config.population, C.named(config, "population.dataset")
+    p, name = config.population, config.population.dataset.name
+    if name in FEDERATED:
+        check_undealt(config, name)
     if (here := place(config, "population.dataset")) is not None:
         data = of_place(config, here, data_dir(p.data_dir))
-        if isinstance(data, FederatedDataset):
-            check_undealt(config, name)
-        return data
-    if name in SOURCES:
-        data = sources.load(name, C.options(config, "population.dataset"))
-        if isinstance(data, FederatedDataset):
-            check_undealt(config, name)
-        return data
-    if name not in registry.FEDERATED:
-        return registry.load(name, data_dir(p.data_dir), C.options(config, "population.dataset"))
-    check_undealt(config, name)
-    return registry.FEDERATED[name].load(C.options(config, "population.dataset"), p.clients, p.partition_seed)
+    else:
+        data = DATASETS.build(p.dataset, Asked(data_dir(p.data_dir), p.clients, p.partition_seed))
+    if isinstance(data, FederatedDataset):
+        check_undealt(config, name)
+    return data
 
 
 def with_digests(config: Config, data: Data) -> Config:
@@ -66,18 +62,17 @@ def with_digests(config: Config, data: Data) -> Config:
     So runs on two tables that have lain at one path are never taken for the same. Raises DataError where a digest is given and
     is another.
     """
-    p, given = config.population, C.options(config, "population.dataset")
+    p, given, dealing = config.population, config.population.dataset, config.population.partition
     changes = {}
     if hasattr(given, "sha256"):
-        changes["dataset"] = {**p.dataset, "sha256": (found := _digest(data))}
+        changes["dataset"] = given.model_copy(update={"sha256": (found := _digest(data))})
         if given.sha256 not in (None, found):
             raise DataError(
                 f"population.dataset.sha256={given.sha256!r}: {data.name} now holds other data ({found}): give those that it "
                 f"held, or leave this out in a new run"
             )
-    dealing = C.options(config, "population.partition")
     if isinstance(data, Dataset) and getattr(dealing, "sha256", "") is None:  # one that is given, it checks itself
-        changes["partition"] = {**p.partition, "sha256": dealing.digest()}
+        changes["partition"] = dealing.model_copy(update={"sha256": dealing.digest()})
     return config.model_copy(update={"population": p.model_copy(update=changes)}) if changes else config
 
 
@@ -98,7 +93,7 @@ def _digest(data: Data) -> str:
 
 def check_undealt(config: Config, name: str) -> None:
     """Refuse a partition of data that come in clients. Raises ConfigError."""
-    if (kind := C.named(config, "population.partition")) != "iid":
+    if (kind := config.population.partition.kind) != "iid":
         raise ConfigError(
             f"population.partition={kind!r}: the data set {name!r} comes in clients: leave it out, or at iid"
         )
@@ -111,11 +106,11 @@ def make_population(config: Config, data: Data, vectors: Vectors | None = None) 
     """
     check_targets(config, data)
     clients = _clients(config, data)
-    kind = C.named(config, "domains")
+    kind = config.domains.kind
     if kind != "given":
         check_grouped(f"domains={kind!r}", clients.size)
     try:
-        return C.options(config, "domains").group(clients, config.population.partition_seed, vectors)
+        return config.domains.group(clients, config.population.partition_seed, vectors)
     except ValueError as e:
         raise ConfigError(f"domains={kind!r}: {one_line(e)}") from None
 
@@ -124,25 +119,24 @@ def check_targets(config: Config, data: Data) -> None:
     """Refuse what goes by labels where the data have targets. Raises ConfigError."""
     if data.test.classes:
         return
-    domains = C.options(config, "domains")
     goes = {
-        "population.partition": (getattr(C.options(config, "population.partition"), "of_labels", False), "iid"),
-        "domains": (C.named(config, "domains") == "label" or getattr(domains, "by", "gradient") != "gradient", "given"),
-        "availability": (C.named(config, "availability") == "label_correlated", "bernoulli"),
-        "attack": (getattr(C.options(config, "attack"), "poisons", False), "sign_flip"),
+        "population.partition": (config.population.partition.of_labels, "iid"),
+        "domains": (config.domains.of_labels, "given"),
+        "availability": (isinstance(config.availability, LabelCorrelatedOptions), "bernoulli"),
+        "attack": (config.attack.poisons, "sign_flip"),
     }
     for section, (by_labels, instead) in goes.items():
         if by_labels:
             raise ConfigError(
-                f"{section}={C.named(config, section)!r}: it goes by labels, and {data.name!r} has targets: choose {instead}, or "
+                f"{section}={C.at(config, section).kind!r}: it goes by labels, and {data.name!r} has targets: choose {instead}, or "
                 f"leave it out"
             )
 
 
 def targets(config: Config, data: Data) -> tuple[int, ...]:
     """Return the domains of a data set that are targets. Raises ConfigError."""
-    chosen = C.options(config, "domains")
-    if not getattr(chosen, "target", ()):
+    chosen = config.domains
+    if not chosen.asked:
         return ()
     domain = data.test.domain if isinstance(data, FederatedDataset) else data.train.domain
     if domain is None:
@@ -184,7 +178,7 @@ def with_held_out(config: Config, population: Population, algorithm: Algorithm) 
     if not share:
         if wanted:
             raise ConfigError(
-                f"population.held_out=0: {C.named(config, 'algorithm')} measures models on examples that clients do not learn "
+                f"population.held_out=0: {config.algorithm.name} measures models on examples that clients do not learn "
                 f"from: set it, to 0.25 for instance"
             )
         return population
@@ -242,15 +236,16 @@ def _clients(config: Config, data: Data) -> Population:
 def dealt(config: Config, data: Dataset) -> Partition:
     """Return which training examples of a data set every client holds, as configured. Raises ConfigError, DataError."""
     check_targets(config, data)
-    p, examples, chosen = config.population, data.train, C.options(config, "population.partition")
+    p, examples, chosen = config.population, data.train, config.population.partition
     clients, apart = chosen.clients(p.clients), targets(config, data)
     try:
         return chosen.split(examples.y, examples.domain, clients, p.partition_seed, apart)
     except DataError:
         raise
     except ValueError as e:
-        kind = C.named(config, "population.partition")
-        raise ConfigError(f"population.partition={kind!r}, population.clients={clients}: {one_line(e)}") from None
+        raise ConfigError(
+            f"population.partition={chosen.kind!r}, population.clients={clients}: {one_line(e)}"
+        ) from None
 
 
 def problem(population: Population) -> Problem:
@@ -300,7 +295,7 @@ def check_clients(
         )
     if population.summary().min_examples == 0:
         raise ConfigError(
-            f"population.partition={C.named(config, 'population.partition')!r}: there are clients that have no examples: raise "
+            f"population.partition={p.partition.kind!r}: there are clients that have no examples: raise "
             f"population.partition.min_size, or lower population.clients"
         )
     return config.model_copy(update={"population": p.model_copy(update={"clients": dealt.size})})
@@ -332,7 +327,7 @@ def evaluation_data(config: Config, data: Data, validation: Examples | None) -> 
     found = {name: _columns(examples) for name, examples in splits.items()}
     chosen = targets(config, data)
     for name, examples in splits.items():
-        if examples.domain is not None and name != "train" and C.named(config, "domains") == "given":
+        if examples.domain is not None and name != "train" and config.domains.kind == "given":
             found[name]["domain"] = examples.domain
             if chosen:
                 found[name]["target"] = torch.isin(examples.domain, torch.tensor(chosen))

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedfleet.algorithms.options import Options
+from fedfleet.simulator.registry import Options
 
 
 class AdaptiveNorm(Options):

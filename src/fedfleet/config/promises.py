@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from fedfleet.config.example_guarantee import promised_to_examples
 from fedfleet.config.guarantee import guaranteed, hidden
-from fedfleet.config.schema import Config, named
+from fedfleet.config.schema import Config
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.driver.transformed import Seen
 
@@ -50,7 +50,7 @@ def promised(
     found: list[Promise] = []
     if config.privacy is not None:
         to_clients = guaranteed(config, algorithm, task, problem.clients)
-        algorithm = hidden(algorithm, to_clients, seen, named(config, "algorithm"))
+        algorithm = hidden(algorithm, to_clients, seen, config.algorithm.name)
         found.append(to_clients)
     if config.example_privacy is not None:  # nearer to the engine, since what hides clients may not tell who was heard
         algorithm, to_examples = promised_to_examples(config, algorithm, task, problem, seen)

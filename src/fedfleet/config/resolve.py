@@ -20,7 +20,7 @@ from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config import rules
 from fedfleet.config.checking import unknown
 from fedfleet.config.reading import show
-from fedfleet.config.schema import Config, named, options
+from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Examples
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.arithmetic.factored import Notes
@@ -208,35 +208,33 @@ def check_pairing(config: Config, algorithm: Algorithm, task: Task) -> None:
         what = {"x": "primal", "y": "dual"}
         mend = "choose a minimax task (auc), or a minimisation algorithm (fedavg)"
         raise ConfigError(
-            f"algorithm.name={named(config, 'algorithm')!r}: it needs a task with a {what.get(missing[0], missing[0])} part, and "
-            f"task.name={named(config, 'task')!r} has none: {'set task.name=two_heads' if missing[0] == 'head' else mend}"
+            f"algorithm.name={config.algorithm.name!r}: it needs a task with a {what.get(missing[0], missing[0])} part, and "
+            f"task.name={config.task.name!r} has none: {'set task.name=two_heads' if missing[0] == 'head' else mend}"
         )
-    if "y" not in task.parts and (rate := getattr(options(config, "algorithm"), "dual_lr", None)) is not None:
-        raise ConfigError(
-            f"algorithm.dual_lr={rate:g}: task.name={named(config, 'task')!r} has no dual part: leave it out"
-        )
+    if "y" not in task.parts and (rate := getattr(config.algorithm, "dual_lr", None)) is not None:
+        raise ConfigError(f"algorithm.dual_lr={rate:g}: task.name={config.task.name!r} has no dual part: leave it out")
     if BUFFERS in task.parts and not algorithm.buffers:
         raise ConfigError(
-            f"algorithm.name={named(config, 'algorithm')!r}: its server does not average models, which is what layers with "
+            f"algorithm.name={config.algorithm.name!r}: its server does not average models, which is what layers with "
             f"statistics (BatchNorm) need: choose fedavg, fedprox or local_sgda, or a net without, such as one of GroupNorm"
         )
     if algorithm.minimises and "y" in task.parts:
         raise ConfigError(
-            f"algorithm.name={named(config, 'algorithm')!r}: it minimises, and task.name={named(config, 'task')!r} has a dual "
+            f"algorithm.name={config.algorithm.name!r}: it minimises, and task.name={config.task.name!r} has a dual "
             f"part: choose a minimisation task (classification), or a minimax algorithm (local_sgda)"
         )
     if not (config.cohort.resample or algorithm.same_cohort or len(algorithm.phases) == 1):
         raise ConfigError(
-            f"cohort.resample=false: {named(config, 'algorithm')} draws the cohort of each of its phases by itself: leave it out"
+            f"cohort.resample=false: {config.algorithm.name} draws the cohort of each of its phases by itself: leave it out"
         )
     if config.cohort.late == "keep" and (stateful := [p.name for p in algorithm.phases if p.own is not None]):
         raise ConfigError(
-            f"cohort.late='keep': clients of {named(config, 'algorithm')} keep a state in phase {stateful[0]!r}, which has moved "
+            f"cohort.late='keep': clients of {config.algorithm.name} keep a state in phase {stateful[0]!r}, which has moved "
             f"on when a late answer is used: leave it out"
         )
     if config.cohort.late == "keep" and (dated := [p.name for p in algorithm.phases if p.dated]):
         raise ConfigError(
-            f"cohort.late='keep': what clients of {named(config, 'algorithm')} send in phase {dated[0]!r} is of use in its own "
+            f"cohort.late='keep': what clients of {config.algorithm.name} send in phase {dated[0]!r} is of use in its own "
             f"round alone: leave it out"
         )
     if algorithm.asynchronous:
@@ -250,18 +248,18 @@ def unlabelled(algorithm: Algorithm, task: Task) -> bool:
 
 def check_roles(config: Config, algorithm: Algorithm, task: Task) -> None:
     """Refuse targets where they mean nothing, and their want where something is learnt from them. Raises ConfigError."""
-    target, name = getattr(options(config, "domains"), "target", ()), named(config, "algorithm")
+    target, name = config.domains.asked, config.algorithm.name
     if not target and unlabelled(algorithm, task):
-        what = f"algorithm.name={name!r}" if algorithm.roles else f"task.name={named(config, 'task')!r}"
+        what = f"algorithm.name={name!r}" if algorithm.roles else f"task.name={config.task.name!r}"
         raise ConfigError(
             f"{what}: it is for domains with labels and others without, and no domain is a target: set domains.target"
         )
     if target and algorithm.domains is not None:
         raise ConfigError(
-            f"domains.target={show(target)}: {name} learns on domains with labels: leave it out, and choose the sources by "
-            f"population.dataset.domains"
+            f"domains.target={show(config.domains.target)}: {name} learns on domains with labels: leave it out, and choose the "
+            f"sources by population.dataset.domains"
         )
-    if algorithm.roles and (kind := named(config, "selection")) != "uniform":
+    if algorithm.roles and (kind := config.selection.kind) != "uniform":
         raise ConfigError(f"selection.kind={kind!r}: {name} draws clients by their role, uniformly: leave it out")
 
 
@@ -271,42 +269,42 @@ def check_asynchronous(config: Config) -> None:
     for name in sorted(cohort.model_fields_set - {"attempts", "retry_s"}):
         if (value := getattr(cohort, name)) != type(cohort).model_fields[name].default:
             raise ConfigError(
-                f"cohort.{name}={show(value)}: {named(config, 'algorithm')} is asynchronous and has no cohorts: leave it out, and "
+                f"cohort.{name}={show(value)}: {config.algorithm.name} is asynchronous and has no cohorts: leave it out, and "
                 f"set algorithm.buffer and algorithm.concurrency"
             )
     if config.executor.train_all:
         raise ConfigError(
-            f"executor.train_all=true: {named(config, 'algorithm')} is asynchronous, and nobody works in vain: leave it out"
+            f"executor.train_all=true: {config.algorithm.name} is asynchronous, and nobody works in vain: leave it out"
         )
-    if named(config, "selection") != "uniform":
+    if config.selection.kind != "uniform":
         raise ConfigError(
-            f"selection.kind={named(config, 'selection')!r}: {named(config, 'algorithm')} is asynchronous and draws clients "
+            f"selection.kind={config.selection.kind!r}: {config.algorithm.name} is asynchronous and draws clients "
             f"uniformly: leave it out"
         )
 
 
 def check_domains(config: Config, test: Examples, domains: int) -> None:
     """Refuse what an algorithm over domains cannot be unbiased with. Raises ConfigError."""
-    if (kind := named(config, "selection")) != "uniform":
+    if (kind := config.selection.kind) != "uniform":
         raise ConfigError(
-            f"selection.kind={kind!r}: {named(config, 'algorithm')} weighs clients as drawn uniformly, or draws them itself: "
+            f"selection.kind={kind!r}: {config.algorithm.name} weighs clients as drawn uniformly, or draws them itself: "
             f"leave it out"
         )
     several = test.domain is not None and len(test.domain.unique()) > 1
-    if several and domains == 1 and named(config, "domains") == "given":
+    if several and domains == 1 and config.domains.kind == "given":
         raise ConfigError(
-            f"population.partition={named(config, 'population.partition')!r}: clients hold examples of several domains: use "
+            f"population.partition={config.population.partition.kind!r}: clients hold examples of several domains: use "
             f"by_domain at a heterogeneity above 0, or domains.kind=label"
         )
 
 
 def check_proven(config: Config, algorithm: Algorithm) -> None:
     """Refuse the steps of a theorem where it does not hold, and those made for another number of rounds. Raises ConfigError."""
-    name = named(config, "algorithm")
+    name = config.algorithm.name
     if algorithm.rounds not in (None, config.rounds):
-        key = "rounds" if hasattr(options(config, "algorithm"), "rounds") else "theory.rounds"
+        key = "rounds" if hasattr(config.algorithm, "rounds") else "theory.rounds"
         raise ConfigError(f"algorithm.{key}={algorithm.rounds}: the run has rounds={config.rounds}: make them the same")
-    model = getattr(options(config, "task"), "model", None)
+    model = getattr(config.task, "model", None)
     if algorithm.convex and model != "logistic":
         raise ConfigError(
             f"task.model={model!r}: the steps of {name} are those of a theorem about convex losses: set task.model=logistic, or "
@@ -320,9 +318,9 @@ def check_gap(config: Config, algorithm: Algorithm) -> None:
         return
     if algorithm.saddle is None:
         raise ConfigError(
-            f"evaluation.duality_gap=true: {named(config, 'algorithm')} does not say between what: use afl, or leave it out"
+            f"evaluation.duality_gap=true: {config.algorithm.name} does not say between what: use afl, or leave it out"
         )
-    model = getattr(options(config, "task"), "model", None)
+    model = getattr(config.task, "model", None)
     if model != "logistic":
         raise ConfigError(
             f"evaluation.duality_gap=true: the loss of task.model={model!r} is not convex: set task.model=logistic, or leave it "
@@ -334,17 +332,17 @@ def check_cosines(config: Config, algorithm: Algorithm) -> None:
     """Refuse to measure how updates point where clients send none. Raises ConfigError."""
     if config.evaluation.cosines and not can_be_watched(algorithm):
         raise ConfigError(
-            f"evaluation.cosines=true: clients of {named(config, 'algorithm')} send no models, nor what they moved by, to be "
+            f"evaluation.cosines=true: clients of {config.algorithm.name} send no models, nor what they moved by, to be "
             f"averaged: choose fedavg or another that averages, or leave it out"
         )
 
 
 def check_local(config: Config, largest: int) -> None:
     """Refuse batches that no client could fill, and what this machine has no memory for. Raises ConfigError."""
-    chosen: Any = options(config, "algorithm")
+    chosen: Any = config.algorithm
     size = getattr(chosen, "batch_size", 1)
     size = largest if size is None else size
-    known = type(getattr(chosen, "inner", chosen)).model_fields.get("batch_size")
+    known = type(getattr(chosen, "of", chosen)).model_fields.get("batch_size")
     if size > largest and (known is None or size != known.default):  # by default a batch is at most what a client has
         raise ConfigError(
             f"algorithm.batch_size={size}: the largest client has {largest} examples: use at most that, or fewer "
@@ -363,7 +361,7 @@ def check_model(config: Config, floats: int) -> None:
     """Refuse a model that is too large for this machine: itself, its update, its gradient and a client's. Raises ConfigError."""
     if 4 * 4 * floats > memory_bytes():
         raise ConfigError(
-            f"task.name={named(config, 'task')!r}: 4 copies of its model of {floats:,} floats do not fit in the "
+            f"task.name={config.task.name!r}: 4 copies of its model of {floats:,} floats do not fit in the "
             f"{memory_bytes() / 1e9:.0f} GB of this machine: use a smaller task.model"
         )
 

@@ -71,7 +71,7 @@ def _kinds(root: C.Root, examples: Examples) -> list[tuple[str, Tensor, int]]:
 
 def check(config: Config, algorithm: Algorithm) -> None:
     """Refuse examples of the server's own that nothing works on, and the want of them. Raises ConfigError."""
-    root, name = config.population.root, C.named(config, "algorithm")
+    root, name = config.population.root, config.algorithm.name
     if root is None and algorithm.server:
         raise ConfigError(
             f"population.root=null: the server of {name} learns from examples of its own: set population.root={{examples: 100}}"

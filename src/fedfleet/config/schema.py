@@ -1,38 +1,64 @@
 """The configuration: a typed schema, and one line of help for every mistake.
 
-A configuration is YAML plus ``dotted.key=value`` overrides. Sections that name a thing (``task``, ``algorithm``,
-``population.dataset``, ``population.partition``, ``availability``, ``devices``, ``selection``, ``attack``) take that thing's own
-options; ``algorithm: fedavg`` is short for ``algorithm: {name: fedavg}``.
+A configuration is YAML plus ``dotted.key=value`` overrides. A section that names a part (``task``, ``algorithm``) is the
+typed options of that part, ``config.algorithm.lr``; ``algorithm: fedavg`` is short for ``algorithm: {name: fedavg}``.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from fedfleet.algorithms.options import CohortOptions, Options
-from fedfleet.config.checking import unknown, validated
+from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.attacks.registry import ATTACKS
+from fedfleet.config.availability import AVAILABILITY
+from fedfleet.config.checking import sections, validated
+from fedfleet.config.devices import DEVICES
 from fedfleet.config.executor import Executor, FaultOptions
 from fedfleet.config.measuring import Checkpoint, Evaluation, Patience
-from fedfleet.config.names import NAMED, NESTED, OTHERWISE, Named, check_clear, kind_of, known, listed
 from fedfleet.config.privacy import ExamplePrivacy, Privacy
 from fedfleet.config.reading import override, plain, read, show
 from fedfleet.config.secure_aggregation import SecureAggregation
+from fedfleet.config.selection import SELECTIONS
 from fedfleet.config.shipped import locate
-from fedfleet.config.track import tracked
-from fedfleet.config.transforms import Transforms, filled_in
+from fedfleet.config.transforms import Transforms
 from fedfleet.config.tuning import Tuning
+from fedfleet.datasets.domain_config import DOMAINS
+from fedfleet.datasets.partition_config import PARTITIONS
+from fedfleet.datasets.registry import DATASETS
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.named import has as lies
 from fedfleet.simulator.named import is_path
+from fedfleet.simulator.registry import Options, Registry
+from fedfleet.tasks.registry import TASKS
+from fedfleet.tracking.registry import TRACKERS
 
 SCHEMA_VERSION = 1
 Seed = Annotated[int, Field(ge=0)]
+
+
+CALLBACKS: Registry[Any] = Registry("callback", {}, key="name", group="fedfleet.callbacks")
+Tracker = Annotated[Any, TRACKERS]
+Callback = Annotated[Any, CALLBACKS]
+
+
+def _several(given: Any) -> Any:
+    """Let one stand for a list of it, and nothing for an empty list."""
+    return [] if given is None else given if isinstance(given, list) else [given]
+
+
+def _each_once(trackers: list[Any]) -> list[Any]:
+    names = [tracker.name for tracker in trackers]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise ConfigError(f"track[{i}].name={name!r}: it is there already: give each tracker once")
+    return trackers
 
 
 class Root(Options):
@@ -55,11 +81,11 @@ class Root(Options):
 class Population(Options):
     """Who the clients are."""
 
-    dataset: dict[str, Any] = Field(default={"name": "digits"})
+    dataset: Annotated[Any, DATASETS] = DATASETS.make()
     """Name of a data set, and its options; ``fedfleet list datasets`` shows the names."""
     clients: Annotated[int, Field(ge=1, le=2**53)] | None = None
     """Number of clients, N; 100 if not given. Clients on disk are as many as there are."""
-    partition: dict[str, Any] = Field(default={"kind": "iid"})
+    partition: Annotated[Any, PARTITIONS] = PARTITIONS.make()
     """How examples are dealt to clients: kind, and its options. Not for data sets that come in clients."""
     partition_seed: Seed = 0
     """Seed of the partition, or of synthetic clients; apart from ``seed``, so that runs of several seeds share their clients."""
@@ -85,15 +111,15 @@ class Config(Options):
     rounds: int = Field(default=100, ge=0)
     """Rounds, T."""
     population: Population = Population()
-    domains: dict[str, Any] = Field(default={"kind": "given"})
+    domains: Annotated[Any, DOMAINS] = DOMAINS.make()
     """Which clients make up a domain: kind, and its options."""
-    task: dict[str, Any] = Field(default={"name": "classification"})
-    algorithm: dict[str, Any] = Field(default={"name": "fedavg"})
+    task: Annotated[Any, TASKS] = TASKS.make()
+    algorithm: Annotated[Any, ALGORITHMS] = ALGORITHMS.make()
     cohort: CohortOptions = CohortOptions()
-    availability: dict[str, Any] = Field(default={"kind": "always"})
-    devices: dict[str, Any] = Field(default={"kind": "alike"})
-    selection: dict[str, Any] = Field(default={"kind": "uniform"})
-    attack: dict[str, Any] = Field(default={"kind": "none"})
+    availability: Annotated[Any, AVAILABILITY] = AVAILABILITY.make()
+    devices: Annotated[Any, DEVICES] = DEVICES.make()
+    selection: Annotated[Any, SELECTIONS] = SELECTIONS.make()
+    attack: Annotated[Any, ATTACKS] = ATTACKS.make()
     """What some clients do to the others: kind, and its options; ``fedfleet list attacks`` shows the kinds."""
     transforms: Transforms = Transforms()
     privacy: Privacy | None = None
@@ -120,10 +146,16 @@ class Config(Options):
     ``faults.non_finite: fail`` a client that sends a value that is not finite ends the run before that, as failed."""
     patience: Patience | None = None
     """Stop once a metric has not improved for so many evaluations: metric, evaluations, min_delta."""
-    track: list[dict[str, Any]] = Field(default=[])
+    track: Annotated[
+        list[Tracker],
+        BeforeValidator(_several, json_schema_input_type=list[Tracker] | Tracker | None),
+        AfterValidator(_each_once),
+    ] = Field(default=[])
     """Where the run is entered besides its folder: names of trackers, or mappings of a name and its options; ``fedfleet list
     trackers`` shows the names. It changes nothing of what comes out."""
-    callbacks: list[dict[str, Any]] = Field(default=[])
+    callbacks: Annotated[
+        list[Callback], BeforeValidator(_several, json_schema_input_type=list[Callback] | Callback | None)
+    ] = Field(default=[])
     """Who is told how the run goes, and may stop it: module:name of a ``fedfleet.Callback``, or mappings of that and ``arguments``.
     They change nothing of what a round computes."""
     compare: Annotated[dict[str, dict[str, Any]], Field(min_length=1)] | None = None
@@ -134,11 +166,13 @@ class Config(Options):
     """Search for the best values of some keys, with ``fedfleet tune``."""
 
 
-LEAVES = ("compare", "vary", "tune.search")
+SECTIONS = dict(sections(Config))
+"""Sections that name a part, or are lists of such, by their dotted keys."""
+OWN = {key: of.registry.given for key, of in SECTIONS.items() if of.registry.given}
+"""Sections whose part may be made in Python instead, and the arguments of ``fedfleet.run`` it is given as. The section of what ran
+then has the one key "own", and below it what ``experiments.provenance`` says of it."""
+LEAVES = ("compare", "vary", "tune.search", *(f"{key}.own" for key in OWN))
 """Mappings that are no sections: their keys are labels, and of the others dotted keys."""
-OWN = {"task": ("task",), "algorithm": ("algorithm",), "population.dataset": ("data", "population")}
-"""Named sections whose thing may be made in Python instead, and the arguments of ``fedfleet.run`` it is given as. The section of
-what ran then has the one key "own", and below it what ``experiments.provenance`` says of it."""
 
 
 def load(
@@ -179,39 +213,9 @@ def with_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
     return _build([config.model_dump(mode="json", exclude_unset=True), overrides])
 
 
-def named(config: Config, section: str) -> str:
-    """Return the name in a named section, or that of one's own."""
-    given = as_said(config, section)
-    return given["own"]["name"] if "own" in given else given[NAMED[section].key]
-
-
-def options(config: Config, section: str) -> Any:
-    """Return the typed options of a named section of a checked configuration; none for one's own."""
-    key, kinds, _ = NAMED[section]
-    given = as_said(config, section)
-    if "own" in given:
-        return Options()
-    kind = kind_of(section, kinds, given[key])
-    assert kind is not None
-    return validated(kind, {k: v for k, v in given.items() if k != key}, f"{section}.", rounds=config.rounds)
-
-
-def complete(config: Config) -> dict[str, Any]:
-    """Return the configuration as plain data with every default of its named sections, ready to be written and loaded again."""
-    raw = config.model_dump(mode="json")
-    for section, (key, _, _) in NAMED.items():
-        *parents, last = section.split(".")
-        node = raw
-        for name in parents:
-            node = node[name]
-        if "own" not in node[last]:
-            node[last] = {key: named(config, section), **options(config, section).model_dump(mode="json")}
-    return raw
-
-
-def with_own(config: Config, section: str, description: Mapping[str, Any]) -> Config:
-    """Return a configuration that says of a section that its thing was made in Python, and what it is."""
-    return replaced(config, section, {"own": dict(description)})
+def at(config: Config, key: str) -> Any:
+    """Return what stands at a dotted key."""
+    return reduce(getattr, key.split("."), config)
 
 
 def replaced(config: Any, key: str, value: Any) -> Any:
@@ -241,47 +245,23 @@ def recorded(path: Path) -> dict[str, Any]:
 
     Raises ConfigError.
     """
-    raw = read(path)
-    found = complete(load(without_own(raw, tuple(itertools.chain(*OWN.values())))))
-    for section in OWN:
-        *parents, last = section.split(".")
-        node, written = found, raw
-        for name in parents:
-            node, written = node[name], written.get(name) or {}
-        if "own" in (written.get(last) or {}):
-            node[last] = written[last]
-    return found
+    return _build([read(path)], lost=False).model_dump(mode="json")
 
 
-def _build(layers: list[Mapping[str, Any]]) -> Config:
-    """Lay mappings over each other, the later above the earlier, and check the result."""
+def _build(layers: list[Mapping[str, Any]], *, lost: bool = True) -> Config:
+    """Lay mappings over each other, the later above the earlier, and check the result.
+
+    ``lost``: what was made in Python is an error, since nobody gives it again.
+    """
     raw: dict[str, Any] = {}
     for layer in layers:
         for key, value in _flat(plain(layer)):
             _assign(raw, key, value)
-    for section, names in NESTED.items():
-        if _takes(raw, section):
-            _check_named(raw, section, names)
-    for section, names in NAMED.items():
-        _check_named(raw, section, names)
-    filled_in(raw)
-    tracked(raw)
-    _told(raw)
-    _check_places(raw)
-    config = validated(Config, raw, "")
+    rounds = raw.get("rounds", Config.model_fields["rounds"].default)
+    config = validated(Config, raw, {"rounds": rounds if isinstance(rounds, int) else None, "lost": lost})
     if config.schema_version != SCHEMA_VERSION:
         raise ConfigError(f"schema_version={config.schema_version}: this fedfleet reads version {SCHEMA_VERSION}")
     return config
-
-
-def _check_places(raw: Mapping[str, Any]) -> None:
-    """Refuse what is set at the top and is a key of a section, and say which. Raises ConfigError."""
-    for key in (key for key in raw if key not in Config.model_fields):
-        kinds: dict[str, Any] = {name: known.annotation for name, known in Config.model_fields.items()}
-        kinds |= {s: kind_of(s, NAMED[s].options, raw[s][NAMED[s].key]) for s in ("algorithm", "task")}
-        there = [name for name, kind in kinds.items() if key in getattr(kind, "model_fields", {})]
-        if there:
-            raise ConfigError(f"{key}={show(raw[key])}: unknown key; did you mean {there[0]}.{key}?")
 
 
 def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -296,83 +276,27 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 def _assign(raw: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key."""
-    sections = NAMED | NESTED
-    if key in sections and isinstance(value, str):  # the short form of a named section
-        key = f"{key}.{sections[key].key}"
+    if isinstance(value, str) and (named := _single(key)) is not None:  # the short form of a named section
+        key = f"{key}.{named.key}"
     whole = next((leaf for leaf in LEAVES[1:] if key.startswith(f"{leaf}.")), None)
     *parents, last = key.split(".") if whole is None else [*whole.split("."), key.removeprefix(f"{whole}.")]
     node, path = raw, ""
     for name in parents:
         path = f"{path}.{name}" if path else name
         below: Any = {} if node.get(name) is None else node[name]
-        if path in sections and isinstance(below, str):
-            below = {sections[path].key: below}
+        if isinstance(below, str) and (named := _single(path)) is not None:
+            below = {named.key: below}
         if not isinstance(below, dict):
             raise ConfigError(f"{key}={show(value)}: {path} is a value, not a section: leave out what follows it")
         node[name] = node = dict(below)
-    if path in sections and last == sections[path].key:
-        names = (node.get(last, sections[path].default), value)
-        kinds = (kind_of(path, sections[path].options, n) for n in names)
-        old, new = (None if kind is None else set(kind.model_fields) for kind in kinds)
-        for option in () if old is None or new is None else old - new:
+    if (named := _single(path)) is not None and last == named.key:
+        old, new = (named.type_of_given({last: n}) for n in (node.get(last, named.default), value))
+        for option in () if old is None or new is None else old.model_fields.keys() - new.model_fields.keys():
             node.pop(option, None)
     node[last] = value
 
 
-# Checking
-
-
-def _takes(raw: Mapping[str, Any], section: str) -> bool:
-    """Say whether the name that stands above a nested section has such an option."""
-    parent, _, last = section.rpartition(".")
-    key, kinds, default = NAMED[parent]
-    above = raw.get(parent)
-    name = above.get(key, default) if isinstance(above, dict) else default
-    return isinstance(name, str) and name in kinds and last in kinds[name].model_fields
-
-
-def _check_named(raw: dict[str, Any], section: str, names: Named) -> None:
-    """Check the options of a named section, and give the section its name where that was left out."""
-    key, kinds, default = names
-    *parents, last = section.split(".")
-    node: Any = raw
-    for name in parents:
-        node = node.setdefault(name, {})
-        if not isinstance(node, dict):
-            return  # the schema will say so
-    given = {} if node.get(last) is None else node[last]
-    if not isinstance(given, dict):
-        raise ConfigError(f"{section}={show(given)}: give a name, or a mapping with the key {key!r}")
-    if "own" in given:
-        made = given["own"] if isinstance(given["own"], dict) else {"name": given["own"]}
-        parts = ", ".join(f"{part}=…" for part in made.get("given") or OWN.get(section, (section,))[:1])
-        raise ConfigError(
-            f"{section}.own={show(made.get('name'))}: made in Python, which no file brings back: give it to fedfleet.run as "
-            f"{parts}, or go on with its run by fedfleet.resume(RUN, {parts})"
-        )
-    name = given.get(key, default)
-    kind = kind_of(section, kinds, name)
-    if kind is None:
-        if section == "algorithm" and (it := OTHERWISE.get(str(name).lower())) is not None:
-            raise ConfigError(f"algorithm.name={show(name)}: here it is {it}")
-        raise ConfigError(unknown(f"{section}.{key}", name, known(section, kinds)))
-    check_clear(section, name)
-    others = {f"{section}.{key}={n}": other for n, other in kinds.items() if n != name}
-    validated(kind, {k: v for k, v in given.items() if k != key}, f"{section}.", others)
-    node[last] = {key: name, **given}
-
-
-def _told(raw: dict[str, Any]) -> None:
-    """Check the callbacks of a configuration, one or several, and fill in their defaults. Raises ConfigError."""
-    given = raw.pop("callbacks", None)
-    if given is not None:
-        several = listed("callbacks", given if isinstance(given, list) else [given], "stops:Rising")
-        raw["callbacks"] = [{"name": name, **options.model_dump(mode="json")} for _, name, options in several]
-
-
-def as_said(config: Config, section: str) -> Mapping[str, Any]:
-    """Return a named section as it was given."""
-    node: Any = config
-    for key in section.split("."):
-        node = getattr(node, key)
-    return node
+def _single(key: str) -> Registry[Any] | None:
+    """Return the registry of a section that names one part."""
+    found = SECTIONS.get(key)
+    return None if found is None or found.listed else found.registry

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedfleet.algorithms.options import Options
+from fedfleet.simulator.registry import Options
 
 Rate = Annotated[float, Field(ge=0, lt=1)]
 Range = Annotated[float, Field(gt=0)]

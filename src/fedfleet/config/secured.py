@@ -12,9 +12,9 @@ from fedfleet.config.federation import steps
 from fedfleet.config.guarantee import Guarantee
 from fedfleet.config.promises import Promise
 from fedfleet.config.reading import show
-from fedfleet.config.schema import Config, named, options
+from fedfleet.config.schema import Config
 from fedfleet.config.secure_aggregation import SecureAggregation
-from fedfleet.config.selection import SELECTIONS, asked
+from fedfleet.config.selection import asked
 from fedfleet.config.timing import SAMPLE
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.arithmetic import tree as T
@@ -26,11 +26,11 @@ from fedfleet.simulator.errors import ConfigError, FedfleetError
 from fedfleet.simulator.fleet.devices import Load
 from fedfleet.simulator.fleet.hardware import Machines
 from fedfleet.simulator.fleet.secagg import KEY_BYTES, PART_BYTES, needed
+from fedfleet.simulator.registry import ByPath
 from fedfleet.simulator.secure import LARGEST_BITS, Secure
 from fedfleet.simulator.work import Phase
 
 SECTION = "secure_aggregation"
-LOOKS = ("power_of_choice", "oort")
 """Selections that ask for each client's loss."""
 EXECUTED_UP_TO = 64
 """Clients invited up to which the protocol runs in earnest: parts of secrets take a large cohort minutes a round."""
@@ -47,7 +47,7 @@ def summed(
     given = config.secure_aggregation
     if given is None:
         return algorithm
-    name = named(config, "algorithm")
+    name = config.algorithm.name
     _check_config(config, given)
     _check_private(config, given, promises)
     for phase in algorithm.phases:
@@ -103,7 +103,7 @@ def _secure(
         clip={s: given.clip[s] if isinstance(given.clip, dict) else given.clip for s in slots},
         weighted=weighted,
         weight_bound=(given.max_weight or most_examples) if weighted else 1,
-        most=given.most_clients or most_clients(config.cohort, named(config, "selection")),
+        most=given.most_clients or most_clients(config.cohort, config.selection.kind),
         numbers=T.count({s: sent[s] for s in slots}) + bool(weighted),
         dropout=given.dropout.model_dump(),
         mask_flop=given.mask_flop,
@@ -131,24 +131,25 @@ def _check_config(config: Config, given: SecureAggregation) -> None:
                 f"faults.{key}={value!r}: the server sees a sum, and not whose message is at fault: choose fail, or leave "
                 f"{SECTION} out"
             )
-    if (kind := named(config, "selection")) in LOOKS or kind not in SELECTIONS:
-        verb = "looks" if kind in SELECTIONS else "may look"
+    chosen = config.selection
+    if isinstance(chosen, ByPath) or chosen.looks:
+        verb = "may look" if isinstance(chosen, ByPath) else "looks"
         raise ConfigError(
-            f"selection.kind={kind!r}: it {verb} at each client's loss, and the server is to see sums alone: choose uniform, or "
-            f"leave {SECTION} out"
+            f"selection.kind={config.selection.kind!r}: it {verb} at each client's loss, and the server is to see sums alone: "
+            f"choose uniform, or leave {SECTION} out"
         )
     if config.evaluation.cosines:
         raise ConfigError(
             f"evaluation.cosines=true: they are of what each client sends, which nobody sees: leave it or {SECTION} out"
         )
-    if getattr(options(config, "attack"), "colludes", False):
+    if config.attack.colludes:
         raise ConfigError(
-            f"attack.kind={named(config, 'attack')!r}: what attackers agree on takes the place of uploads that the server has "
+            f"attack.kind={config.attack.kind!r}: what attackers agree on takes the place of uploads that the server has "
             f"decoded, and it decodes a sum alone: choose sign_flip, or leave {SECTION} out"
         )
     if config.transforms.down:
         raise ConfigError(
-            f"transforms.down={show([t['name'] for t in config.transforms.down])}: what clients add up is taken to be how they "
+            f"transforms.down={show([t.name for t in config.transforms.down])}: what clients add up is taken to be how they "
             f"moved from the server's own model: leave it or {SECTION} out"
         )
     for step in steps(config, "up"):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 from pydantic import Field
 
-from fedfleet.algorithms.options import CohortOptions, Options
+from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.fleet import selection as models
 from fedfleet.simulator.fleet.policies import rounded_up
+from fedfleet.simulator.registry import Entry, Options, Registry
 
 
 def asked(cohort: CohortOptions) -> int:
@@ -17,32 +18,51 @@ def asked(cohort: CohortOptions) -> int:
     return rounded_up(cohort.invite * cohort.over_select)
 
 
-class Uniform(Options):
+class Selection(Options):
+    """A kind of selection."""
+
+    scans: ClassVar[bool] = False
+    """Whether it looks at every client in each round."""
+    looks: ClassVar[bool] = False
+    """Whether it looks at clients' losses."""
+
+
+class Uniform(Selection):
     """Every client alike."""
 
 
-class Poisson(Options):
+class Poisson(Selection):
     """Each client for itself, ``cohort.invite`` of them in the mean."""
 
+    scans: ClassVar[bool] = True
 
-class ByExamples(Options):
+
+class ByExamples(Selection):
     """In proportion to the clients' numbers of examples."""
 
+    scans: ClassVar[bool] = True
 
-class RoundRobin(Options):
+
+class RoundRobin(Selection):
     """One after the other in a random order."""
 
+    scans: ClassVar[bool] = True
 
-class PowerOfChoice(Options):
+
+class PowerOfChoice(Selection):
     """Of several candidates, those with the largest loss when last heard (Cho et al. 2020, rpow-d)."""
+
+    scans: ClassVar[bool] = True
+    looks: ClassVar[bool] = True
 
     factor: float = Field(default=2.0, ge=1)
     """Candidates drawn for each client invited, d / m."""
 
 
-class Oort(Options):
+class Oort(Selection):
     """Clients with much loss to offer and quick devices, and some never heard (after Lai et al. 2021, simplified)."""
 
+    looks: ClassVar[bool] = True
     explore: float = Field(default=0.9, ge=0, le=1)
     """Share of the cohort that was never heard before, in the first round."""
     explore_least: float = Field(default=0.2, ge=0, le=1)
@@ -55,21 +75,14 @@ class Oort(Options):
     cutoff: float = Field(default=0.95, gt=0, le=1)
 
 
-class Kind(NamedTuple):
-    """A kind of selection: its options, how it is built from them and the seed, and whether it looks at every client."""
-
-    options: type[Options]
-    build: Callable[[Any, int], models.Selection]
-    scans: bool = False
-
-
-SELECTIONS: dict[str, Kind] = {
-    "uniform": Kind(Uniform, lambda given, seed: models.Uniform()),
-    "poisson": Kind(Poisson, lambda given, seed: models.Poisson(), scans=True),
-    "examples": Kind(ByExamples, lambda given, seed: models.ByExamples(), scans=True),
-    "round_robin": Kind(RoundRobin, lambda given, seed: models.RoundRobin(seed), scans=True),
-    "power_of_choice": Kind(PowerOfChoice, lambda given, seed: models.PowerOfChoice(given.factor), scans=True),
-    "oort": Kind(Oort, lambda given, seed: models.Oort(**given.model_dump())),
+ROWS: dict[str, Entry[Callable[[Any, int], models.Selection]]] = {
+    "uniform": Entry(Uniform, lambda given, seed: models.Uniform()),
+    "poisson": Entry(Poisson, lambda given, seed: models.Poisson()),
+    "examples": Entry(ByExamples, lambda given, seed: models.ByExamples()),
+    "round_robin": Entry(RoundRobin, lambda given, seed: models.RoundRobin(seed)),
+    "power_of_choice": Entry(PowerOfChoice, lambda given, seed: models.PowerOfChoice(given.factor)),
+    "oort": Entry(Oort, lambda given, seed: models.Oort(**given.model_dump(exclude={"kind"}))),
 }
+SELECTIONS = Registry("selection", ROWS, default="uniform", group="fedfleet.selections")
 SCANNED = 10_000_000
 """Clients up to which a selection may look at all of them in each round."""

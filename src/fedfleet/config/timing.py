@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from fedfleet.config import schema as C
-from fedfleet.config.devices import DEVICES
+from fedfleet.config.devices import Computing
 from fedfleet.config.schema import Config
 from fedfleet.simulator.algorithm import Algorithm, Problem
 from fedfleet.simulator.arithmetic import rng
@@ -22,6 +21,7 @@ from fedfleet.simulator.fleet.devices import Alike, Load
 from fedfleet.simulator.fleet.hardware import Drawn, Machines
 from fedfleet.simulator.fleet.responses import Federation
 from fedfleet.simulator.population import Population
+from fedfleet.simulator.registry import ByPath
 from fedfleet.simulator.work import Phase
 
 ALL_UP_TO = 100_000
@@ -58,11 +58,10 @@ def costs(config: Config, algorithm: Algorithm, z: Tree, notes: Callable[[], Not
 
     A phase that the probe has not seen is taken to carry the model both ways, each float of which is used once an example.
     """
-    kind = DEVICES.get(C.named(config, "devices"))
-    if kind is not None and not kind.loaded:  # of an author's own nobody knows
+    if not isinstance(config.devices, Computing | ByPath):  # of an author's own nobody knows
         return Costs({}, {}, {})
     found, names = notes(), [p.name for p in algorithm.phases]
-    flop: float | None = getattr(C.options(config, "devices"), "flop_per_example", None)
+    flop = config.devices.flop_per_example if isinstance(config.devices, Computing) else None
     model = dict.fromkeys(names, float(T.num_bytes(z)))
     once = dict.fromkeys(names, 6.0 * T.count(z))
     return Costs(

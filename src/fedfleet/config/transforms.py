@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedfleet.algorithms.options import Options
-from fedfleet.config.names import ByPath, listed
 from fedfleet.config.reading import show
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.arithmetic import rng
@@ -18,7 +16,9 @@ from fedfleet.simulator.block.uplink import compressible, sizes
 from fedfleet.simulator.driver.downlink import downward
 from fedfleet.simulator.driver.transformed import Seen, transformed
 from fedfleet.simulator.errors import ConfigError, FedfleetError
+from fedfleet.simulator.registry import ByPath, Options
 from fedfleet.simulator.work import Slots
+from fedfleet.transforms.registry import TRANSFORMS
 from fedfleet.transforms.vectors import Options as Plain
 
 WAYS = ("up", "down")
@@ -27,10 +27,22 @@ WAYS = ("up", "down")
 class Transforms(Options):
     """What becomes of messages on their way, in order: names, or mappings of a name and its options."""
 
-    up: list[dict[str, Any]] = Field(default=[])
+    up: list[Annotated[Any, TRANSFORMS]] = Field(default=[])
     """Of what a client sends: a model as its difference from the one it was sent, everything else as it is."""
-    down: list[dict[str, Any]] = Field(default=[])
+    down: list[Annotated[Any, TRANSFORMS]] = Field(default=[])
     """Of what the server sends: with ``delta`` first of how it differs from what clients have."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Transforms:
+        for way in WAYS:
+            given = getattr(self, way)
+            if not any(isinstance(each, ByPath) for each in given):  # which say what they are once they are made
+                check_order(way, [Step(f"transforms.{way}[{i}]", each.name, each) for i, each in enumerate(given)])
+        if [each.name for each in self.down] == ["delta"]:
+            raise ConfigError(
+                "transforms.down=['delta']: a difference is as large as the model: let what makes it smaller follow"
+            )
+        return self
 
 
 class Step(NamedTuple):
@@ -46,26 +58,6 @@ class Step(NamedTuple):
 
 
 _PLAIN = Plain()
-
-
-def filled_in(raw: dict[str, Any]) -> None:
-    """Check the transforms of a configuration, and fill in their defaults. Raises ConfigError."""
-    given = raw.get("transforms")
-    if not isinstance(given, dict) or not all(isinstance(given.get(way, []), list) for way in WAYS):
-        return  # the schema will say so
-    raw["transforms"] = {**given, **{way: _checked(way, given[way]) for way in WAYS if way in given}}
-
-
-def _checked(way: str, given: list[Any]) -> list[dict[str, Any]]:
-    """Return transforms of one way with their defaults. Raises ConfigError."""
-    found = listed(f"transforms.{way}", given, "top_k")
-    if not any(isinstance(options, ByPath) for *_, options in found):  # which say what they are once they are made
-        check_order(way, [Step(*step) for step in found])
-    if [name for _, name, _ in found] == ["delta"]:
-        raise ConfigError(
-            "transforms.down=['delta']: a difference is as large as the model: let what makes it smaller follow"
-        )
-    return [{"name": name, **options.model_dump(mode="json")} for _, name, options in found]
 
 
 def check_order(way: str, steps: Sequence[Step]) -> None:

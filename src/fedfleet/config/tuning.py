@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedfleet.algorithms.options import Options
 from fedfleet.config.checking import unknown
 from fedfleet.config.search import Choice, Distribution, space
 from fedfleet.simulator.driver.evaluation import less_is_better
 from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.registry import Options
 
 MORE = re.compile(r"accuracy|auc|(^|[_/])f1(_|$)|precision|recall|score(_|$)|information", re.IGNORECASE)
 """Names of metrics of which more is better for certain; of losses and the like ``less_is_better`` knows."""

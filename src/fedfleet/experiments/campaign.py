@@ -14,7 +14,7 @@ import yaml
 
 from fedfleet.config.population import Data, data_key, load_data
 from fedfleet.config.reading import show
-from fedfleet.config.schema import Config, load, named
+from fedfleet.config.schema import Config, load
 from fedfleet.experiments.child import child
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.files import write_text
@@ -72,7 +72,7 @@ def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report:
     check_free(out)
     loaded: dict[str, Data] = {}
     if len(plan) == 1 and plan[0].place == ".":
-        progress.say(f"loading {named(config, 'population.dataset')}")
+        progress.say(f"loading {config.population.dataset.name}")
         runs, failures = [prepare(plan[0], loaded).run(out, progress)], []
     else:
         for line in [f"checking {len(plan)} runs", *left_out(plan)]:
@@ -152,11 +152,10 @@ def _keys(trial: Trial, config: Config) -> dict[str, Any]:
 
 def _check_all_there(out: Path, config: Config, plan: Sequence[Trial], data: Data | None) -> None:
     """Refuse a plan without one of the runs that a folder was made for. Raises ConfigError."""
-    before, now = load(out / CAMPAIGN), {trial.place: as_given(trial.config) for trial in plan}
-    if all(now.get(trial.place) == as_given(trial.config) for trial in planned(before, data)):
+    before, now = load(out / CAMPAIGN), {trial.place: trial.config for trial in plan}
+    if all(now.get(trial.place) == trial.config for trial in planned(before, data)):
         return
-    was, given = (c.model_dump(mode="json", exclude_unset=True) for c in (before, config))
-    key = next((key for key in {**was, **given} if was.get(key) != given.get(key)), "data")
+    key = next((key for key in type(config).model_fields if getattr(before, key) != getattr(config, key)), "data")
     raise ConfigError(
         f"{out}: runs of another configuration are there ({key}): ask for all of them and more, choose another folder, or remove it"
     )

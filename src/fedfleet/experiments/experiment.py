@@ -9,7 +9,6 @@ from typing import IO
 
 import torch
 
-from fedfleet.config import schema as C
 from fedfleet.config.advice import advice
 from fedfleet.config.reading import check_free
 from fedfleet.datasets.vocabulary import VOCABULARY
@@ -112,7 +111,7 @@ class Experiment(Prepared):
 
     def advice(self) -> list[str]:
         """Return lines on what of the data, of the net for them, and of who takes part will rarely do."""
-        if C.named(self.config, "task") == "language_model":  # integers are words
+        if self.config.task.name == "language_model":  # integers are words
             return self.participation_advice
         of_data = advice(self.evaluation["test"]["x"], self.names.features, self.examples.get("words", 0))
         return of_data + self.net_advice + self.participation_advice
@@ -120,7 +119,7 @@ class Experiment(Prepared):
     def _folder(self, out: Path, lock: IO[str] | None) -> RunFolder:
         words = self.names.vocabulary
         beside = {} if words is None else {VOCABULARY: words.dumped()}
-        return RunFolder(out, C.complete(self.config), lock, beside | nets(self.config), marks(words))
+        return RunFolder(out, self.config.model_dump(mode="json"), lock, beside | nets(self.config), marks(words))
 
     def _run(
         self,
@@ -138,7 +137,7 @@ class Experiment(Prepared):
             (workers or own).of(self) as executor,
             closing(self._folder(out, lock)) as folder,
         ):
-            told.add([Status(folder), *trackers(self.config.track, folder, told.say)])
+            told.add([Status(folder), *trackers(self.config, folder, told.say)])
             runner = Runner(self, folder, told, pause)
             for line in self.advice():
                 told.say(line)

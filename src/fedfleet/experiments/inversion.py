@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedfleet.config.schema import named, options
 from fedfleet.experiments import learnt
 from fedfleet.experiments.prepared import Prepared
 from fedfleet.simulator.algorithm import Algorithm
@@ -78,13 +77,13 @@ class Attacked(NamedTuple):
 
 def check(x: Prepared) -> None:
     """Refuse runs whose clients' examples cannot be looked for. Raises ConfigError."""
-    name, task = named(x.config, "algorithm"), named(x.config, "task")
+    name, task = x.config.algorithm.name, x.config.task.name
     if x.algorithm.asynchronous:
         raise ConfigError(
             f"algorithm.name={name!r}: it is asynchronous, and invert takes a round's first exchange: choose another"
         )
     if BUFFERS in x.z:
-        model = getattr(options(x.config, "task"), "model", None)
+        model = getattr(x.config.task, "model", None)
         raise ConfigError(
             f"task.model={model!r}: what BatchNorm counts makes examples of a batch depend on one another, and invert knows no "
             f"such nets: choose one without"
@@ -128,7 +127,7 @@ def attacked(x: Prepared, at: Position, client: int | None, most: int, dtype: to
     slots = [s for s, tree in came.items() if alike(tree, shared.send.get(s)) or alike(tree, x.z)]
     if not slots:
         raise ConfigError(
-            f"algorithm.name={named(x.config, 'algorithm')!r}: in its first exchange clients send neither models nor gradients but "
+            f"algorithm.name={x.config.algorithm.name!r}: in its first exchange clients send neither models nor gradients but "
             f"{', '.join(came)}: choose another"
         )
     origin = {**shared.send, **exchange.shared.known.get(SERVERS, {})}
@@ -164,7 +163,7 @@ def _as_known(x: Prepared, algorithm: Algorithm, phase: str) -> Phase:
 
 
 def _check_phase(x: Prepared, phase: Phase) -> None:
-    name = named(x.config, "algorithm")
+    name = x.config.algorithm.name
     if phase.own is not None:
         raise ConfigError(
             f"algorithm.name={name!r}: its clients keep states, which the server does not know: choose another, such as fedavg"
@@ -185,7 +184,7 @@ def _check_simulation(
     except (ValueError, TypeError, KeyError, RuntimeError, NotImplementedError) as e:
         why = one_line(e)
     if why:
-        name = named(x.config, "algorithm")
+        name = x.config.algorithm.name
         raise ConfigError(
             f"algorithm.name={name!r}: what a client sends first cannot be differentiated by its examples ({why}): choose another"
         )
@@ -298,7 +297,7 @@ def _seen(x: Prepared, alone: bool, clients: int) -> str:
     config = x.config
     what = "what the client sent" if alone else f"the sum of what {clients} clients sent (secure aggregation)"
     if config.transforms.up:
-        what += f", through {', '.join(t['name'] for t in config.transforms.up)}"
+        what += f", through {', '.join(t.name for t in config.transforms.up)}"
     if config.example_privacy is not None:
         what += ", whose gradients are noised by the client (example_privacy)"
     if config.privacy is not None:
@@ -306,5 +305,5 @@ def _seen(x: Prepared, alone: bool, clients: int) -> str:
         of = "its part of the noise" if noise == "clients" else "no noise: the server adds that itself, to the sum"
         what += f", clipped to {config.privacy.clip_norm:g}, with {of} (privacy.noise={noise})"
     if x.attack is not None:
-        what += f", in a run with attackers ({named(config, 'attack')})"
+        what += f", in a run with attackers ({config.attack.kind})"
     return what

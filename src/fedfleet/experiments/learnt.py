@@ -15,7 +15,6 @@ from fedfleet.config import resolve
 from fedfleet.config import schema as C
 from fedfleet.config.advice import of_outputs
 from fedfleet.config.made import made, package_of, place, places, recorded
-from fedfleet.config.names import BY_PATH
 from fedfleet.config.population import Data
 from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
@@ -32,6 +31,7 @@ from fedfleet.simulator.block.gradient import EngineOps
 from fedfleet.simulator.block.purity import Held, Impure, Purity
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.population import InMemoryPopulation, decode
+from fedfleet.simulator.registry import ByPath
 from fedfleet.simulator.signals import put_off
 from fedfleet.simulator.work import Batch
 from fedfleet.tasks import transformer
@@ -49,13 +49,13 @@ READERS = ("classification", "module", "language_model")  # tasks that texts are
 
 def configured(config: Config, data: Data) -> Task:
     """Return the configured task for these data. Raises ConfigError."""
-    name = C.named(config, "task")
-    if not data.test.classes and name in TASKS and name != LABELLED:
+    name, built_in = config.task.name, not isinstance(config.task, ByPath)
+    if not data.test.classes and built_in and name != LABELLED:
         raise ConfigError(
             f"task.name={name!r}: it is of labels, and {data.name} has targets: set task.name=module, with your net as task.model "
             f"and task.loss=mse, or give labels"
         )
-    if data.test.words and name in TASKS and name not in READERS:
+    if data.test.words and built_in and name not in READERS:
         raise ConfigError(
             f"task.name={name!r}: it reads no text, which the examples of {data.name} are: choose one of {', '.join(READERS)}"
         )
@@ -64,17 +64,16 @@ def configured(config: Config, data: Data) -> Task:
 
 def of_shape(config: Config, shape: DataShape) -> Task:
     """Return the configured task for examples of a shape and so many classes. Raises ConfigError."""
-    chosen = C.options(config, "task")
+    chosen = config.task
     if (here := place(config, "task")) is not None:
         told: dict[str, Any] = {"shape": shape.example, **({"classes": shape.classes} if shape.classes else {})}
         return made(config, here, own.check_task, **told)
-    build = TASKS[C.named(config, "task")].build
     paths: Mapping[str, str] = getattr(chosen, "paths", {})
     for key, text in paths.items():  # found here first, since the task knows nothing of code_dir
         named.found(f"task.{key}", text, config.code_dir)
     try:
         with put_off(), torch.device("meta"):  # count the floats before any memory is taken
-            floats = T.count(build(chosen, shape).init(config.seed))
+            floats = T.count(TASKS.build(chosen, shape).init(config.seed))
     except (ValueError, RuntimeError) as e:
         if not paths:
             key = "" if str(e).startswith("task.") else f"task.model={getattr(chosen, 'model', None)!r}: "
@@ -86,7 +85,7 @@ def of_shape(config: Config, shape: DataShape) -> Task:
         floats = 0
     resolve.check_model(config, floats)
     try:
-        return build(chosen, shape)
+        return TASKS.build(chosen, shape)
     except ConfigError:
         raise
     except ValueError as e:
@@ -97,10 +96,10 @@ def algorithm(config: Config, task: Task) -> Algorithm:
     """Return the configured algorithm for a task. Raises ConfigError."""
     if (here := place(config, "algorithm")) is not None:
         return made(config, here, own.check_algorithm, task=task, cohort=config.cohort)
-    return ALGORITHMS[C.named(config, "algorithm")].build(C.options(config, "algorithm"), task, config.cohort)
+    return ALGORITHMS.build(config.algorithm, task, config.cohort)
 
 
-def with_sources(config: Config, sections: Iterable[str] = tuple(BY_PATH)) -> Config:
+def with_sources(config: Config, sections: Iterable[str] | None = None) -> Config:
     """Return the configuration with a digest of all code that sections of it name by a path, and the folder it lies in.
 
     Raises ConfigError where a digest is given and is another.
@@ -115,7 +114,7 @@ def with_sources(config: Config, sections: Iterable[str] = tuple(BY_PATH)) -> Co
 
 def _with_task(config: Config) -> Config:
     """Return the configuration with a digest of the code that the options of its task name by a path."""
-    chosen: Any = C.options(config, "task")
+    chosen: Any = config.task
     paths: Mapping[str, str] = getattr(chosen, "paths", {})
     model: str | None = getattr(chosen, "model", None)
     configured = {"model": model} if model is not None and is_transformer(model) else {}
@@ -129,7 +128,7 @@ def _with_task(config: Config) -> Config:
             f"task.source={show(chosen.source)}: the code of {', '.join({**configured, **paths}.values())} is other by now "
             f"({source}): bring back what it was, or leave this out in a new run"
         )
-    return _at_home(C.replaced(config, "task", {**C.as_said(config, "task"), "source": source}), things)
+    return _at_home(C.replaced(config, "task", chosen.model_copy(update={"source": source})), things)
 
 
 def _at_home(config: Config, things: Iterable[Any]) -> Config:
@@ -145,7 +144,7 @@ def with_base(config: Config, task: Task) -> Config:
     Raises ConfigError where a digest is given and is another.
     """
     make: Any = getattr(task, "make", None)
-    chosen: Any = getattr(C.options(config, "task"), "adapters", None)
+    chosen: Any = getattr(config.task, "adapters", None)
     if chosen is None or not isinstance(make, Adapted):
         return config
     found = make.digest()
@@ -154,8 +153,7 @@ def with_base(config: Config, task: Task) -> Config:
             f"task.adapters.digest={show(chosen.digest)}: the base has other weights by now ({found}): bring back what it was, or "
             f"leave this out in a new run"
         )
-    said = C.as_said(config, "task")
-    return config.model_copy(update={"task": {**said, "adapters": {**(said.get("adapters") or {}), "digest": found}}})
+    return C.replaced(config, "task.adapters", chosen.model_copy(update={"digest": found}))
 
 
 def check(config: Config, task: Task, z: Tree, data: Data) -> list[str]:

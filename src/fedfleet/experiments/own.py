@@ -98,12 +98,12 @@ def check_unused(config: Config, given: Own) -> None:
     """Refuse options of what a part made in Python takes the place of. Raises ConfigError."""
     for section, arguments in C.OWN.items():
         part = next((a for a in arguments if getattr(given, a) is not None), None)
-        said = {k: v for k, v in C.as_said(config, section).items() if k != C.NAMED[section].key}
-        if part is not None and said:
-            key, value = next(iter(said.items()))
+        said = C.at(config, section)
+        key = next((k for k in type(said).model_fields if k in said.model_fields_set - {"name"}), None)
+        if part is not None and key is not None:
             raise ConfigError(
-                f"{section}.{key}={show(value)}: it is no option of the {part} that is made in Python: leave it out (or, after a "
-                f"file that says it, give {section}=null)"
+                f"{section}.{key}={show(said.model_dump(mode='json')[key])}: it is no option of the {part} that is made in "
+                f"Python: leave it out (or, after a file that says it, give {section}=null)"
             )
 
 

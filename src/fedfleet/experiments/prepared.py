@@ -69,6 +69,7 @@ from fedfleet.simulator.driver.transformed import Seen, tried
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.population import Population, gather
+from fedfleet.simulator.registry import MadeInPython
 from fedfleet.simulator.work import Batch
 
 BESIDE = {"availability", "selection", "devices", "callbacks"}  # sections whose code has no part in clients' work
@@ -101,7 +102,7 @@ class Prepared:
         data, self.own = given.clients, given.describe()
         for section, (name, *_) in C.OWN.items():
             if name in self.own:
-                config = C.with_own(config, section, self.own[name])
+                config = C.replaced(config, section, MadeInPython(own=self.own[name]))
         data = data or loaded or load_data(config)
         config = with_digests(config, data)
         data, validation = parted(config, data)
@@ -138,7 +139,7 @@ class Prepared:
         if "algorithm" not in self.written:
             resolve.check_local(config, summary.max_examples)
         size = self.population.size
-        as_data_say = C.named(config, "domains") == "given"
+        as_data_say = config.domains.kind == "given"
         self.domain_names: tuple[str, ...] = getattr(data, "domains", ()) if as_data_say else ()
         if config.warm_start is not None:
             self.z = weights.load_model(Path(config.warm_start), self.z, self.task)
@@ -146,12 +147,12 @@ class Prepared:
         resolve.check_cosines(config, self.algorithm)
         resolve.check_proven(config, self.algorithm)
         if self.algorithm.domains is not None:
-            check_grouped(f"algorithm={C.named(config, 'algorithm')!r}", size)
+            check_grouped(f"algorithm={config.algorithm.name!r}", size)
             resolve.check_domains(config, data.test, summary.domains)
         initial(self.algorithm, self.z, config.seed, self.problem)  # what cannot be is said before the work
         if self._train is None and hasattr(self.task, "prepare"):
             raise ConfigError(
-                f"population.dataset={C.named(config, 'population.dataset')!r}: task.name={C.named(config, 'task')!r} needs the "
+                f"population.dataset={config.population.dataset.name!r}: task.name={config.task.name!r} needs the "
                 f"training images of a published data set: choose one"
             )
         self.evaluation, self.final = evaluation_data(config, data, validation), final_data(config, data)
@@ -160,7 +161,7 @@ class Prepared:
             self.evaluation |= self.attack.splits(self.evaluation)
             self.final |= self.attack.splits(self.final)
         self.examples, self.names = weights.told(data, self.evaluation["test"]["y"]), data.names
-        self.config, name = config, C.named(config, "algorithm")
+        self.config, name = config, config.algorithm.name
         root.check_work(self.algorithm, self._tried)
         self.algorithm, self.promises = promised(config, self.algorithm, self.task, self.problem, self._tried)
         self.algorithm = transforms.sending(self.algorithm, steps(config, "up"), name, config.cohort.late, self._tried)
@@ -197,7 +198,7 @@ class Prepared:
             return config
         if "invite" in config.cohort.model_fields_set:
             raise ConfigError(
-                f"cohort.invite={wanted}: the algorithm {C.named(config, 'algorithm')} invites {size} clients: set "
+                f"cohort.invite={wanted}: the algorithm {config.algorithm.name} invites {size} clients: set "
                 f"cohort.invite={size}, leave it out, or make the algorithm so that it invites {wanted}"
             )
         return config.model_copy(update={"cohort": config.cohort.model_copy(update={"invite": size})})
@@ -210,7 +211,7 @@ class Prepared:
     @property
     def label(self) -> str:
         """Return the run's name in reports."""
-        return self.config.label or C.named(self.config, "algorithm")
+        return self.config.label or self.config.algorithm.name
 
     def prepare(self, say: Callable[[str], None]) -> str | None:
         """Let the task make ready, once, what it measures with; return what that is. Raises ConfigError."""
@@ -278,7 +279,7 @@ class Prepared:
     def answers(self) -> int:
         """Return how many clients a phase trains at most, but for late answers."""
         wanted = self.config.cohort.invite
-        return getattr(C.options(self.config, "algorithm"), "buffer", wanted) if self.algorithm.asynchronous else wanted
+        return getattr(self.config.algorithm, "buffer", wanted) if self.algorithm.asynchronous else wanted
 
     def try_out(self) -> None:
         """Try client code and evaluation on very little, before anything is written.
@@ -341,7 +342,7 @@ class Prepared:
         """Ask the task for the names by evaluating one example. Raises ConfigError."""
         if "per_example" not in self.task.functions:
             raise ConfigError(
-                f"evaluation.per_client=True: the task {C.named(self.config, 'task')} has no function 'per_example', metrics (B,) "
+                f"evaluation.per_client=True: the task {self.config.task.name} has no function 'per_example', metrics (B,) "
                 f"of a batch by name: give it one, or set it to false"
             )
         row = gather(self.evaluation["test"], torch.zeros(1, dtype=torch.int64))

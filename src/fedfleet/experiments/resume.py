@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from fedfleet.config.reading import check_there, override, read, show
-from fedfleet.config.schema import Config, complete, load, recorded, without_own
+from fedfleet.config.schema import Config, load, recorded, without_own
 from fedfleet.experiments.checkpoint import newest
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.own import check_same, parts
@@ -105,7 +105,7 @@ def run_or_go_on(
     if found is not None:
         path = out / "config.yaml"
         before = recorded(path) if path.exists() else {}
-        same = without(before, MAY_CHANGE) == without(complete(x.config), MAY_CHANGE)
+        same = without(before, MAY_CHANGE) == without(x.config.model_dump(mode="json"), MAY_CHANGE)
         if same and found.rounds <= x.config.rounds:
             _check_noise(before, x.config)
             return x.resume(out, callbacks, workers, pause)
@@ -127,7 +127,7 @@ def at_its_end(folder: Path, config: Config) -> dict[str, Any] | None:
     except ConfigError:
         return None
     finished = summary.get("status") == "finished" and summary.get("rounds", 0) >= config.rounds
-    now = complete(config)
+    now = config.model_dump(mode="json")
     same = all(asked_for(before.get(key)) == asked_for(now[key]) for key in ("rounds", *STOPS))
     configured = [callback["name"] for callback in now["callbacks"]]
     by_key = (summary.get("stopped") or {}).get("by", KEYS[0]) in (
@@ -147,7 +147,7 @@ def _ended(summary: Mapping[str, Any], config: Config) -> str:
         return f"finished, {summary['rounds']} rounds: give rounds=N to go on"
     by = summary["stopped"]["by"] if summary.get("stopped") else None
     given = {key: value for key in STOPS if (value := getattr(config, key)) is not None and by in (None, key)}
-    if by in (several := [callback["name"] for callback in config.callbacks]):
+    if by in (several := [callback.name for callback in config.callbacks]):
         return (
             f"stopped after {summary['rounds']} rounds by callbacks={several}: leave it out, as callbacks=[], to go on"
         )

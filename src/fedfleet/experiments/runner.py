@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedfleet.config import schema as C
 from fedfleet.config import secured
-from fedfleet.config.schema import named
 from fedfleet.config.timing import local_steps
 from fedfleet.experiments.checkpoint import Checkpoint
 from fedfleet.experiments.executors import EXECUTORS
@@ -190,7 +188,7 @@ class Runner:
         return Begun(
             folder=self.folder.folder,
             name=f"{self.x.label} seed {config.seed}",
-            config=C.complete(config),
+            config=config.model_dump(mode="json"),
             rounds=config.rounds,
             done=self.at.index,
             initial=initial,
@@ -386,7 +384,7 @@ def describe(x: Prepared) -> str:
     """Say in one line what is run, and on what."""
     e = x.config.executor
     return (
-        f"{x.label} on {named(x.config, 'task')}, {named(x.config, 'population.dataset')}, {x.problem.clients:,} clients, "
+        f"{x.label} on {x.config.task.name}, {x.config.population.dataset.name}, {x.problem.clients:,} clients, "
         f"{T.count(x.z):,} floats, {e.inner} {where(x)}"
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfleet.config.reading import show
-from fedfleet.config.schema import Config, complete
+from fedfleet.config.schema import Config
 from fedfleet.simulator.errors import ConfigError
 
 WHERE = (
@@ -37,7 +37,7 @@ MAY_CHANGE = tuple(
 
 def decisive(config: Config) -> dict[str, Any]:
     """Return what of a resolved configuration decides what a round computes; what was made in Python is on record elsewhere."""
-    found = without(complete(config), MAY_CHANGE)
+    found = without(config.model_dump(mode="json"), MAY_CHANGE)
     return {
         key: value for key, value in leaves(found) if ".own." not in f".{key}." and not key.startswith("warm_start")
     }

@@ -14,7 +14,7 @@ from fedfleet.experiments.runfolder import RunFolder
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.tracking.base import Tracker
 from fedfleet.tracking.callback import Begun, Callback, checked
-from fedfleet.tracking.registry import built
+from fedfleet.tracking.registry import TRACKERS
 
 AGAIN_S = 60.0  # until a tracker that failed is tried again; twice as long after each time
 
@@ -37,10 +37,10 @@ def _check_callback(x: Any) -> None:
     checked([x])
 
 
-def trackers(track: Sequence[Mapping[str, Any]], folder: RunFolder, say: Callable[[str], None]) -> Iterator[Callback]:
-    """Yield the trackers of a checked configuration."""
-    for name, tracker in built(track):
-        yield Guarded(name, tracker, folder, say)
+def trackers(config: Config, folder: RunFolder, say: Callable[[str], None]) -> Iterator[Callback]:
+    """Yield the trackers of a configuration."""
+    for given in config.track:
+        yield Guarded(given.name, TRACKERS.build(given), folder, say)
 
 
 class Guarded(Callback):

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedfleet.algorithms.wrapping import WrapperOptions
 from fedfleet.config.population import Data, load_data
 from fedfleet.config.reading import show
-from fedfleet.config.schema import NAMED, Config, as_said, with_overrides
+from fedfleet.config.schema import SECTIONS, Config, at, with_overrides
 from fedfleet.datasets.files import DataError
 from fedfleet.report.values import names
 from fedfleet.report.words import joined
@@ -81,11 +82,12 @@ def planned(config: Config, data: Data | None = None) -> list[Trial]:
 
 def _lost(config: Config, one: Config) -> Iterator[str]:
     """Yield what is set in named sections of a configuration, and no longer in one that followed from it, and why."""
-    for section, how in NAMED.items():
-        before, now = as_said(config, section), as_said(one, section)
-        of = now.get("of", ())  # what a wrapper is put on may have them
-        if keys := [key for key in before if key not in now and key not in of]:
-            yield f"{joined([f'{section}.{key}' for key in keys])}: {now[how.key]} has no such option"
+    for section in (key for key, of in SECTIONS.items() if not of.listed and key != "algorithm.of"):
+        before, now = at(config, section), at(one, section)
+        inner = now.of.model_fields_set if isinstance(now, WrapperOptions) else set()
+        lost = before.model_fields_set - now.model_fields_set - inner - {"name", "kind"}
+        if keys := [f"{section}.{key}" for key in type(before).model_fields if key in lost]:
+            yield f"{joined(keys)}: {SECTIONS[section].registry.name_of(now)} has no such option"
 
 
 def left_out(plan: Sequence[Trial]) -> list[str]:

@@ -41,7 +41,7 @@ PLAYERS = ("x", BUFFERS)  # parts whose leaves have the names of a net's state_d
 
 def nets(config: Config) -> dict[str, str]:
     """Return what a run keeps of its net beside the code that it names: the configuration of a transformer, by its file's name."""
-    model: Any = getattr(C.options(config, "task"), "model", None)
+    model: Any = getattr(config.task, "model", None)
     return {NET: transformer.told(model)} if transformer.is_transformer(model) else {}
 
 
@@ -63,7 +63,7 @@ def told(data: Data, y: Tensor) -> dict[str, Any]:
 
 def check_vocabularies(config: Config, mine: Vocabulary | None) -> None:
     """Refuse weights that have learnt to read tokens numbered otherwise than the data's. Raises ConfigError."""
-    base = getattr(getattr(C.options(config, "task"), "adapters", None), "base", None)
+    base = getattr(getattr(config.task, "adapters", None), "base", None)
     for key, path in {"warm_start": config.warm_start, "task.adapters.base": base}.items():
         theirs = None if path is None or mine is None else vocabulary_of(path)
         if theirs is not None and mine is not None and theirs != mine.digest:
@@ -150,7 +150,7 @@ def task_of(folder: Path, summary: Mapping[str, Any]) -> Task:
             f"{folder}: its summary does not say of what shape examples were: give the run one more round"
         )
     config = C.load(C.without_own(raw, ("task", "algorithm", "data", "population")))
-    adapters = getattr(C.options(config, "task"), "adapters", None)  # of which the base is where it was
+    adapters = getattr(config.task, "adapters", None)  # of which the base is where it was
     if adapters is None and (folder / NET).exists():
         config = C.with_overrides(config, {"task.model": f"{transformer.PREFIX}{folder / NET}"})
     config = learnt.with_sources(config, ("task",))

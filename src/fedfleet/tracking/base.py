@@ -10,17 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from fedfleet.tracking.callback import Begun, Callback
 
 OF = "run.txt"
-
-
-class TrackerOptions(BaseModel):
-    """Options of a tracker: unknown keys are errors, values are checked."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Tracker(Callback, ABC):

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedfleet.tracking.base import Tracker, TrackerOptions, place
+from fedfleet.simulator.registry import Options
+from fedfleet.tracking.base import Tracker, place
 from fedfleet.tracking.callback import Begun
 
 STEP = "rounds"
 
 
-class CsvOptions(TrackerOptions):
+class CsvOptions(Options):
     """A line a round of numbers."""
 
     dir: str | None = None

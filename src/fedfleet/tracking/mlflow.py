@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import Field
 
-from fedfleet.tracking.base import Tracker, TrackerOptions, concluded, noted, parameters
+from fedfleet.simulator.registry import Options
+from fedfleet.tracking.base import Tracker, concluded, noted, parameters
 from fedfleet.tracking.callback import Begun
 
 FLUSH_S = 5.0
@@ -22,7 +23,7 @@ PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT
 """How long a server that does not answer may hold a run up, unless the environment says so; MLflow's own takes many minutes."""
 
 
-class MlflowOptions(TrackerOptions):
+class MlflowOptions(Options):
     """MLflow, a server or a store of files."""
 
     uri: str | None = None

@@ -2,53 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedfleet.simulator.errors import ConfigError
-from fedfleet.tracking.base import Tracker, TrackerOptions
+from fedfleet.simulator.registry import Entry, Registry
+from fedfleet.tracking.base import Tracker
 from fedfleet.tracking.csv import Csv, CsvOptions
 from fedfleet.tracking.mlflow import Mlflow, MlflowOptions
 from fedfleet.tracking.tensorboard import TensorBoard, TensorBoardOptions
 from fedfleet.tracking.wandb import Wandb, WandbOptions
 
-
-class Entry(NamedTuple):
-    """What a name stands for: its options, the tracker, one line for ``fedfleet list``; what it needs, and what installs that."""
-
-    options: type[TrackerOptions]
-    build: Callable[[Any], Tracker]
-    about: str
-    needs: str | None = None
-    install: str = ""
-
-
-TRACKERS: dict[str, Entry] = {
+ROWS: dict[str, Entry[Callable[[Any], Tracker]]] = {
     "csv": Entry(CsvOptions, Csv, "metrics.csv, a line a round"),
-    "tensorboard": Entry(TensorBoardOptions, TensorBoard, "event files for TensorBoard", "tensorboard", "tensorboard"),
-    "mlflow": Entry(MlflowOptions, Mlflow, "MLflow, a server or a local store", "mlflow", "'fedfleet[mlflow]'"),
-    "wandb": Entry(WandbOptions, Wandb, "Weights & Biases, online or offline", "wandb", "'fedfleet[wandb]'"),
+    "tensorboard": Entry(TensorBoardOptions, TensorBoard, "event files for TensorBoard"),
+    "mlflow": Entry(MlflowOptions, Mlflow, "MLflow, a server or a local store"),
+    "wandb": Entry(WandbOptions, Wandb, "Weights & Biases, online or offline"),
 }
+TRACKERS = Registry("tracker", ROWS, key="name")
+NEEDED = {
+    "tensorboard": ("tensorboard", "tensorboard"),
+    "mlflow": ("mlflow", "'fedfleet[mlflow]'"),
+    "wandb": ("wandb", "'fedfleet[wandb]'"),
+}
+"""Packages that trackers need, and what installs them."""
 
 
-def check_installed(track: Iterable[Mapping[str, Any]]) -> None:
+def check_installed(track: Iterable[Any]) -> None:
     """Refuse trackers whose packages are not there, before any work. Raises ConfigError."""
-    for name in (given["name"] for given in track):
-        entry = TRACKERS[name]
-        if entry.needs is not None and not _installed(entry.needs):
-            raise ConfigError(
-                f"track={name}: {entry.needs} is not installed: pip install {entry.install}, or leave it out"
-            )
-
-
-def built(track: Iterable[Mapping[str, Any]]) -> list[tuple[str, Tracker]]:
-    """Return the trackers of a checked configuration, by name."""
-    found = []
-    for given in track:
-        entry = TRACKERS[given["name"]]
-        found.append((given["name"], entry.build(entry.options(**{k: v for k, v in given.items() if k != "name"}))))
-    return found
+    for name in (given.name for given in track if given.name in NEEDED):
+        needs, install = NEEDED[name]
+        if not _installed(needs):
+            raise ConfigError(f"track={name}: {needs} is not installed: pip install {install}, or leave it out")
 
 
 def _installed(package: str) -> bool:

@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fedfleet.tracking.base import Tracker, TrackerOptions, concluded, parameters, place
+from fedfleet.simulator.registry import Options
+from fedfleet.tracking.base import Tracker, concluded, parameters, place
 from fedfleet.tracking.callback import Begun
 
 PREFIX = "round/"  # of what has none: TensorBoard makes a section of each
 
 
-class TensorBoardOptions(TrackerOptions):
+class TensorBoardOptions(Options):
     """Event files for TensorBoard."""
 
     dir: str | None = None

@@ -10,14 +10,15 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fedfleet.tracking.base import Tracker, TrackerOptions, concluded, noted, parameters
+from fedfleet.simulator.registry import Options
+from fedfleet.tracking.base import Tracker, concluded, noted, parameters
 from fedfleet.tracking.callback import Begun
 
 STEP = "rounds"
 WIDTH = 12  # digits of a step
 
 
-class WandbOptions(TrackerOptions):
+class WandbOptions(Options):
     """Weights & Biases."""
 
     project: str = Field(default="fedfleet", min_length=1)

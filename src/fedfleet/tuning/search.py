@@ -137,7 +137,7 @@ def _check_same(search: Search, out: Path) -> None:
     """Refuse to go on with another search than was begun; more trials may be drawn where that changes no earlier step."""
     there = C.load(out / MARK)
     aside = WHERE if search.given.scheduler == "sha" else (*WHERE, "tune.trials")
-    for key, was, now in differences(*(without(C.complete(c), aside) for c in (there, search.config))):
+    for key, was, now in differences(*(without(c.model_dump(mode="json"), aside) for c in (there, search.config))):
         raise ConfigError(f"{key}={show(now)}: the search in {out} has {show(was)}: choose another --out")
     if there.tune is not None and (there.tune.trials or 0) > search.wanted:
         raise ConfigError(f"tune.trials={search.wanted}: the search in {out} has {there.tune.trials}: give more")

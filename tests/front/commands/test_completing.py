@@ -10,18 +10,23 @@ import pytest
 
 from fedfleet.commands import completing, show_named
 
-COMPUTED = ("digits_to_", "emnist_", "rotated_", "coloured_")
-"""What names of data sets begin with that are computed."""
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "fedfleet"
 
 
-def test_every_name_that_is_written_out_is_completed() -> None:
-    kinds = show_named.nameable()
-    assert completing.kinds("") == list(completing.REGISTRIES)
-    assert set(completing.REGISTRIES) == set(kinds)
+def test_every_name_is_completed_and_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = show_named.kinds()
+    assert completing.kinds("") == list(kinds)
+    monkeypatch.setattr(show_named, "kinds", lambda: {})  # from here on the file tells
     for kind, of in kinds.items():
-        mine = completing.names(kind)
-        assert set(mine) >= {name for name in of.options if kind != "dataset" or not name.startswith(COMPUTED)}
-        assert not {name for name in mine if name not in of.options and name not in dict(show_named.names(kind))}
+        assert completing.names(kind) == of.registry.known()
+    (kept,) = cache.iterdir()
+    kept.write_text("{", encoding="utf-8")
+    assert completing.kinds("") == []
 
 
 def test_names_are_those_of_the_kind_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 SCHEMAS = {kind: make() for kind, make in schema.KINDS.items()}
 VALID = {kind: Draft202012Validator(found) for kind, found in SCHEMAS.items()}
 KINDS = show_named.kinds()
-ALL = [(kind, name) for kind, of in KINDS.items() for name in of.options]
+ALL = [(kind, name) for kind, of in KINDS.items() for name in of.registry]
 
 
 def test_they_are_schemas_and_say_of_what_version() -> None:
@@ -54,15 +54,16 @@ def test_every_name_has_its_options_and_no_others(subtests: pytest.Subtests) -> 
     for kind, name in ALL:
         with subtests.test(f"{kind} {name}"):
             of, defs = KINDS[kind], SCHEMAS["config"]["$defs"]
-            there = defs[f"{kind}.{name}"]
-            assert {row[0] for row in show_named.fields(of.options[name], skip=of.key)} | {of.key} <= {*options(there)}
-            alone = Draft202012Validator({"$ref": f"#/$defs/{kind}", "$defs": defs})
+            key, there = of.registry.key, defs[f"{kind}_{name}"]
+            rows = show_named.fields(of.registry[name].options)
+            assert {row[0] for row in rows} | {key} <= {*options(there)}
+            alone = Draft202012Validator({"$ref": f"#/$defs/{kind}_{name}", "$defs": defs})
             node = yaml.safe_load(show_named.example(kind, name))
             for part in of.section.split(".") if "delta" not in name else ("transforms", "down"):
                 node = node[part]
             section = node[0] if isinstance(node, list) else node
             alone.validate(section)
-            for wrong in ({"misspelt": 1}, {of.key: f"{name}s_"}):
+            for wrong in ({"misspelt": 1}, {key: f"{name}s_"}):
                 assert not alone.is_valid(section | wrong)
 
 

@@ -15,7 +15,7 @@ from tests.front.commands.lines import all_told
 
 Command = Callable[..., tuple[int, str, str]]
 KINDS = show_named.kinds()
-ALL = [(kind, name) for kind, of in KINDS.items() for name in of.options]
+ALL = [(kind, name) for kind, of in KINDS.items() for name in of.registry]
 
 
 def test_every_name_has_a_page_and_an_example_that_is_read(subtests: pytest.Subtests) -> None:
@@ -27,7 +27,7 @@ def test_every_name_has_a_page_and_an_example_that_is_read(subtests: pytest.Subt
             Console(file=out, width=200).print(show_named.page(kind, name))
             page = out.getvalue()
             assert page.startswith(name)
-            for option in KINDS[kind].options[name].model_fields:
+            for option in KINDS[kind].registry[name].options.model_fields:
                 assert option in page
             assert all(line in page for line in example.splitlines())
 
@@ -48,7 +48,7 @@ def test_a_list_is_what_show_says_of_a_kind(command: Command) -> None:
     for word in ("availability", "partitions", "algorithm"):
         status, page, _ = command("list", word)
         assert (status, page) == command("show", word)[:2]
-        assert [line.split()[0] for line in page.splitlines()] == list(KINDS[word.removesuffix("s")].options)
+        assert [line.split()[0] for line in page.splitlines()] == list(KINDS[word.removesuffix("s")].registry)
 
 
 def test_every_section_has_a_page_of_its_keys(subtests: pytest.Subtests, command: Command) -> None:

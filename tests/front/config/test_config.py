@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 import fedfleet
+from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config import resolve
-from fedfleet.config.names import OTHERWISE
-from fedfleet.config.schema import NAMED, Config, complete, load, named, options, with_overrides
+from fedfleet.config.schema import SECTIONS, Config, at, load, with_overrides
 from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.errors import ConfigError
 
@@ -26,6 +26,11 @@ def message(source: Any, overrides: Any = None) -> str:
         load(source, overrides)
     assert str(caught.value).isprintable()
     return str(caught.value)
+
+
+def given(section: Any) -> dict[str, Any]:
+    """What was said in a section."""
+    return section.model_dump(mode="json", exclude_unset=True)
 
 
 def checked(source: Any, overrides: Any = None) -> Config | None:
@@ -43,7 +48,7 @@ def test_an_empty_file_is_every_default_and_input_is_left_alone(tmp_path: Path) 
     path = tmp_path / "empty.yaml"
     path.write_text("# nothing\n", encoding="utf-8")
     assert load(path) == load({})
-    assert complete(load(path)) == complete(Config())
+    assert load(path).model_dump(mode="json") == Config().model_dump(mode="json")
     source = {"algorithm": {"name": "fedavg"}, "compare": {"a": {"rounds": 2}}}
     load(source, {"algorithm.lr": 0.5, "compare": {"b": {}}})
     assert source == {"algorithm": {"name": "fedavg"}, "compare": {"a": {"rounds": 2}}}
@@ -52,30 +57,31 @@ def test_an_empty_file_is_every_default_and_input_is_left_alone(tmp_path: Path) 
 def test_the_short_form_of_a_named_section() -> None:
     for short in ("population.partition=dirichlet", "population={partition: {kind: dirichlet}}"):
         config = load({}, [short, "population.partition.alpha=0.1"])
-        assert config.population.partition == {"kind": "dirichlet", "alpha": 0.1}
-        assert options(config, "population.partition").min_size == 1
-    found = complete(load({"algorithm": {"client_optimizer": "adam", "server_optimizer": "yogi"}}))["algorithm"]
+        assert given(config.population.partition) == {"kind": "dirichlet", "alpha": 0.1}
+        assert config.population.partition.min_size == 1
+    found = load({"algorithm": {"client_optimizer": "adam", "server_optimizer": "yogi"}}).model_dump(mode="json")[
+        "algorithm"
+    ]
     assert (found["client_optimizer"]["name"], found["server_optimizer"]["name"]) == ("adam", "yogi")
 
 
 def test_a_cosine_lasts_as_long_as_the_run() -> None:
     config = load({"rounds": 40, "algorithm": {"lr_schedule": "cosine"}})
-    rate = options(config, "algorithm").lr_schedule
+    rate = config.algorithm.lr_schedule
     assert [rate.at(t) for t in (0, 20, 39)] == pytest.approx([1, 0.5, 0.0015413], abs=1e-7)
-    assert complete(config)["algorithm"]["lr_schedule"]["rounds"] == 40
+    assert config.model_dump(mode="json")["algorithm"]["lr_schedule"]["rounds"] == 40
     longer = with_overrides(config, {"rounds": 130, "algorithm": {"name": "omg"}, "algorithm.of.lr_schedule": "cosine"})
-    assert complete(longer)["algorithm"]["of"]["lr_schedule"]["rounds"] == 130
-    assert options(longer, "algorithm").inner.lr_schedule.at(65) == pytest.approx(0.5)
-    assert complete(load(complete(config))) == complete(config)
+    assert longer.model_dump(mode="json")["algorithm"]["of"]["lr_schedule"]["rounds"] == 130
+    assert longer.algorithm.of.lr_schedule.at(65) == pytest.approx(0.5)
+    assert load(config.model_dump(mode="json")).model_dump(mode="json") == config.model_dump(mode="json")
     flatter = load({"rounds": 40, "algorithm": {"lr_schedule": {"kind": "cosine", "rounds": 80}}})
-    assert options(flatter, "algorithm").lr_schedule.at(40) == pytest.approx(0.5)
-    cut_off = load({"rounds": 40, "algorithm": {"lr_schedule": {"kind": "cosine", "rounds": 39}}})
+    assert flatter.algorithm.lr_schedule.at(40) == pytest.approx(0.5)
     with pytest.raises(ConfigError, match=r"algorithm\.lr_schedule.*rounds=39: from then on .* the run has rounds=40"):
-        options(cut_off, "algorithm")
+        load({"rounds": 40, "algorithm": {"lr_schedule": {"kind": "cosine", "rounds": 39}}})
 
 
 def test_what_goes_by_another_name_here_is_there(subtests: pytest.Subtests) -> None:
-    for name in OTHERWISE:
+    for name in ALGORITHMS.elsewhere:
         with subtests.test(name):
             _, _, mend = message({"algorithm": name}).partition("here it is ")
             called, _, option = mend.partition(" with ")
@@ -86,16 +92,16 @@ def test_layers() -> None:
     dotted = load({"population.clients": 7, "algorithm": "fedprox", "algorithm.mu": 0.5})
     assert dotted == load({"population": {"clients": 7}, "algorithm": {"name": "fedprox", "mu": 0.5}})
     config = load({"population": {"clients": 7, "dataset": "mnist"}}, ["population={clients: 8}"])
-    assert (config.population.clients, named(config, "population.dataset")) == (8, "mnist")
+    assert (config.population.clients, config.population.dataset.name) == (8, "mnist")
     assert load({"rounds": 1}, ["rounds=2", "rounds=3"]).rounds == 3
-    assert options(load({}, ["algorithm.lr=1e-3"]), "algorithm").lr == 0.001
+    assert load({}, ["algorithm.lr=1e-3"]).algorithm.lr == 0.001
     assert load({}, ["until=eval/loss<=1e-3"]).until == "eval/loss<=1e-3"
 
 
 def test_another_name_leaves_out_the_options_it_lacks() -> None:
     source = {"algorithm": {"name": "cdma_ada", "alpha": 2.0, "steps": 3, "lr": 0.5}}
-    assert load(source, ["algorithm.name=fedavg"]).algorithm == {"name": "fedavg", "steps": 3, "lr": 0.5}
-    assert load(source, ["algorithm=parallel_sgda"]).algorithm == {"name": "parallel_sgda", "lr": 0.5}
+    assert given(load(source, ["algorithm.name=fedavg"]).algorithm) == {"name": "fedavg", "steps": 3, "lr": 0.5}
+    assert given(load(source, ["algorithm=parallel_sgda"]).algorithm) == {"name": "parallel_sgda", "lr": 0.5}
     either_order = ["algorithm.mu=0.5", "algorithm.name=fedprox"]
     assert load(source, either_order) == load(source, either_order[::-1])
 
@@ -103,8 +109,8 @@ def test_another_name_leaves_out_the_options_it_lacks() -> None:
 def test_another_name_keeps_its_own_defaults_and_typing_mistakes() -> None:
     """The default server of FedOpt is Adam, also where a comparison starts from FedAvg, whose default is SGD."""
     config = with_overrides(load({"algorithm": {"name": "fedavg", "lr": 0.5}}), {"algorithm.name": "fedopt"})
-    assert options(config, "algorithm").server_optimizer.name == "adam"
-    assert options(config, "algorithm").lr == 0.5
+    assert config.algorithm.server_optimizer.name == "adam"
+    assert config.algorithm.lr == 0.5
     assert "unknown key" in message({"algorithm": {"stpes": 3}}, ["algorithm.name=fedprox"])
 
 
@@ -115,16 +121,16 @@ def test_a_written_configuration_reads_as_itself(tmp_path: Path) -> None:
         config.model_dump(mode="json", exclude_unset=True), {"executor": {"inner": "batched", "block_size": 4}}
     )
     for one in (config, resolve.resolved(asked, 10, 1, {}, Notes)):
-        path.write_text(yaml.safe_dump(complete(one)), encoding="utf-8")
+        path.write_text(yaml.safe_dump(one.model_dump(mode="json")), encoding="utf-8")
         again = load(path)
-        assert complete(again) == complete(one)
-        assert all(options(again, section) == options(one, section) for section in NAMED)
+        assert again.model_dump(mode="json") == one.model_dump(mode="json")
+        assert all(at(again, section) == at(one, section) for section in SECTIONS if section != "algorithm.of")
     assert again.executor.inner == "batched"
     assert again.executor.block_size == 4
 
 
 def test_every_default_is_written() -> None:
-    raw = complete(load({"algorithm": "cdma_ada"}))
+    raw = load({"algorithm": "cdma_ada"}).model_dump(mode="json")
     assert raw["schema_version"] == 1
     assert raw["algorithm"]["alpha"] == 0.95
     assert raw["algorithm"]["lr_schedule"]["kind"] == "constant"
@@ -180,8 +186,8 @@ def test_messages(subtests: pytest.Subtests) -> None:
 
 def test_python_values_of_other_types() -> None:
     numpy = pytest.importorskip("numpy")
-    given = {"rounds": numpy.int64(3), "seeds": (1, 2), "warm_start": Path("a") / "b", "max_seconds": numpy.float32(2)}
-    config = load(given)
+    values = {"rounds": numpy.int64(3), "seeds": (1, 2), "warm_start": Path("a") / "b", "max_seconds": numpy.float32(2)}
+    config = load(values)
     found = (config.rounds, config.seeds, config.warm_start, config.max_seconds)
     assert found == (3, [1, 2], str(Path("a") / "b"), 2.0)
 
@@ -202,21 +208,21 @@ LEAF = (
 VALUE = st.recursive(LEAF, lambda v: st.lists(v, max_size=3) | st.dictionaries(KEY, v, max_size=4), max_leaves=8)
 
 
-@given(st.dictionaries(KEY | st.integers() | st.none(), VALUE, max_size=4), st.lists(st.tuples(KEY, VALUE), max_size=3))
+@drawn(st.dictionaries(KEY | st.integers() | st.none(), VALUE, max_size=4), st.lists(st.tuples(KEY, VALUE), max_size=3))
 def test_any_mapping_is_a_configuration_or_one_line(source: dict[Any, Any], overrides: list[tuple[str, Any]]) -> None:
     config = checked(source, dict(overrides))
     if config is not None:
-        assert complete(load(complete(config))) == complete(config)
+        assert load(config.model_dump(mode="json")).model_dump(mode="json") == config.model_dump(mode="json")
 
 
-@given(
+@drawn(
     st.lists(st.builds("{}={}".format, KEY, VALUE.map(str) | st.text(max_size=12)) | st.text(max_size=20), max_size=3)
 )
 def test_any_override_gives_a_configuration_or_one_line(overrides: list[str]) -> None:
     checked({}, overrides)
 
 
-@given(st.binary(max_size=60) | st.text(alphabet="ab:-[]{}#&*!|>'\"\\\n\t 01.e?,%@`", max_size=60).map(str.encode))
+@drawn(st.binary(max_size=60) | st.text(alphabet="ab:-[]{}#&*!|>'\"\\\n\t 01.e?,%@`", max_size=60).map(str.encode))
 def test_any_file_is_a_configuration_or_one_line(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_bytes(text)

@@ -11,7 +11,6 @@ from cases import CASES, INVITE, MODEL, NEEDS
 from torch import Tensor
 
 from fedfleet.commands.plan import describe
-from fedfleet.config import schema as C
 from fedfleet.config import timing
 from fedfleet.config.device_table import read_table
 from fedfleet.config.schema import load
@@ -124,7 +123,7 @@ def test_operations_may_be_given_and_are_tried_out_where_something_depends_on_th
 
 def test_a_resolved_configuration_means_the_same_devices():
     x = make(devices={"kind": "tiers", "tiers": BOTH}, **{"executor.inner": "auto", "executor.block_size": "auto"})
-    again = Experiment(load(C.complete(x.config)))
+    again = Experiment(load(x.config.model_dump(mode="json")))
     assert again.costs == x.costs
     assert [r.virtual_s for r in rounds(again, 2)] == [r.virtual_s for r in rounds(x, 2)]
 

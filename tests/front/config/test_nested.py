@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedfleet.config.schema import complete, load, options
+from fedfleet.config.schema import load
 from fedfleet.experiments.experiment import Experiment
 from tests.refusals import all_refused
 
@@ -12,18 +12,18 @@ OMG = {"algorithm": {"name": "omg", "of": {"name": "fedrep", "lr": 0.3, "head_ep
 
 
 def of(*overrides: str, source: Any = OMG) -> dict[str, Any]:
-    return options(load(source, [*overrides]), "algorithm").model_dump(mode="json")["of"]
+    return load(source, [*overrides]).algorithm.of.model_dump(mode="json")
 
 
 def test_it_is_fedavg_if_nothing_is_said_and_its_options_are_filled_in_and_read_again():
-    plain = complete(load({"algorithm": "fedavg"}))["algorithm"]
+    plain = load({"algorithm": "fedavg"}).model_dump(mode="json")["algorithm"]
     for source in ({"algorithm": "omg"}, {"algorithm": {"name": "omg", "of": None}}):
-        found = complete(load(source))["algorithm"]["of"]
+        found = load(source).model_dump(mode="json")["algorithm"]["of"]
         assert found == plain
         assert found["epochs"] == 1
-    found = complete(load(OMG))
+    found = load(OMG).model_dump(mode="json")
     assert (found["algorithm"]["of"]["head_epochs"], found["algorithm"]["of"]["batch_size"]) == (2, 10)
-    assert complete(load(found)) == found
+    assert load(found).model_dump(mode="json") == found
 
 
 def test_another_name_leaves_out_what_only_the_old_one_has():
@@ -33,7 +33,7 @@ def test_another_name_leaves_out_what_only_the_old_one_has():
         found = of(written)
         assert (found["name"], found["lr"]) == ("fedprox", 0.3)
         assert "head_epochs" not in found
-    assert options(load(OMG, ["algorithm.name=fedavg"]), "algorithm").lr == 0.1
+    assert load(OMG, ["algorithm.name=fedavg"]).algorithm.lr == 0.1
 
 
 REFUSED = [

@@ -116,7 +116,7 @@ def test_a_client_that_hangs_is_dropped(tmp_path):
     y = population.data["y"].clone()
     y[population.indices[population.offsets[2] : population.offsets[3]]] = 99
     x.task.objectives["train"] = replace(honest, loss=loss)
-    algorithm = ALGORITHMS["scaffold"].build(config.options(x.config, "algorithm"), x.task, x.config.cohort)
+    algorithm = ALGORITHMS["scaffold"].build(x.config.algorithm, x.task, x.config.cohort)
     data = {**population.data, "y": y}
     mine = {"task": x.task, "algorithm": algorithm, "population": replace(population, data=data)}
     chosen = config.load(BASE, {**given, "task": None, "algorithm": None})

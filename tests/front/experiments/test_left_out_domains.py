@@ -64,10 +64,10 @@ def test_what_is_planned(tmp_path: Path, name: str, each: int):
 
 def test_the_row_of_an_algorithm_has_its_options(tmp_path: Path):
     of = {label: trial.config.algorithm for label, trial in rows("pacs", tmp_path).items()}
-    assert (of["FedIIR"]["penalty"], of["FedIIR"]["client_optimizer"]["momentum"]) == (0.0001, 0.9)
-    assert of["FedSAM + OMG"]["of"]["name"] == "fedsam"
+    assert (of["FedIIR"].penalty, of["FedIIR"].client_optimizer.momentum) == (0.0001, 0.9)
+    assert of["FedSAM + OMG"].of.name == "fedsam"
     for label in ("FedOMG", "FedSAM + OMG", "FedIIR + OMG"):
-        assert (of[label]["of"]["lr_schedule"]["every"], of[label]["of"]["lr"]) == (80, 0.001)
+        assert (of[label].of.lr_schedule.every, of[label].of.lr) == (80, 0.001)
 
 
 @pytest.mark.slow

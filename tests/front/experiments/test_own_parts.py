@@ -11,13 +11,13 @@ import yaml
 
 import fedfleet
 from fedfleet.commands import study
-from fedfleet.config import names
 from fedfleet.datasets.files import DataError
 from fedfleet.experiments import campaign
 from fedfleet.experiments.progress import Progress
 from fedfleet.report.groups import grouped
 from fedfleet.report.study_tables import MARK
 from fedfleet.report.tables import read
+from fedfleet.simulator import registry
 from tests.front.experiments import own_parts
 from tests.front.experiments.resuming import check_equal
 from tests.refusals import all_say, tells
@@ -244,10 +244,10 @@ def install(tmp_path, monkeypatch):
         (place / f"{package}.py").write_text(Path(own_parts.__file__).read_text())
         if str(place) not in sys.path:
             sys.path.append(str(place))
-        names._entries.cache_clear()
+        registry._packaged.cache_clear()
 
     yield installed
-    names._entries.cache_clear()
+    registry._packaged.cache_clear()
     for package in ("coins", "dice"):
         sys.modules.pop(package, None)
 
@@ -299,7 +299,7 @@ def test_a_name_that_is_not_clear_is_refused(install, command):
         "coins:Coin"
     )
     assert "refused" in command("list", "availability")[1].splitlines()[0]
-    assert experiment({"availability": "mine"}).config.availability["kind"] == "mine"
+    assert experiment({"availability": "mine"}).config.availability.kind == "mine"
     install("dice", availability="mine = dice:Coin", tasks="broken = dice:Nothing", datasets="rolls = dice:digits")
     assert command("show", "dataset", "rolls")[1].count("told by fedfleet, or to be given") == 3
     status, _, error = command("show", "task", "broken")

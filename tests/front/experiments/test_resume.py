@@ -18,7 +18,6 @@ import pytest
 import yaml
 
 import fedfleet
-from fedfleet.config.schema import complete
 from fedfleet.experiments import runfolder
 from fedfleet.experiments.checkpoint import newest
 from fedfleet.experiments.resume import run_or_go_on
@@ -71,7 +70,7 @@ def test_signals_at_any_moment(tmp_path, undisturbed, case):
     kinds = itertools.cycle([signal.SIGINT, signal.SIGTERM])
     before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(next(kinds)))
     on_term = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    fedfleet.run(complete(config(case)), {"rounds": 0}, out=out)
+    fedfleet.run(config(case).model_dump(mode="json"), {"rounds": 0}, out=out)
     try:
         for _ in range(40):
             signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.001, 0.15))
@@ -95,7 +94,7 @@ def test_killed_anywhere(tmp_path, undisturbed, case):
     """Kill -9 of the driver at random moments, until it has come to its end."""
     out, draw = tmp_path / "run", random.Random(2)
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(complete(config(case))))
+    path.write_text(yaml.safe_dump(config(case).model_dump(mode="json")))
     slow = "import time, fedfleet.simulator.driver.simulate as s; add = s.Position.accept\n"
     slow += "s.Position.accept = lambda self, r: (time.sleep(0.05), add(self, r))[1]\n"
     slow += "from fedfleet.commands.cli import main; main()"
@@ -204,7 +203,7 @@ def test_interrupted_before_the_first_checkpoint(tmp_path, command, undisturbed,
         raise KeyboardInterrupt
 
     out, path = tmp_path / "run", tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(complete(config("stateless"))))
+    path.write_text(yaml.safe_dump(config("stateless").model_dump(mode="json")))
     with monkeypatch.context() as patched:
         patched.setattr(Runner, "_rounds", interrupted)
         status, _, error = command("run", path, "--out", out)

@@ -224,7 +224,7 @@ def test_every_domain_is_left_out_in_turn():
     config = fedfleet.load(BASE, {"vary": {"domains.target": ["each"]}, "seeds": [0, 1]})
     plan = trials.planned(config)
     assert [t.point["domains.target"] for t in plan] == ["1", "1", "4", "4", "8", "8"]
-    assert [t.config.domains["target"] for t in plan] == ["1", "1", "4", "4", "8", "8"]
+    assert [t.config.domains.target for t in plan] == ["1", "1", "4", "4", "8", "8"]
     bare = {"population.dataset.label_domains": False, "population.partition": "iid"}
     config = fedfleet.load(BASE, {"vary": {"domains.target": ["each"]}, **bare})
     refused(lambda: trials.planned(config), "vary.domains.target=[each]: the data set 'digits' has no domains by name")

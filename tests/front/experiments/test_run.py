@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 import fedfleet
-from fedfleet.config.schema import options
 from fedfleet.experiments import trials
 from tests.front.experiments.resuming import Interrupting, Told
 from tests.refusals import tells
@@ -225,7 +224,7 @@ def test_a_summary_is_json_whatever_was_measured(tmp_path):
 
 def test_compared_algorithms_keep_their_own_defaults():
     config = fedfleet.load({"executor.kind": "local", "compare": {"avg": {}, "opt": {"algorithm.name": "fedopt"}}})
-    avg, opt = (options(t.config, "algorithm") for t in trials.planned(config))
+    avg, opt = (t.config.algorithm for t in trials.planned(config))
     assert (avg.server_optimizer.name, opt.server_optimizer.name) == ("sgd", "adam")
 
 

@@ -10,7 +10,6 @@ import ray
 
 import fedfleet
 from fedfleet.algorithms.local import Local, local_training
-from fedfleet.config.schema import options
 from fedfleet.simulator.algorithm import Algorithm, View
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Mean, Store
@@ -161,7 +160,7 @@ def test_client_errors_travel_with_their_traceback(tmp_path):
         raise RuntimeError("no such luck")
 
     x.task.objectives["train"] = type(x.task.objectives["train"])(loss=broken, sign={"x": 1})
-    algorithm = fedavg(options(x.config, "algorithm"), x.task, CohortOptions())
+    algorithm = fedavg(x.config.algorithm, x.task, CohortOptions())
     with pytest.raises(
         fedfleet.ClientError, match=r"round 0: client \d+, phase 'train', stage 0, step 0: RuntimeError: no such luck"
     ) as e:
