@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fedfleet.simulator.author import imported
+
 TOLERANCE = 1e-9
 LEAST = 1e-300
 LISTED = 10
@@ -290,7 +292,7 @@ class Envelope:
     at: Tensor
 
     def _solved(self, mixture: Tensor) -> Any:
-        from scipy.optimize import linprog  # here, for it takes its time to import
+        linprog = imported("scipy.optimize").linprog  # here, for it takes its time
 
         ways = torch.cat([self.vertices.T, torch.ones(1, len(self.at), dtype=self.at.dtype)])
         wanted = torch.cat([mixture, mixture.sum()[None]])

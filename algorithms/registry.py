@@ -149,7 +149,7 @@ ROWS: dict[str, Entry[Build]] = {
     "gt_gda": Entry(LocalOptions, gt_gda, "gradient tracking, reconstructed (Tsaknakis et al. 2020); minimax"),
     "gt_hsgd": Entry(GtHsgdOptions, gt_hsgd, "one step along recursive estimates (Xin et al. 2021); minimax"),
 }
-INNER.update({name: entry for name, entry in ROWS.items() if not issubclass(entry.options, WrapperOptions)})
+INNER.rows.update({name: entry for name, entry in ROWS.items() if not issubclass(entry.options, WrapperOptions)})
 ALGORITHMS = Registry(
     "algorithm",
     ROWS,

@@ -109,7 +109,9 @@ class Backdoor(Attack):
         if self.target >= classes:
             raise ValueError(f"target={self.target}: labels are 0 to {classes - 1}: choose one of these")
         if x.dim() < 3 or x.dtype == torch.int64:
-            raise ValueError(f"the pattern is for images, and examples are {tuple(x.shape[1:])}: choose label_flip")
+            raise ValueError(
+                f"kind='backdoor': it is for images, and examples are {tuple(x.shape[1:])}: choose label_flip"
+            )
         if self.size > min(x.shape[-2:]):
             raise ValueError(f"size={self.size}: images are {x.shape[-2]} x {x.shape[-1]} pixels: lower it")
         if x.dtype == torch.uint8 and not 0 <= self.value <= 1:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from fedfleet.datasets import given
+from fedfleet.datasets import columns, given
+from fedfleet.datasets.apart import check_told_apart
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.datasets.given import Codes, Rows, fail
 from fedfleet.datasets.parts import put_together, split
@@ -203,6 +204,7 @@ def check_frame(df: Any, where: str) -> None:
 
     if not isinstance(df, pd.DataFrame):
         mend = "give a pandas DataFrame" if where == "df" else "give a share, a column's name or a pandas DataFrame"
+        mend += ", as by .to_pandas()" if hasattr(df, "to_pandas") else ""
         fail(where, f"is a {type(df).__name__}", mend)
     if len(df) == 0:
         fail(where, "has no rows", "give one with examples")
@@ -286,8 +288,21 @@ def aims(label: str | None, target: str | Sequence[str] | None) -> dict[str, str
 
 def targets(df: pd.DataFrame, target: str | Sequence[str], at: Any) -> Tensor:
     """Return columns of targets as float32: (n,) of one that is named alone, else (n, columns). Raises DataError."""
-    found = example_columns(df, [target] if isinstance(target, str) else list(target), at).float()
+    names = [target] if isinstance(target, str) else list(target)
+    found = example_columns(df, names, at).float()
+    for name in names:
+        check_told_apart(given.as_array(df[name], at(name)), at(name))
     return found[:, 0] if isinstance(target, str) and df[target].dtype != object else found
+
+
+def _holds_lists(column: pd.Series) -> bool:
+    """Return whether a column has lists or arrays, in Arrow's memory or as objects."""
+    import pandas as pd
+
+    if isinstance(column.dtype, pd.ArrowDtype):
+        return columns.holds_lists(column.dtype.pyarrow_dtype)
+    first = next((value for value in column if value is not None), None) if column.dtype == object else None
+    return isinstance(first, list | tuple | np.ndarray)
 
 
 def _codes(df: pd.DataFrame, column: str, what: str, at: Any) -> Codes:
@@ -298,11 +313,16 @@ def example_columns(df: pd.DataFrame, features: Sequence[Any], at: Any) -> Tenso
     """Return columns of numbers, or one of arrays, as examples (n, ...); `at` says where a column is. Raises DataError."""
     import pandas as pd
 
-    if len(features) == 1 and df[features[0]].dtype == object:
-        return given.inputs(df[features[0]].tolist(), at(features[0]))
-    columns = []
+    if len(features) == 1 and (df[features[0]].dtype == object or _holds_lists(df[features[0]])):
+        column = df[features[0]]
+        of_arrow = isinstance(column.dtype, pd.ArrowDtype)  # whose nulls pandas would make NaN
+        return given.inputs(column.array.__arrow_array__() if of_arrow else column.tolist(), at(features[0]))
+    found = []
     for name in features:
         column = df[name]
+        if _holds_lists(column):
+            mend = f"give features=[{name!r}], or make it columns of a number each"
+            fail(at(name), "holds lists, which are an example alone", mend)
         if pd.api.types.is_complex_dtype(column):
             fail(at(name), "is complex", "give its real and its imaginary part a column each, or leave it out")
         if isinstance(column.dtype, pd.CategoricalDtype) or not pd.api.types.is_numeric_dtype(column):
@@ -319,8 +339,8 @@ def example_columns(df: pd.DataFrame, features: Sequence[Any], at: Any) -> Tenso
             fail(at(name), f"is {'text' if kind == 'string' else kind}, no numbers{too}", mend)
         if (missing := column.isna().to_numpy()).any():
             fail(f"{at(name)}, row {missing.argmax()}", "is missing", "fill it in, or leave the row out")
-        columns.append(column.to_numpy())
-    numbers = {c.dtype.kind for c in columns} - {"b"}
+        found.append(column.to_numpy())
+    numbers = {c.dtype.kind for c in found} - {"b"}
     kind = None if numbers and numbers <= {"i", "u"} else np.float64
-    as_one = [c.astype(np.int64) if kind is None and c.dtype.kind == "b" else np.asarray(c, kind) for c in columns]
+    as_one = [c.astype(np.int64) if kind is None and c.dtype.kind == "b" else np.asarray(c, kind) for c in found]
     return given.joined([given.inputs(c[:, None], at(name)) for name, c in zip(features, as_one, strict=True)])

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -107,6 +108,8 @@ def _attributes(path: Path, wanted: Sequence[str]) -> list[dict[str, int]]:
     for number, row in enumerate(rows, 3):
         if len(row) != len(head) + 1 or not set(row[1:]) <= {"1", "-1"}:
             raise broken(path, f"line {number} is not a file name and {len(head)} times 1 or -1", SITE)
+    if twice := [name for name, times in Counter(row[0] for row in rows).items() if times > 1]:
+        raise broken(path, f"has two lines of {twice[0]}", SITE)
     return [{row[0]: int(row[1 + head.index(name)] == "1") for row in rows} for name in wanted]
 
 
@@ -117,7 +120,10 @@ def _column(path: Path) -> dict[str, int]:
         name, _, value = line.strip().partition(" ")
         if not re.fullmatch(r"\w+\.jpg", name) or not re.fullmatch(r"\s*\d{1,9}", value):
             raise broken(path, f"line {number} is {line[:40]!r}, not a file name and a number", SITE)
-        found[name] = int(value)
+        if found.setdefault(name, int(value)) != int(value):
+            raise broken(
+                path, f"line {number} has {name} with {value.strip()}, an earlier one with {found[name]}", SITE
+            )
     return found
 
 

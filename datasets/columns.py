@@ -70,13 +70,15 @@ def coded(column: Any) -> Any:
     return column.cast(pa.large_string() if is_text(column.type) else pa.int64()).dictionary_encode()
 
 
-def numbers(column: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return (n, ...) numbers, which have to be finite in the type they are kept as."""
+def numbers(column: Any, dtype: np.dtype[Any] | None) -> NDArray[Any]:
+    """Return (n, ...) numbers, which have to be finite in the type they are kept as; without one, as they are."""
     if isinstance(column, pa.FixedShapeTensorArray):
         _lists(column.storage)  # sees nulls
         x = column.to_numpy_ndarray()
     else:
         x = _lists(column)
+    if dtype is None:
+        return x
     with np.errstate(over="ignore"):
         kept = x.astype(dtype, copy=False)
     if dtype == np.float32 or x.dtype == np.uint64:
@@ -124,5 +126,5 @@ def _lists(column: Any) -> NDArray[Any]:
     try:
         found = _lists(column.flatten())
     except Bad as e:
-        raise Bad(e.row // width, e.problem, e.mend) from None
+        raise Bad(e.row // width, e.problem.replace("is null", "has a null in it"), e.mend) from None
     return found.reshape(len(column), width, *found.shape[1:])

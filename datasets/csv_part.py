@@ -6,6 +6,7 @@ with nothing in it is null. Only `.csv` and `.csv.gz` are read, the second as it
 
 from __future__ import annotations
 
+import gzip
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,8 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
+from fedfleet.datasets.files import DataError
 from fedfleet.datasets.parquet import Batch, fail, paths
 from fedfleet.simulator.errors import one_line
+from fedfleet.simulator.plain_text import LOOKED, OtherEncoding, check_encoding
 
 SUFFIXES = (".csv", ".csv.gz")
 BLOCK_BYTES = 1 << 23  # read at a time; a row has to fit
@@ -38,6 +41,8 @@ class CsvPart:
     def __init__(self, file: Path, names: Collection[str], texts: Collection[str]):
         self.file, self.rows = file, 0
         with _naming(file):
+            with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as opened:
+                check_encoding(opened.read(LOOKED))
             columns = self._open({}).schema.names
         if twice := [name for name in columns if columns.count(name) > 1]:
             fail(f"{file}: two columns {twice[0]!r}", "rename one")
@@ -130,7 +135,9 @@ def _naming(file: Path) -> Iterator[None]:
     """Say which file cannot be read, and in which of its rows, from 0."""
     try:
         yield
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as e:
+    except OtherEncoding as e:
+        raise DataError(f"{file}: {e}") from None
+    except (OSError, EOFError, UnicodeDecodeError, pa.ArrowException) as e:
         said = one_line(e)
         if row := re.search(r"Row #(\d+): ", said):
             fail(

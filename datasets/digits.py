@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedfleet.datasets.examples import Dataset, Examples
+from fedfleet.simulator.signals import imported
 
 
 def load(folder: Path) -> Dataset:
@@ -18,8 +19,7 @@ def load(folder: Path) -> Dataset:
     No split is published. The test examples are the last fifth (rounded down) of every class in file order; training
     and test examples both keep the file order.
     """
-    from sklearn.datasets import load_digits  # here, for scikit-learn takes a second to import
-
+    load_digits = imported("sklearn.datasets").load_digits  # here, for scikit-learn takes a second
     pixels, labels = load_digits(return_X_y=True)
     x = torch.from_numpy(pixels.astype(np.float32) / 8 - 1).reshape(-1, 1, 8, 8)
     y = torch.from_numpy(labels.astype(np.int64))

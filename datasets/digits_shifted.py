@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedfleet.datasets.examples import Dataset, Examples
 from fedfleet.simulator.arithmetic import rng
+from fedfleet.simulator.signals import imported
 
 SOURCES = {
     "bright": ("id", "noise", "contrast"),
@@ -37,7 +38,7 @@ KEY = rng.fold(rng.key(0), "digits_shifted")
 
 def load(folder: Path, *, target: str) -> Dataset:
     """Return the digits for a target: float32 (n, 1, 8, 8); `folder` is not read."""
-    from sklearn.datasets import load_digits  # here, for scikit-learn takes a second to import
+    load_digits = imported("sklearn.datasets").load_digits  # here, for scikit-learn takes a second
 
     pixels, labels = load_digits(return_X_y=True)
     images = torch.from_numpy(pixels).reshape(-1, 1, 8, 8) / 16
@@ -58,10 +59,9 @@ def _joined(images: Tensor, y: Tensor, of: list[tuple[Tensor, str, int]]) -> Exa
 
 def shifted(images: Tensor, shift: str, rows: Tensor) -> Tensor:
     """Return images (n, 1, 8, 8) under a shift; the noise of an image is of its row."""
-    from scipy.ndimage import gaussian_filter, rotate
-
+    ndimage = imported("scipy.ndimage")
     if shift.startswith("rot"):
-        return torch.from_numpy(rotate(images.numpy(), float(shift[3:]), axes=(3, 2), reshape=False, order=1))
+        return torch.from_numpy(ndimage.rotate(images.numpy(), float(shift[3:]), axes=(3, 2), reshape=False, order=1))
     match shift:
         case "noise":
             return images + 0.25 * rng.normal(rng.fold(KEY, "noise", rows), (1, 8, 8), torch.float64)
@@ -70,5 +70,5 @@ def shifted(images: Tensor, shift: str, rows: Tensor) -> Tensor:
         case "bright":
             return (images + 0.6).clamp(0, 1.6)
         case "blur":
-            return torch.from_numpy(gaussian_filter(images.numpy(), (0, 0, 0.6, 0.6)))
+            return torch.from_numpy(ndimage.gaussian_filter(images.numpy(), (0, 0, 0.6, 0.6)))
     return images

@@ -175,6 +175,13 @@ def load(options: DiskOptions, clients: int | None, seed: int) -> FederatedDatas
     population = DiskPopulation(Path(options.path).expanduser().absolute())
     totals = population.totals
 
+    for name, there, said in (
+        (CLIENTS, len(population.clients["count"]), totals.clients),
+        (EXAMPLES, len(population.examples["y"]), totals.examples + totals.test_examples),
+    ):
+        if there != said:
+            again = f"make one with `fedfleet convert IN.parquet {population.folder}`"
+            raise DataError(f"{population.folder / name}: it has {there:,} rows, and {TOTALS} says {said:,}: {again}")
     rows = fixed_draw(totals.test_examples, options.test_examples)
     domains = tuple(map(str, totals.domains)) if len(totals.domains) > 1 else ()
     domain = None

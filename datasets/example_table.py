@@ -20,8 +20,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fedfleet.datasets import columns
+from fedfleet.datasets.apart import MEND, SEVERAL, Apart
 from fedfleet.datasets.columns import Bad
 from fedfleet.datasets.csv_part import csv_parts
+from fedfleet.datasets.files import check_once
 from fedfleet.datasets.parquet import Batch, ParquetPart, Part, fail, paths
 
 INDEX = re.compile(r"(__index_level_\d+__|Unnamed: \d+)?")  # what pandas calls an index without a name
@@ -94,6 +96,7 @@ class ExampleTable:
     ):
         self.path, self.called = path, called
         self._parts: list[Part] = _parts(path, called, layout)
+        check_once([part.file for part in self._parts if part.rows])
         first, schema = self._parts[0].file, self._meant(self._parts[0])
         for part in self._parts:
             found = self._meant(part)
@@ -121,6 +124,7 @@ class ExampleTable:
         everything = {name for part in self._parts for name in part.schema.names}
         self.left_out = sorted(everything - {*schema.names, *called.without})
         self.beside = sorted({*schema.names} - {*called.own, called.text}) if called.text else []
+        self._apart: dict[tuple[str, int], Apart] = {}  # by column of targets, and place in its lists
         self.rows = sum(part.rows for part in self._parts)
         if self.rows == 0:
             fail(f"{path}: holds no rows", "give a file with examples")
@@ -150,6 +154,7 @@ class ExampleTable:
                     with batch.naming(name):
                         raise Bad(0, f"is {kind(found)}, earlier rows are {before}", "make all rows alike")
             yield Rows(x, y)
+        self.check_told_apart()
 
     def raw(self) -> Iterator[Batch]:
         """Yield the features and labels of all rows in order, as they are in the file."""
@@ -167,10 +172,21 @@ class ExampleTable:
         if not self.called.target:
             with batch.naming(name):
                 return columns.labels(batch.columns[name], classes)
+        for each in self.called.target:
+            with batch.naming(each):
+                watched = columns.numbers(batch.columns[each], None).reshape(len(batch.columns), -1)
+            for i, column in enumerate(watched.T if watched.shape[1] <= SEVERAL else [watched.reshape(-1)]):
+                self._apart.setdefault((each, i), Apart()).add(column)
         if len(self.called.target) == 1:
             with batch.naming(name):
                 return columns.numbers(batch.columns[name], np.dtype(np.float32))
         return self._side_by_side(batch, self.called.target, np.dtype(np.float32))
+
+    def check_told_apart(self) -> None:
+        """Refuse targets, once all were read, of which some that differ become one number in float32."""
+        for (name, _), watched in self._apart.items():
+            if (problem := watched.problem()) is not None:
+                fail(f"{self.path}: column {name!r}: {problem}", MEND)
 
     def _side_by_side(self, batch: Batch, names: list[str] | tuple[str, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         x = np.empty((len(batch.columns), len(names)), dtype=dtype)
@@ -248,6 +264,8 @@ def _check(part: Part, schema: pa.Schema, called: Columns, clients: bool) -> Non
         out = (
             "" if odd[0] in called.own else f" by --without {','.join(name for name in odd if name not in called.own)}"
         )
+        if columns.holds_lists(schema.field(odd[0]).type) and odd[0] not in called.own:
+            fail(part.text(odd[0]), "call it x where its lists are the examples, or leave it out" + out)
         others = f", and so are {', '.join(map(repr, odd[1:]))}" if odd[1:] else ""
         fail(f"{part.text(odd[0])}{others}", f"make it numbers, or leave it out{out}")
 

@@ -10,7 +10,6 @@ without a length left out; a client left with none is left out too.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.plain_pickle import NotPlain, loads
 from fedfleet.simulator.errors import one_line
+from fedfleet.simulator.plain_text import MARKS, OtherEncoding, parsed_json
 
 LARGEST = 2**1000  # integers from here on are no numbers of seconds
 PLAIN = "write it with int(), float() and list() around numbers and arrays, or as JSON"
@@ -79,13 +79,15 @@ def _read(source: Path) -> Any:
         raise DataError(
             f"{source}: cannot be read ({e.strerror}): give a pickle or a JSON file in FedScale's layout"
         ) from None
-    if not data.lstrip().startswith(b"{"):
+    if not data.lstrip(b" \t\r\n\0").startswith((b"{", *(mark for marks in MARKS.values() for mark in marks))):
         try:
             return loads(data)
         except NotPlain as e:
             raise DataError(f"{source}: {e}: {PLAIN}") from None
     try:
-        return json.loads(data)
+        return parsed_json(data)
+    except OtherEncoding as e:
+        raise DataError(f"{source}: {e}") from None
     except (ValueError, RecursionError) as e:
         raise DataError(f"{source}: not JSON ({one_line(e)}): write it again") from None
 

@@ -68,6 +68,30 @@ def absent(path: Path, source: str) -> DataError:
     return DataError(f"{path} is not there: fetch it from {source}, or set {ENVIRONMENT} to the folder that has it")
 
 
+def entries(folder: Path) -> list[Path]:
+    """Return what lies in a folder, by name, without what systems put there: hidden files, as macOS' ``._x``, and ``__MACOSX``."""
+    return sorted(at for at in folder.iterdir() if not at.name.startswith(".") and at.name != "__MACOSX")
+
+
+def ending(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    """Return the `entries` whose names end in one of the suffixes, in capitals or not."""
+    return [at for at in entries(folder) if at.name.lower().endswith(tuple(suffixes))]
+
+
+def check_once(paths: Sequence[Path]) -> None:
+    """Refuse two files with the same bytes: a copy, whose rows would be there twice. Raises DataError."""
+    sizes: dict[int, list[Path]] = {}
+    for path in paths:
+        sizes.setdefault(path.stat().st_size, []).append(path)
+    for alike in sizes.values():
+        seen: dict[str, Path] = {}
+        for path in alike if len(alike) > 1 else ():
+            with path.open("rb") as file:
+                first = seen.setdefault(hashlib.file_digest(file, "sha256").hexdigest(), path)
+            if first != path:
+                raise DataError(f"{path}: it has the same bytes as {first}: leave one of them out")
+
+
 def is_there(path: Path) -> bool:
     """Return whether `path` is a file; one behind a folder that may not be entered counts as missing."""
     try:

@@ -28,6 +28,7 @@ What comes of resizing thousands of images is kept.
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,9 +40,10 @@ from PIL import Image
 from torch import Tensor
 
 from fedfleet.datasets.examples import Dataset, Examples
-from fedfleet.datasets.files import DataError, absent, broken, is_there
+from fedfleet.datasets.files import DataError, absent, broken, ending, entries, is_there
 from fedfleet.datasets.made import Arrays, code, kept, versions
 from fedfleet.simulator.errors import one_line
+from fedfleet.simulator.plain_text import OtherEncoding, decoded
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 DOMAINBED = "https://github.com/facebookresearch/DomainBed (domainbed/scripts/download.py)"
@@ -100,7 +102,7 @@ def photographs(root: Path, domain: str, of: Folders) -> dict[str, list[Path]]:
     if (at := _called(root, domain)) is None:
         raise absent(root / domain, of.site)
     folder = at / "images" if (at / "images").is_dir() else at
-    found = {at.name: _images(at) for at in sorted(folder.iterdir()) if at.is_dir() and not at.name.startswith(".")}
+    found = {at.name: ending(at, SUFFIXES) for at in entries(folder) if at.is_dir()}
     if len(found) != of.classes:
         problem = f"has {len(found)} folders, expected one for each of {of.classes} classes"
         raise broken(folder, problem, of.site)
@@ -130,11 +132,6 @@ def _plain(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
 
 
-def _images(folder: Path) -> list[Path]:
-    files = folder.iterdir()
-    return sorted(at for at in files if at.suffix.lower() in SUFFIXES and not at.name.startswith("."))
-
-
 def _split(root: Path, of: Folders, found: Sequence[Mapping[str, list[Path]]]) -> list[set[Path]]:
     """Return the images listed for training and those for testing, or nothing where there are no lists. Raises DataError."""
     lists = {part: [root / f"{domain}_{part}_kfold.txt" for domain in of.domains] for part in ("train", "test")}
@@ -157,11 +154,13 @@ def _listed(path: Path, domain: str, images: Mapping[str, list[Path]]) -> Iterat
         for image in images[label]
     }
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = decoded(path.read_bytes()).splitlines()
+    except (OSError, OtherEncoding) as error:
         raise DataError(f"{path}: cannot be read ({one_line(error)}); fetch it again") from error
     if not lines:
         raise DataError(f"{path}: names no image; fetch it again")
+    if twice := [line for line, times in Counter(line.strip() for line in lines).items() if times > 1]:
+        raise DataError(f"{path}: {twice[0][:80]!r} is there twice; fetch it again")
     for number, line in enumerate(lines, 1):
         if line.strip() not in known:
             raise DataError(

@@ -7,7 +7,7 @@ Every mistake is a DataError of one line that says where it is and how it is men
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator
 from torch import Tensor
 
+from fedfleet.datasets.apart import check_told_apart
 from fedfleet.datasets.files import DataError
 from fedfleet.simulator.errors import one_line
 
@@ -119,7 +120,7 @@ def inputs(values: Any, where: str) -> Tensor:
 
     Raises DataError.
     """
-    array = _array(values, where)
+    array = as_array(values, where)
     if array.dtype.kind not in KINDS:
         fail(where, f"is {array.dtype}, no numbers", "make them numbers")
     if array.ndim < 2:
@@ -154,7 +155,7 @@ def labels(values: Any, where: str, classes: int | None, rows: int) -> Tensor:
             fail(f"{where}, row {missing.argmax()}", "has no label", "fill it in, or leave the row out")
         if isinstance(found.dtype, pd.CategoricalDtype):
             found = found.astype(found.cat.categories.dtype)
-    array = _array(found, where)
+    array = as_array(found, where)
     if array.ndim == 2:
         mend = "give y[:, 0]" if array.shape[1] == 1 else "give y.argmax(1)"
         fail(where, f"is of shape {array.shape}, and a label is one number", mend)
@@ -215,6 +216,10 @@ def _plain(values: Any, where: str) -> Any:
             row = np.flatnonzero(np.ma.getmaskarray(values).reshape(len(values), -1).any(1))[0]
             fail(f"{where}, row {row}", "has a masked value", "fill it in, as by .filled(), or leave the row out")
         return values.data
+    if type(values).__module__.partition(".")[0] == "pyarrow" and hasattr(values, "to_pylist"):
+        return (
+            values.to_pylist() if values.null_count or not _is_number(values) else values.to_numpy(zero_copy_only=False)
+        )
     if not isinstance(values, Tensor):
         return values
     found = values.detach()
@@ -231,6 +236,13 @@ def _plain(values: Any, where: str) -> Any:
         return found.to(torch.float32).numpy()
 
 
+def _is_number(column: Any) -> bool:
+    """Return whether a column of Arrow's has numbers."""
+    from fedfleet.datasets import columns  # here, for workers need none of Arrow
+
+    return columns.is_number(column.type)
+
+
 def aims(values: Any, prefix: str, classes: int | None, rows: int) -> tuple[Tensor, tuple[str, ...]]:
     """Return targets, where ``classes`` is 0, else labels and their names; messages call them so, after ``prefix``.
 
@@ -243,7 +255,8 @@ def aims(values: Any, prefix: str, classes: int | None, rows: int) -> tuple[Tens
 
 def targets(values: Any, where: str, rows: int) -> Tensor:
     """Return targets (n, ...): integers as int64, all else as finite float32. Raises DataError."""
-    array = _array(values, where)
+    array = as_array(values, where)
+    check_told_apart(array, where)
     if array.dtype.kind not in KINDS:
         fail(where, f"targets are {array.dtype}, no numbers", "make them numbers")
     if array.ndim == 0 or len(array) != rows:
@@ -313,7 +326,7 @@ def flags(values: Any, where: str, rows: int) -> Tensor:
     if words:
         such = next((word for word in sorted(words) if "test" in word.lower()), min(words))
         fail(where, strange, f"give True or False a row, as by == {such!r}")
-    array = _array(values, where)
+    array = as_array(values, where)
     if array.shape != (rows,) or array.dtype.kind not in "bui" or not np.isin(array, (0, 1)).all():
         fail(where, strange, "give True or False a row")
     found = torch.from_numpy(array.astype(bool))
@@ -322,7 +335,7 @@ def flags(values: Any, where: str, rows: int) -> Tensor:
     return found
 
 
-def _array(values: Any, where: str) -> NDArray[Any]:
+def as_array(values: Any, where: str) -> NDArray[Any]:
     """Return an array; of rows that are not alike a DataError that names the first."""
     values = _plain(values, where)
     try:
@@ -334,7 +347,8 @@ def _array(values: Any, where: str) -> NDArray[Any]:
     if array.ndim == 0:
         fail(where, f"is a {type(values).__name__}, no rows", "give an array or a list")
     try:  # a column of arrays, or numbers among which something else is
-        return np.stack([np.asarray(row) for row in values]) if _alike(values, where) else array
+        found = np.stack([np.asarray(row) for row in values]) if _alike(values, where) else array
+        return np.array(found.tolist()) if found.dtype == object else found  # numbers, each an object
     except DataError:
         raise
     except ValueError as e:
@@ -345,6 +359,8 @@ def _alike(rows: Sequence[Any], where: str) -> bool:
     """Return whether rows are arrays of numbers. Raises DataError where they differ in shape."""
     first: tuple[int, ...] | None = None
     for i, row in enumerate(rows):
+        if row is None:
+            fail(f"{where}, row {i}", "is missing", "fill it in, or leave the row out")
         try:
             array = np.asarray(row)
         except ValueError:
@@ -356,6 +372,20 @@ def _alike(rows: Sequence[Any], where: str) -> bool:
                 mend += ", or, where they are tokens, read them as texts (text=, from_texts)"
             fail(f"{where}, row {i}", f"is of shape {array.shape}, and row 0 of {first}", mend)
         if array.dtype.kind not in KINDS:
-            what = "is missing" if row is None else f"is {type(row).__name__}, no number"
-            fail(f"{where}, row {i}", what, "make it a number, or leave the row out")
+            bad = [x for x in leaves_of(row) if np.asarray(x).dtype.kind not in KINDS][:1]
+            if bad == [None]:
+                fail(f"{where}, row {i}", "has a null", "fill it in, or leave the row out")
+            if bad:
+                kind = type(bad[0]).__name__
+                what = f"is {kind}" if bad[0] is row else f"has {one_line(repr(bad[0]))[:40]} ({kind})"
+                fail(f"{where}, row {i}", f"{what}, no number", "make it a number, or leave the row out")
     return True
+
+
+def leaves_of(values: Any) -> Iterator[Any]:
+    """Give what lists, tuples and arrays of objects hold, however deep."""
+    if isinstance(values, list | tuple | np.ndarray):
+        for value in values:
+            yield from leaves_of(value)
+    else:
+        yield values

@@ -148,7 +148,9 @@ def read(options: HuggingFaceOptions) -> Parts:
     if options.train not in splits:
         mend = f"set population.dataset.train to one of {', '.join(map(str, splits))}"
         fail(options.path, f"there is no split {options.train!r}", mend)
-    return _parts(splits[options.train], splits.get(options.test, options.hold_out), options)
+    unsaid = options.train == options.test and "test" not in options.model_fields_set
+    held = options.hold_out if unsaid else splits.get(options.test, options.hold_out)
+    return _parts(splits[options.train], held, options)
 
 
 def _loaded(options: HuggingFaceOptions) -> Any:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedfleet.datasets import given
 from fedfleet.datasets.examples import Dataset, FederatedDataset
-from fedfleet.datasets.files import DataError
+from fedfleet.datasets.files import DataError, ending, entries
 from fedfleet.datasets.folders import SUFFIXES
 from fedfleet.datasets.given import Held, Rows, fail
 from fedfleet.datasets.parts import Parts, put_together, split
@@ -105,6 +105,7 @@ def _parts(root: Path, each: Each, side: int | None, channels: int, test: float 
         fail("side", f"is {side!r}", "give the pixels of a side")
     found = _found(root, each)
     classes = sorted({image.label for image in found})
+    given.check_names(f"{root}: classes", classes)
     if isinstance(test, str | Path):
         other = Path(test).expanduser()
         of_test = _found(other, each)
@@ -142,7 +143,7 @@ def _found(root: Path, each: Each) -> list[_Found]:
         for at in _folders(owner, "a folder a class"):
             images = _images(at)
             if not images:
-                deeper = any(child.is_dir() for child in at.iterdir())
+                deeper = any(child.is_dir() for child in entries(at))
                 mend = "give each='client' or 'domain'" if deeper and each == "class" else "leave the folder out"
                 fail(f"{at}", f"holds no {' or '.join(SUFFIXES)}", mend)
             found += [_Found(image, at.name, owner.name) for image in images]
@@ -150,7 +151,7 @@ def _found(root: Path, each: Each) -> list[_Found]:
 
 
 def _folders(at: Path, wanted: str) -> list[Path]:
-    found = sorted(child for child in at.iterdir() if child.is_dir() and not child.name.startswith("."))
+    found = [child for child in entries(at) if child.is_dir()]
     if not found:
         mend = "give each='class'" if _images(at) and wanted == "a folder a class" else f"put {wanted} there"
         fail(f"{at}", "holds no folders", mend)
@@ -160,8 +161,7 @@ def _folders(at: Path, wanted: str) -> list[Path]:
 
 
 def _images(at: Path) -> list[Path]:
-    files = (child for child in at.iterdir() if child.suffix.lower() in SUFFIXES and not child.name.startswith("."))
-    return sorted(child for child in files if child.is_file())
+    return [child for child in ending(at, SUFFIXES) if child.is_file()]
 
 
 def read_images(paths: Sequence[Path | io.BytesIO], side: int | None, channels: int) -> Tensor:

@@ -17,7 +17,6 @@ A user is a client, with its examples in `train`; all of `test` is tested on. Wh
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,12 +28,14 @@ from pydantic import Field
 from torch import Tensor
 
 from fedfleet.datasets import given
+from fedfleet.datasets.files import DataError, check_once, ending
 from fedfleet.datasets.given import Rows, fail
 from fedfleet.datasets.image_folder import read_images
 from fedfleet.datasets.parts import Parts, split
 from fedfleet.datasets.texts import Reading, tokenised
 from fedfleet.datasets.vocabulary import WORD, Vocabulary
 from fedfleet.simulator.errors import one_line
+from fedfleet.simulator.plain_text import OtherEncoding, parsed_json
 from fedfleet.simulator.registry import Options
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -96,21 +97,46 @@ def read(options: LeafOptions) -> Parts:
 
 def _users(folder: Path) -> Iterator[tuple[str, Any, Any]]:
     """Give the user, x and y of every example. Raises DataError."""
-    files = sorted(at for at in folder.glob("*.json") if not at.name.startswith(".")) if folder.is_dir() else []
+    files = ending(folder, (".json",)) if folder.is_dir() else []
     if not files:
         fail(f"{folder}", "no file in it ends in .json", "give the folder that has LEAF's train and test")
+    check_once(files)
+    of: dict[str, Path] = {}
     for file in files:
-        try:
-            told = json.loads(file.read_text(encoding="utf-8"))
-            data = {user: (told["user_data"][user]["x"], told["user_data"][user]["y"]) for user in told["users"]}
-        except (OSError, ValueError) as e:
-            fail(f"{file}", f"is no JSON ({one_line(e)})", "make it again")
-        except (KeyError, TypeError, IndexError) as e:
-            fail(f"{file}", f"is not laid out as LEAF's ({type(e).__name__}: {one_line(e)})", "make it again")
-        for user, (x, y) in data.items():
-            if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
-                fail(f"{file}", f"user {user!r} has not one y for each x", "make it again")
+        for user, x, y in _of_file(file):
+            if (other := of.setdefault(user, file)) != file:
+                fail(f"{file}", f"user {user!r} is in {other.name}, too", "put all that a user has into one file")
             yield from ((user, a, b) for a, b in zip(x, y, strict=True))
+
+
+def _of_file(file: Path) -> list[tuple[str, list[Any], list[Any]]]:
+    """Return the users of a file in their order, each with x and y. Raises DataError, also where the file contradicts itself."""
+    again = "make it again"
+    try:
+        told = parsed_json(file.read_bytes())
+        users, data = [str(user) for user in told["users"]], dict(told["user_data"])
+        found = [(user, data[user]["x"], data[user]["y"]) for user in users]
+    except OtherEncoding as e:
+        raise DataError(f"{file}: {e}") from None
+    except (OSError, ValueError) as e:
+        fail(f"{file}", f"is no JSON of LEAF's ({one_line(e)})", again)
+    except (KeyError, TypeError, IndexError) as e:
+        fail(f"{file}", f"is not laid out as LEAF's ({type(e).__name__}: {one_line(e)})", again)
+    if twice := [user for user, times in Counter(users).items() if times > 1]:
+        fail(f"{file}", f"user {twice[0]!r} is twice in 'users'", again)
+    if unnamed := sorted(data.keys() - {*users}):
+        fail(f"{file}", f"user {unnamed[0]!r} is in 'user_data' and not in 'users'", again)
+    for user, x, y in found:
+        if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
+            fail(f"{file}", f"user {user!r} has not one y for each x", again)
+    counts, counted = told.get("num_samples"), [len(x) for _, x, _ in found]
+    if counts is not None and counts != counted:
+        at = next((i for i, (a, b) in enumerate(zip(counts, counted, strict=False)) if a != b), None)
+        problem = f"'num_samples' has {len(counts)} entries, and 'users' {len(users)}"
+        if at is not None:
+            problem = f"user {users[at]!r} has {counted[at]} examples, and 'num_samples' says {counts[at]}"
+        fail(f"{file}", problem, again)
+    return found
 
 
 def _encoded(root: Path, xs: list[list[Any]], ys: list[list[Any]], options: LeafOptions) -> list[tuple[Tensor, Any]]:

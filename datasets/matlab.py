@@ -1,6 +1,7 @@
 """Arrays from MATLAB files of version 5 to 7, which hold numbers and no code."""
 
 import signal
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from functools import cache, partial
@@ -24,10 +25,8 @@ def read_mat(path: Path, names: Sequence[str], source: str) -> list[Array]:
     A file of version 7.3 is another format, HDF5, and refused. Files are read in a process of their own, which a damaged one may
     crash.
     """
-    from scipy.io import loadmat  # here, for what else reads data sets needs none
-
     try:
-        found = _reader().submit(loadmat, str(path), variable_names=list(names)).result()
+        found = _reader().submit(_load, str(path), list(names)).result()
     except FileNotFoundError:
         raise absent(path, source) from None
     except BrokenExecutor as error:
@@ -40,6 +39,16 @@ def read_mat(path: Path, names: Sequence[str], source: str) -> list[Array]:
     if missing := [name for name in names if not isinstance(found.get(name), np.ndarray)]:
         raise broken(path, f"has no array {missing[0]!r}", source)
     return [found[name] for name in names]
+
+
+def _load(path: str, names: list[str]) -> dict[str, Any]:
+    """Return variables of a file. Raises MatReadWarning where one is there twice, of which SciPy takes the last."""
+    from scipy.io import loadmat  # here, for what else reads data sets needs none
+    from scipy.io.matlab import MatReadWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MatReadWarning)
+        return loadmat(path, variable_names=names)
 
 
 @cache

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedfleet.datasets.blending import blended, patches, silhouettes
 from fedfleet.datasets.examples import Dataset, Examples, joined
-from fedfleet.datasets.files import absent, broken
+from fedfleet.datasets.files import absent, broken, ending
 from fedfleet.datasets.mnist import load_mnist
 from fedfleet.datasets.resampling import rgb
 from fedfleet.simulator.arithmetic import rng
@@ -51,7 +51,7 @@ def photographs(folder: Path) -> list[Tensor]:
     import numpy as np
     from PIL import Image
 
-    if not (paths := sorted(folder.glob("*.jpg"))):
+    if not (paths := ending(folder, (".jpg",))):
         raise absent(folder / "*.jpg", SITE)
     found = []
     for path in paths:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fedfleet.datasets.columns import Bad, check, coded, is_text, plain, value_of
-from fedfleet.datasets.files import DataError
+from fedfleet.datasets.files import DataError, check_once, ending, entries
 from fedfleet.simulator.errors import one_line
 
 BATCH_ROWS = 1 << 16
@@ -97,6 +97,7 @@ class Table:
     def __init__(self, path: Path, numbers: Sequence[str], optional: Sequence[str] = ()):
         self.path = path
         parts = [ParquetPart(file) for file in paths(path)]
+        check_once([part.file for part in parts if part.rows])
         names = [n for n in ("client", *numbers, *optional) if n not in optional or _has(parts, n)]
         for part in parts:
             _check_columns(part.file, part.schema, names)
@@ -141,9 +142,15 @@ def paths(path: Path, suffixes: Sequence[str] = (".parquet",), kind: str = "Parq
         fail(f"{path}: there is no such file", mend)
     if not path.is_dir():
         return [path]
-    found = sorted(file for suffix in suffixes for file in path.glob(f"*{suffix}"))
+    found = ending(path, suffixes)
     if not found:
         fail(f"{path}: no file in this folder ends in {suffixes[0]}", mend)
+    for at in entries(path):
+        if at.is_dir() and (below := ending(at, suffixes)):
+            fail(
+                f"{below[0]}: it lies in a folder beside {found[0].name}, and would be left out",
+                "put all in one folder",
+            )
     return found
 
 

@@ -198,31 +198,25 @@ class InnerDirichlet(PartitionConfig):
 class Linear(PartitionConfig):
     """Sizes in proportion to the clients' numbers from 1, labels as if iid."""
 
+    law: ClassVar[partition_skews.Law] = "linear"
+
     def split(
         self, labels: Tensor, domains: Tensor | None, clients: int, seed: int, targets: Collection[int] = ()
     ) -> Partition:
         """Deal the examples by `partition_skews.by_size`."""
-        return partition_skews.by_size(labels, clients, seed, "linear")
+        return partition_skews.by_size(labels, clients, seed, self.law)
 
 
-class Square(PartitionConfig):
+class Square(Linear):
     """Sizes in proportion to the squares of the clients' numbers from 1, labels as if iid."""
 
-    def split(
-        self, labels: Tensor, domains: Tensor | None, clients: int, seed: int, targets: Collection[int] = ()
-    ) -> Partition:
-        """Deal the examples by `partition_skews.by_size`."""
-        return partition_skews.by_size(labels, clients, seed, "square")
+    law: ClassVar[partition_skews.Law] = "square"
 
 
-class Exponential(PartitionConfig):
+class Exponential(Linear):
     """Sizes in proportion to e to the power of the clients' numbers from 1, labels as if iid."""
 
-    def split(
-        self, labels: Tensor, domains: Tensor | None, clients: int, seed: int, targets: Collection[int] = ()
-    ) -> Partition:
-        """Deal the examples by `partition_skews.by_size`."""
-        return partition_skews.by_size(labels, clients, seed, "exponential")
+    law: ClassVar[partition_skews.Law] = "exponential"
 
 
 class File(PartitionConfig):

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedfleet.datasets import hugging_face, image_folder, leaf, tff, torchvision_sets
 from fedfleet.datasets.csv_part import SUFFIXES
+from fedfleet.datasets.files import ending, entries
 from fedfleet.datasets.parts import Parts
 from fedfleet.simulator.registry import Entry
 
@@ -30,10 +31,10 @@ def source_of(path: Path) -> str | None:
     """Return the layout that a path's looks tell, where they do: HDF5, CSV, LEAF's two folders, what save_to_disk wrote."""
     if path.suffix in (".h5", ".hdf5"):
         return "tff"
-    if any((path / "train").glob("*.json")) and any((path / "test").glob("*.json")):
+    if all((path / part).is_dir() and ending(path / part, (".json",)) for part in ("train", "test")):
         return "leaf"
     if any((path / name).exists() for name in ("state.json", "dataset_dict.json")):  # of save_to_disk
         return "hf"
-    files = list(path.iterdir()) if path.is_dir() else [path]
-    of_csv = any(file.name.endswith(SUFFIXES) for file in files)
-    return "csv" if of_csv and not any(file.suffix == ".parquet" for file in files) else None
+    files = entries(path) if path.is_dir() else [path]
+    of_csv = any(file.name.lower().endswith(SUFFIXES) for file in files)
+    return "csv" if of_csv and not any(file.suffix.lower() == ".parquet" for file in files) else None

@@ -21,6 +21,7 @@ from fedfleet.datasets.examples import Dataset, Examples
 from fedfleet.datasets.files import DataError
 from fedfleet.datasets.names import Names
 from fedfleet.datasets.vocabulary import CUTS, UNKNOWN, Vocabulary
+from fedfleet.simulator.plain_text import OtherEncoding, decoded
 
 DOMAINS = ("document", "conversation")
 LENGTH = 35  # words a window is read for
@@ -102,9 +103,11 @@ def _split(lines: list[str]) -> tuple[list[str], list[str]]:
 
 def _lines(path: Path, encoding: str = "utf-8") -> list[str]:
     try:
-        return path.read_text(encoding=encoding).splitlines()
-    except (OSError, ValueError) as e:
-        problem = e.strerror if isinstance(e, OSError) else e
+        return decoded(path.read_bytes(), encoding).splitlines()
+    except OSError as e:
         raise DataError(
-            f"{path}: cannot be read ({problem}): it is not downloaded, so put it there, or set FEDFLEET_DATA to the folder above"
+            f"{path}: cannot be read ({e.strerror}): it is not downloaded, so put it there, or set FEDFLEET_DATA to "
+            f"the folder above"
         ) from None
+    except OtherEncoding as e:
+        raise DataError(f"{path}: {e}") from None

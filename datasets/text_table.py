@@ -78,6 +78,7 @@ class TextRows:
             if not foretell:
                 aims.append(table.aims(batch, classes))
             first += len(cut)
+        table.check_told_apart()
         self._lengths: NDArray[np.int64] = np.concatenate(lengths)
         self.of: NDArray[np.int64] = np.concatenate(of)
         self._y = np.concatenate(aims)[self.of] if aims else np.zeros(len(self.of), dtype=np.int64)

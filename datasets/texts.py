@@ -6,7 +6,7 @@ With labels or targets a row is one text. Without, the next token is what is lea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -70,7 +70,8 @@ def from_texts(
     for key, value, low in (("length", length, 1), ("words", words, 2)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
             fail(key, f"is {value!r}", f"give a whole number from {low}, or leave it out")
-    if isinstance(texts, str) or not isinstance(texts, Iterable):
+    no_rows = (str, bytes, Mapping, Set)  # of a mapping the keys would be read, of a set in any order
+    if isinstance(texts, no_rows) or hasattr(texts, "columns") or not isinstance(texts, Iterable):
         fail("texts", f"is a {type(texts).__name__}", "give a list of texts")
     texts = list(texts)
     if y is not None and target is not None:
@@ -177,6 +178,8 @@ def token_numbers(called: Sequence[str], rows: Sequence[Any], words: int | None)
     found = []
     for where, row in zip(called, rows, strict=True):
         array = np.asarray(row)
+        if any(x is None or x != x for x in (given.leaves_of(row) if array.dtype.kind in "Of" else ())):
+            fail(where, "has a null among its tokens", "fill it in, or leave the row out")
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             fail(where, "is neither text nor a list of token numbers", "make all rows one or the other")
         if array.size and (array.min() < 0 or array.max() >= (words or np.inf)):

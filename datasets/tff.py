@@ -122,21 +122,23 @@ def _fields(
     if not isinstance(groups, h5py.Group):
         fail(where, "'examples' is no group", "give a file in the layout examples/<client>/<field>")
     names, xs, ys = [], [], []
+    fields: dict[bool, tuple[str, str]] = {}  # of texts, and of others
     for name in sorted(groups):
         client = _member(where, h5py, groups, name, "fetch it again")
         there = sorted(client) if isinstance(client, h5py.Group) else []
-        text = options.text or (_text(there) if options.features is None else None)
+        text = options.text or (_text(where, there) if options.features is None else None)
         if text is None:
             field = _field(where, there, options.features, FEATURES, "features")
         else:
             field = _field(where, there, text, (), "text")
         x = _array(where, h5py, client, field, text=text is not None)
-        if options.target is not None:
-            y = _array(where, h5py, client, _field(where, there, options.target, (), "target"))
-        elif text is None or options.label is not None:
-            y = _array(where, h5py, client, _field(where, there, options.label, LABELS, "label"))
-        else:
-            y = np.zeros(len(x), dtype=np.int64)
+        aim = _aim(where, there, options, of_text=text is not None)
+        mine, first = (field, aim), fields.setdefault(text is not None, (field, aim))
+        for found, before in zip(mine, first, strict=True):
+            if found != before:
+                told = [f"the field {one}" if one else "no labels" for one in (found, before)]
+                fail(f"{where}: client {name!r}", f"has {told[0]}, and others {told[1]}", "mend it")
+        y = _array(where, h5py, client, aim) if aim else np.zeros(len(x), dtype=np.int64)
         what = "labels" if options.target is None else "targets"
         if len(x) != len(y):
             fail(f"{where}: client {name!r}", f"has {len(x)} examples and {len(y)} {what}", "fetch it again")
@@ -149,16 +151,30 @@ def _fields(
     return names, xs, ys
 
 
-def _text(there: list[str]) -> str | None:
+def _aim(where: str, there: list[str], options: TffOptions, *, of_text: bool) -> str:
+    """Return the field of targets or labels; nothing for texts without."""
+    if options.target is not None:
+        return _field(where, there, options.target, (), "target")
+    if of_text and options.label is None:
+        return ""
+    return _field(where, there, options.label, LABELS, "label")
+
+
+def _text(where: str, there: list[str]) -> str | None:
     """Return the field of texts, where there are some and no other examples."""
-    return None if {*there} & {*FEATURES} else next((name for name in TEXTS if name in there), None)
+    found = [name for name in TEXTS if name in there]
+    if len(found) > 1 and not {*there} & {*FEATURES}:
+        fail(where, f"a client has the fields {' and '.join(found)}", "set population.dataset.text to one of them")
+    return None if {*there} & {*FEATURES} or not found else found[0]
 
 
 def _field(where: str, there: list[str], asked: str | None, known: tuple[str, ...], option: str) -> str:
     found = [name for name in ((asked,) if asked else known) if name in there]
+    mend = f"set population.dataset.{option} to one of {', '.join(found or there) or 'none'}"
     if not found:
-        mend = f"set population.dataset.{option} to one of {', '.join(there) or 'none'}"
         fail(where, f"a client has no field {asked or ' or '.join(known)}", mend)
+    if len(found) > 1:
+        fail(where, f"a client has the fields {' and '.join(found)}", mend)
     return found[0]
 
 

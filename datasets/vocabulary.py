@@ -141,6 +141,8 @@ def read_vocabulary(path: Path, key: str = "tokenizer") -> Vocabulary:
         fail(key, f"{file} cannot be read ({e.strerror})", mend)
     except ValidationError as e:
         fail(key, f"{file} is no vocabulary ({e.error_count()} faults)", f"give the {VOCABULARY} of a run")
+    if len({*found.tokens.values()}) < len(found.tokens):
+        fail(key, f"{file} numbers two tokens alike", f"give the {VOCABULARY} of a run")
     known = found.tokenizer in ("bytes", *CUTS) or found.tokenizer.startswith(PREFIX)
     if not known or max(found.tokens.values(), default=0) >= found.words:
         what = "numbers a token beyond its words" if known else f"is of the tokenizer {found.tokenizer!r}"

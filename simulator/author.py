@@ -26,6 +26,7 @@ from fedfleet.simulator.arithmetic.tree import Scalar, Tree
 from fedfleet.simulator.domains import Domains
 from fedfleet.simulator.errors import ClientError, ConfigError, FedfleetError
 from fedfleet.simulator.registry import Entry, Options, Registry
+from fedfleet.simulator.signals import imported
 from fedfleet.simulator.work import (
     BUFFERS,
     At,
@@ -91,6 +92,7 @@ __all__ = [
     "adam",
     "adaptive",
     "beneath",
+    "imported",
     "krum_shares",
     "learnt",
     "normals",

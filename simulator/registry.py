@@ -88,7 +88,7 @@ class Registry(Mapping[str, Entry[Build]]):
 
     Args:
         kind: what ``fedfleet show`` calls them, such as "algorithm".
-        rows: an entry a name; `update` adds more.
+        rows: an entry a name.
         key: the key that holds the name.
         default: the name where none is given; None if one has to be.
         group: the entry points by which packages add names. None: code outside of fedfleet is no member.
@@ -111,26 +111,18 @@ class Registry(Mapping[str, Entry[Build]]):
         elsewhere: Mapping[str, str] | None = None,
     ) -> None:
         self.kind, self.key, self.default, self.group, self.given = kind, key, default, group, given
-        self._rows, self._by_path, self.elsewhere = rows, by_path, dict(elsewhere or {})
+        self.rows, self._by_path, self.elsewhere = rows, by_path, dict(elsewhere or {})
 
     def __getitem__(self, name: str) -> Entry[Build]:
-        return self._rows[name]
+        return self.rows[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
+        return iter(self.rows)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def update(self, rows: Mapping[str, Entry[Build]]) -> None:
-        """Add rows."""
-        self._rows.update(rows)
+    __hash__, __eq__ = object.__hash__, object.__eq__  # annotations have to be hashable
 
     def about(self, name: str) -> str:
         """Return a line on a row: its own, or what its options say of themselves."""
@@ -179,30 +171,28 @@ class Registry(Mapping[str, Entry[Build]]):
             return f"{' and '.join(sorted(map(package, several)))} both have that name: uninstall one of them"
         return None
 
-    def knows(self, name: Any) -> bool:
-        """Say whether a section may have a name."""
-        outside = self.group is not None and isinstance(name, str) and (is_path(name) or name in self.packaged())
-        return outside or (isinstance(name, str) and name in self)
+    def find(self, name: Any) -> type[BaseModel] | None:
+        """Return the type of a section with a name; None where nothing is called so, or several are."""
+        if not isinstance(name, str) or self.unclear(name) is not None:
+            return None
+        if name in self:
+            return _member(f"{self.kind}_{name}", self[name].options, self.key, name)
+        return self.outside if self.group is not None and (is_path(name) or name in self.packaged()) else None
 
     def type_of(self, name: Any) -> type[BaseModel]:
         """Return the type of a section with a name. Raises pydantic's ValidationError."""
-        if not self.knows(name):
+        if (found := self.find(name)) is None:
             raise refused(self._unknown(name), name, self.key)
-        if (wrong := self.unclear(name)) is not None:
-            raise refused(wrong, name, self.key)
-        return _member(f"{self.kind}_{name}", self[name].options, self.key, name) if name in self else self.outside
+        return found
 
     @cached_property
     def outside(self) -> type[BaseModel]:
         """The type of a section that names code outside of fedfleet."""
         return _member(f"{self.kind}_outside", self._by_path, self.key, None)
 
-    def type_of_given(self, section: Mapping[str, Any]) -> type[BaseModel] | None:
-        """Return the type of a section that is not checked yet; None where its name is unknown."""
-        name = section.get(self.key, self.default)
-        return self.type_of(name) if self.knows(name) and self.unclear(name) is None else None
-
     def _unknown(self, name: Any) -> str:
+        if isinstance(name, str) and (wrong := self.unclear(name)) is not None:
+            return wrong
         if (here := self.elsewhere.get(str(name).lower())) is not None:
             return f"here it is {here}"
         return choices(name, self.known()) if self.known() else "give module:name"

@@ -25,8 +25,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Rounding = Literal["stochastic", "nearest", "toward_zero"]
-WEIGHT, CLIPPED = "secure weight", "secure clipped"
-"""Slots beside an algorithm's: a client's weight, masked as all is, and how many of its numbers were out of range, not sent."""
+WEIGHT, CLIPPED, ROUNDED = "secure weight", "secure clipped", "secure rounded"
+"""Slots beside an algorithm's: a client's weight, masked as all is; and, not sent, how many of its numbers were out of range, and
+(2,) how many were rounded to 0, and how many were not 0 before."""
+COUNTED = (CLIPPED, ROUNDED)
 LARGEST_BITS = 52
 """Bits of the modulus up to which float64 adds integers exactly."""
 

@@ -24,10 +24,11 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree, rng
+from fedfleet.simulator.registry import Options
 from fedfleet.tasks import adaptation_nets, adversaries
 from fedfleet.tasks.adaptation_nets import Takes
 from fedfleet.tasks.losses import cross_entropy
@@ -57,10 +58,8 @@ OF_LOSSES: Mapping[str, set[Loss]] = {
 FINE_TUNED = 0.01
 
 
-class AdaptationOptions(BaseModel):
+class AdaptationOptions(Options):
     """Which nets, which loss of the adversary, how the two losses are weighed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     model: Literal["mlp", "cnn", "conv2", "conv3", "mobilenet_v2", "resnet18", "resnet50", "resnet101"] = "mlp"
     """The nets: mlp for any inputs; cnn, small, conv2 (FedMM's released code) and conv3 for images; torchvision's, which

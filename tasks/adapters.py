@@ -24,11 +24,12 @@ from typing import Any, Literal
 from zlib import crc32
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.registry import Options
 from fedfleet.tasks.maker import Maker
 from fedfleet.tasks.options import Width
 from fedfleet.tasks.weights_file import read_weights
@@ -37,10 +38,8 @@ FEW = 8  # names that are told
 CONV1D = "Conv1D"  # GPT-2's linear layer, whose weight is (i, o)
 
 
-class AdapterOptions(BaseModel):
+class AdapterOptions(Options):
     """Which layers have adapters, and of what kind."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     rank: Width = 8
     """r, of every adapter; below the sizes of its layer."""

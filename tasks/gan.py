@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 from torch.func import functional_call
 
 from fedfleet.simulator.author import Batch, Key, Objective, Tree, rng
+from fedfleet.simulator.registry import Options
 from fedfleet.tasks import gan_nets, scorer
 from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.scorer import ScorerOptions
@@ -31,10 +32,8 @@ from fedfleet.tasks.scores import frechet_distance, inception_score
 ROWS = 100  # a batch of generated images, whose statistics normalise it
 
 
-class GanOptions(BaseModel):
+class GanOptions(Options):
     """The nets, and how generated images are judged."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     width: float = Field(default=1.0, gt=0, le=64)
     """Channels and units of the nets, as a share of CDMA's."""

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fedfleet.simulator.author import BUFFERS, Batch, ConfigError, Key, Objective, Tree
 from fedfleet.simulator.named import is_path
+from fedfleet.simulator.registry import Options
 from fedfleet.tasks.adapters import AdapterOptions
 from fedfleet.tasks.making import Make, maker, own_model
 from fedfleet.tasks.options import DataShape
@@ -20,10 +21,8 @@ from fedfleet.tasks.stateful import buffers, called, hollow, learnt, prepared
 from fedfleet.tasks.transformer import is_transformer
 
 
-class LanguageOptions(BaseModel):
+class LanguageOptions(Options):
     """The net: embedding, LSTM layers, output; or another one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     hidden: int = Field(default=128, ge=1)
     """Units of a layer, and width of the embedding."""

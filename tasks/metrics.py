@@ -22,11 +22,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.named import called, found, is_path
+from fedfleet.simulator.registry import Options
 from fedfleet.tasks.measures import OF_LABELS, OF_NUMBERS, Metric, flat, rows
 from fedfleet.tasks.targets import Loss, like
 
@@ -38,10 +39,8 @@ SCORES = ("y_score", "y_prob", "y_proba", "pred_decision")
 TRIED = 64  # made-up examples, at most
 
 
-class MetricOptions(BaseModel):
+class MetricOptions(Options):
     """A metric with arguments."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     name: str = Field(examples=["torchmetrics:F1Score"])
     """torchmetrics:CLASS, sklearn:FUNCTION, or module:name of ``(outputs, y, …) -> number``."""

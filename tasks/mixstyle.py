@@ -20,10 +20,11 @@ import functools
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
-from fedfleet.simulator.author import Key, rng
+from fedfleet.simulator.author import Key, imported, rng
+from fedfleet.simulator.registry import Options
 from fedfleet.tasks.pooling import MaxPool2
 from fedfleet.tasks.stateful import under_way
 
@@ -31,10 +32,8 @@ EPS = 1e-6
 NODES = 1024
 
 
-class MixStyleOptions(BaseModel):
+class MixStyleOptions(Options):
     """Options of MixStyle."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     p: float = Field(default=0.5, ge=0, le=1)
     """Probability that a batch is mixed."""
@@ -82,7 +81,7 @@ def _quantiles(alpha: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 
     Near 0 the distribution function goes with the power alpha, so that they are smooth in j.
     """
-    from scipy.special import betaincinv  # here, for it takes its time to import
+    betaincinv = imported("scipy.special").betaincinv  # here, for it takes its time
 
     return betaincinv(alpha, alpha, np.linspace(0, 1, NODES + 1) ** alpha / 2)
 

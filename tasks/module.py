@@ -11,13 +11,14 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from torch import Tensor, nn
 
 from fedfleet.simulator.ambient import fresh_settings
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.named import found, is_path
+from fedfleet.simulator.registry import Options
 from fedfleet.tasks.adapters import Adapted, AdapterOptions
 from fedfleet.tasks.maker import Maker
 from fedfleet.tasks.making import Make, Model, maker, own_model
@@ -34,10 +35,8 @@ from fedfleet.tasks.transformer import is_transformer
 Measure = Callable[[Tensor, Tensor], Any]
 
 
-class ModuleOptions(BaseModel):
+class ModuleOptions(Options):
     """A net of one's own, and what it learns."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     model: Model = Field(examples=["nets:make_net"])
     """module:name of what makes the net, a function or a class; torchvision:NAME of one of torchvision's; or transformers:PATH of a

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from fedfleet.simulator.registry import Options
 
 Width = Annotated[int, Field(ge=1)]
 """Of a layer."""
@@ -18,10 +20,8 @@ class DataShape(NamedTuple):
     words: int = 0
 
 
-class ModelOptions(BaseModel):
+class ModelOptions(Options):
     """Which net."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     model: str = "mlp"
     """One of logistic, mlp, cnn, cnn_bn, lenet, lenet_relu, lenet_sigmoid, convnet."""

@@ -5,21 +5,22 @@ A classifier is trained once, and kept as safetensors in the user's cache under 
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.population import decode
+from fedfleet.simulator.registry import Options
 from fedfleet.tasks import pretrained
 
 BATCH = 64
@@ -27,10 +28,8 @@ INCEPTION = "inception_v3_google-0cc3c7bd.pth"
 INCEPTION_SIDE = 299
 
 
-class ScorerOptions(BaseModel):
+class ScorerOptions(Options):
     """Which classifier judges."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     net: Literal["small", "resnet18", "inception"] = "small"
     """small: two convolutions and a layer of 64, in seconds; resnet18: CDMA's, in hours on a CPU; inception: torchvision's
@@ -96,7 +95,10 @@ def prepared(options: ScorerOptions, x: Tensor, y: Tensor, classes: int, say: Ca
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.safetensors"
     with (folder / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be training it
+        with suppress(ImportError):  # Windows has none
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be training it
         if not _kept(made, path):
             say(f"training a classifier ({options.net}) on {len(x):,} images to score generated ones by; once")
             _train(made, options, x, y, say)

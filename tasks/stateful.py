@@ -225,13 +225,31 @@ def called(
         key: what Dropout draws from.
 
     """
-    given = {**_constants(net, parameters), **parameters, **counted}
+    given = _everywhere(net, {**_constants(net, parameters), **parameters, **counted})
     if weight is None or key is None:
         with _as_measured(net), _plainly():
-            return functional_call(net, given, inputs(net, x)), counted
+            return functional_call(net, given, inputs(net, x), tie_weights=False), counted
     with _training(Pass(weight, key, {}, {})) as way, _plainly():
-        outputs = functional_call(net, given, inputs(net, x))
+        outputs = functional_call(net, given, inputs(net, x), tie_weights=False)
     return outputs, {name: way.counted.get(name, old) for name, old in counted.items()}
+
+
+def _everywhere(net: nn.Module, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors by name, those that several layers share by the name that each of these has for them.
+
+    A layer that is there under two names has one of them: torch's own ``tie_weights`` gives it both, and after the call puts the
+    client's tensor back for the second.
+    """
+    first: dict[int, str] = {}
+    found = dict(given)
+    for place, layer in net.named_modules():
+        for name, tensor in (*layer._parameters.items(), *layer._buffers.items()):
+            if tensor is not None:
+                here = f"{place}.{name}" if place else name
+                known = first.setdefault(id(tensor), here)
+                if known in given:
+                    found[here] = given[known]
+    return found
 
 
 def inputs(net: nn.Module, x: Any) -> tuple[Any, ...]:

@@ -22,10 +22,11 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedfleet.simulator.author import BUFFERS, Batch, Key, Objective, Tree, rng
+from fedfleet.simulator.registry import Options
 from fedfleet.tasks.losses import cross_entropy
 from fedfleet.tasks.options import DataShape, Width
 from fedfleet.tasks.pretrained import Weights
@@ -36,10 +37,8 @@ PARTS = {"x": 0, "head": 1, "second": 1}
 """The parts of a model with two heads, and which net each is for."""
 
 
-class TwoHeadsOptions(BaseModel):
+class TwoHeadsOptions(Options):
     """The nets, and the losses' details."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     model: Literal["mlp", "digits_small", "digit_five", "resnet18", "resnet50", "resnet101"] = "mlp"
     """Generator and head; ``fedfleet.tasks.two_heads_nets`` says which layers."""

@@ -12,6 +12,7 @@ from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.purity import Purity
 from fedfleet.simulator.errors import ClientError, one_line
 from fedfleet.simulator.population import gather
+from fedfleet.simulator.signals import contained
 from fedfleet.simulator.work import Batch, Message
 
 TRIED = 16  # rows on which a function is tried before its first chunk
@@ -39,7 +40,12 @@ def run_chunk(setup: Setup, shared: Message, task: Chunk) -> Tree:
         data = gather(setup.evaluation[task.split], torch.arange(start, stop))
         return Batch({k: v.to(device) for k, v in data.items()}, torch.ones(stop - start, device=device))
 
-    function, given, who = setup.functions[task.function], batch(task.start, task.stop), f"the task's {task.function!r}"
+    given, who = batch(task.start, task.stop), f"the task's {task.function!r}"
+
+    def function(z: Tree, given: Batch) -> Tree:
+        with contained():
+            return setup.functions[task.function](z, given)
+
     with torch.no_grad():
         pure = Purity(who, {"z": z}, {"batch": dict(given.data)}, setup.tensors)
         if not task.whole and setup.held.first(who):

@@ -19,6 +19,7 @@ from fedfleet.simulator.block.gradient import EngineOps
 from fedfleet.simulator.block.masked import encoded
 from fedfleet.simulator.block.uplink import Remembering, through
 from fedfleet.simulator.population import gather
+from fedfleet.simulator.signals import contained
 from fedfleet.simulator.work import At, Batch, Phase
 
 
@@ -77,7 +78,11 @@ class ClientProgram:
         self.watch: Callable[[Tree], None] | None = None
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Run begin, every step of every stage, finish."""
+        """Run begin, every step of every stage, finish. Raises EndsProgram where client code would end the program."""
+        with contained():
+            return self._run(*tensors)
+
+    def _run(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         key, count, walks, batches, own, inbox, forges = T.unflatten(self.inputs, tensors)
         work, shared = self.phase.work, self.shared
         kept = own if isinstance(own, Remembering) else None

@@ -17,7 +17,7 @@ from fedfleet.simulator.arithmetic.factored import Factored
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.uplink import alike, moved_by
-from fedfleet.simulator.secure import CLIPPED, WEIGHT, Rounding, Secure
+from fedfleet.simulator.secure import CLIPPED, ROUNDED, WEIGHT, Rounding, Secure
 
 
 class Encoded(NamedTuple):
@@ -33,6 +33,7 @@ def encoded(secure: Secure, send: Mapping[str, Tree], shared: Mapping[str, Any],
     found: dict[str, Tree] = {}
     weight = examples.to(torch.float64).clamp(max=float(secure.weight_bound))
     out = (examples > secure.weight_bound).to(torch.float64) if secure.weighted else torch.zeros_like(weight)
+    rounded, nonzero = torch.zeros_like(weight), torch.zeros_like(weight)
     for slot, bound in secure.clip.items():
         origin = shared[slot] if alike(send[slot], shared.get(slot)) else None
         moved, leaves = moved_by(send[slot], origin), []
@@ -42,12 +43,14 @@ def encoded(secure: Secure, send: Mapping[str, Tree], shared: Mapping[str, Any],
             out = out + (x.abs() > bound).sum()
             y = x.clamp(-bound, bound) if share is None else x.clamp(-bound, bound) * share
             q = _rounded(y / secure.step(slot), secure.rounding, rng.fold(key, slot, name))
+            rounded = rounded + ((x != 0) & (q == 0)).sum()
+            nonzero = nonzero + (x != 0).sum()
             leaves.append(q.clamp(-secure.half, secure.half) + x * 0.0)  # what is not finite stays so
         found[slot] = T.unflatten(send[slot], leaves)
     numbers = T.count(found)
     if secure.weighted:
         found[WEIGHT], numbers = weight, numbers + 1
-    return Encoded({**found, CLIPPED: out}, numbers, secure.bits_of(numbers))
+    return Encoded({**found, CLIPPED: out, ROUNDED: torch.stack([rounded, nonzero])}, numbers, secure.bits_of(numbers))
 
 
 def _rounded(x: Tensor, rounding: Rounding, key: Key) -> Tensor:

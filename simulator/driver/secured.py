@@ -23,9 +23,12 @@ from fedfleet.simulator.block.uplink import alike
 from fedfleet.simulator.driver.masks import unmasked
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.fleet.secagg import Secured
-from fedfleet.simulator.secure import CLIPPED, WEIGHT, Secure
+from fedfleet.simulator.secure import CLIPPED, COUNTED, ROUNDED, WEIGHT, Secure
 from fedfleet.simulator.work import Message, Phase
 
+MOST, NEARLY_ALL = 0.5, 0.99
+"""Shares of numbers that are cut to their range, and of those that are not 0 that are rounded to 0, of which a run warns."""
+SUM_LOST = "secure_sum_lost"
 Sent = Mapping[str, Mapping[str, Tree]]
 """Phase -> slot -> a tree of the shapes and types that a client sends."""
 
@@ -73,7 +76,7 @@ def secured(algorithm: Algorithm, how: Mapping[str, Secure], sent: Sent) -> Algo
 def _summed(phase: Phase, secure: Secure) -> Phase:
     how: Any = Each() if secure.execute else Total()
     slots = [*secure.clip, *([WEIGHT] if secure.weighted else ())]
-    return replace(phase, secure=secure, reduce={**dict.fromkeys(slots, how), CLIPPED: Total()})
+    return replace(phase, secure=secure, reduce={**dict.fromkeys(slots, how), **dict.fromkeys(COUNTED, Total())})
 
 
 class _Sum(NamedTuple):
@@ -115,12 +118,34 @@ class _Secured(Exchanging):
         self.rebuilt += went.rebuilt
         self.clipped += float(found[CLIPPED])
         self.numbers += heard * secure.numbers
+        rounded, nonzero = found[ROUNDED].tolist()
+        self._tell(float(found[CLIPPED]) / (heard * secure.numbers), rounded / nonzero if nonzero else 0.0)
         values = dict(found.values)
         if secure.execute:
-            del values[CLIPPED]
+            for counted in COUNTED:
+                del values[counted]
             values = _executed(values, secure, went, positions(found.received, cohort.clients), self.key)
         came = opened(values, heard, secure, phase.reduce, shared, self._sent[phase.name])
         return found._replace(values=came)
+
+    def _tell(self, clipped: float, rounded: float) -> None:
+        """Put into the record that little of what clients send is in the sum: the shares that were cut off, and rounded to 0."""
+        found = {"clipped": clipped} if clipped > MOST else {"rounded_to_zero": rounded} if rounded > NEARLY_ALL else {}
+        if found:
+            cast(Any, self._round).records[-1].events.append({"event": SUM_LOST, **found, "bit_exact": True})
+
+
+def sum_lost(event: Mapping[str, Any]) -> str:
+    """Return in words what such an event says, and the fix."""
+    what, key = (
+        f"secure_aggregation: of the numbers that clients send in phase {event['phase']!r}",
+        "secure_aggregation",
+    )
+    if "clipped" in event:
+        return f"{what}, {event['clipped']:.0%} are outside of the range and cut to it: raise {key}.clip"
+    return (
+        f"{what}, {event['rounded_to_zero']:.1%} are rounded to 0: lower {key}.clip to their size, or raise {key}.bits"
+    )
 
 
 def opened(
@@ -135,7 +160,7 @@ def opened(
 
     ``sent`` has the shapes and types that a client sends; without, those of the sums as float32, or of what was sent alike.
     """
-    total = _Sum({s: _centred(v, _bits(secure, s)) for s, v in sums.items() if s != CLIPPED}, clients)
+    total = _Sum({s: _centred(v, _bits(secure, s)) for s, v in sums.items() if s not in COUNTED}, clients)
     known = {**shared.known, **shared.send}
     like = sent or {s: known[s] if alike(v, known.get(s)) else T.map(Tensor.float, v) for s, v in total.values.items()}
     return {slot: _decoded(slot, r, total, secure, known.get(slot), like[slot]) for slot, r in reduce.items()}

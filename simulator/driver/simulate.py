@@ -14,9 +14,12 @@ from fedfleet.simulator.driver.memory import Memory
 from fedfleet.simulator.driver.records import PhaseRecord, numbers
 from fedfleet.simulator.driver.round import Conditions, EngineRound, TooFewResponses
 from fedfleet.simulator.driver.server import after, initial, skipped
+from fedfleet.simulator.driver.timeouts import all_hung
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.signals import put_off
+
+HUNG = 2  # cohorts in a row of which no client comes to an end, after which a run ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +103,7 @@ def play(
     """
     started, sampling_s, clock_s = time.perf_counter(), 0.0, at.clock_s
     phases: list[PhaseRecord] = []
-    failure = ""
+    failure, hung = "", 0
     for attempt in range(conditions.attempts):
         turn = EngineRound(at.index, attempt, clock_s, problem, conditions, executor, at.memory)
         turn.void = tuple(phases)
@@ -113,6 +116,13 @@ def play(
             state, metrics = at.state, {}
         sampling_s += turn.sampling_s
         phases += turn.records
+        hung = hung + 1 if void and all_hung(turn.records) else 0
+        if hung == HUNG:
+            raise Void(
+                f"{failure}: in {HUNG} cohorts in a row no client came to an end in faults.client_timeout_s: look for a loop "
+                f"without end, or raise it",
+                phases,
+            )
         clock_s = turn.clock_s + (conditions.retry_s if void else 0.0)
         if void and conditions.skip_void:
             state = skipped(algorithm, at.state, turn)

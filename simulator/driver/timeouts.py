@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from fedfleet.simulator.block.faults import Dropped
 from fedfleet.simulator.block.task import BlockResult, BlockTask, without
+from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.simulator.errors import ClientTimeout
 from fedfleet.simulator.work import Phase
 
+NOT_DONE = "not done after"
 Run = Callable[[list[BlockTask]], Iterator[BlockResult]]
 """Runs blocks; ClientTimeout is raised in the place of a result that takes too long, and the iterator goes on."""
 
@@ -40,10 +42,16 @@ def without_slow(phase: Phase, task: BlockTask, run: Run) -> BlockResult:
     return without(phase, task, rows, slow)
 
 
+def all_hung(records: Sequence[PhaseRecord]) -> bool:
+    """Say whether, in an attempt at a round that is void, all clients that worked in its last phase were too slow."""
+    dropped = [event["why"] for event in records[-1].events if event["event"] == "client_dropped"] if records else []
+    return bool(dropped) and records[-1].counts["heard"] == 0 and all(why.startswith(NOT_DONE) for why in dropped)
+
+
 def _slow(task: BlockTask, run: Run) -> list[Dropped]:
     """Return the clients that take too long alone. Raises ClientTimeout where there is none, or they are not to be dropped."""
     found, alone = [], run([task.part(slice(row, row + 1)) for row in range(len(task.clients))])
-    why = f"not done after {task.faults.client_timeout_s:g} s"
+    why = f"{NOT_DONE} {task.faults.client_timeout_s:g} s"
     for row, client in enumerate(task.clients.tolist()):
         try:
             next(alone)

@@ -15,6 +15,7 @@ from fedfleet.simulator.executors.cluster import R, loads, ray, share_tensors
 from fedfleet.simulator.executors.likeness import Place, of_modules, of_process, unread
 from fedfleet.simulator.executors.near import Line, Offer
 from fedfleet.simulator.executors.worker import prepare
+from fedfleet.simulator.signals import deaf
 from fedfleet.simulator.work import Message
 
 
@@ -39,6 +40,7 @@ class ClientActor:
     def __init__(self, setup: list[Any], threads: int):
         share_tensors()
         prepare(threads)
+        deaf()
         self._line: Line | None = None
         self._place = self._take(setup)
 

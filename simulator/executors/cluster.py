@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
-import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -27,13 +25,14 @@ os.environ.setdefault("RAY_max_direct_call_object_size", str(4 << 20))
 import ray
 import ray.exceptions as R  # noqa: F401
 from ray._private import ray_constants
+from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode  # noqa: F401
 
 dumps, loads = ray.cloudpickle.dumps, ray.cloudpickle.loads  # pyright: ignore[reportAttributeAccessIssue]
 
 LOOPBACK = "127.0.0.1"
-PEER = struct.Struct("3i")  # what Linux says of the other end: process, user, group
+SAID = 300  # letters of what Ray says, at most
 DIRECT_BYTES = 4 << 20
 """What goes with a call, as above; under another limit results are the same, and come later."""
 
@@ -55,19 +54,25 @@ def start_ray(address: str | None, cpus: int | None) -> bool:
     ray_worker.print_to_stdstream = _say_nothing
     try:
         # An interruption in the middle would leave processes behind, or crash this one; and Ray's handlers end in an abort.
-        with put_off(), _on_loopback() if address is None else nullcontext():
+        with put_off(), _without_handlers(), _on_loopback() if address is None else nullcontext():
             ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **where)
     except ConnectionError as e:
         raise FedfleetError(
             f"executor.address={address!r}: no Ray cluster answers there ({one_line(e)}): start one with "
             f"`ray start --head`, or leave the address out{'' if os.environ.get(MODE) == 'token' else TOKEN}"
         ) from e
-    except RuntimeError as e:
-        if "mismatch" not in str(e):
-            raise
+    except Exception as e:  # of any of the kinds that Ray's processes have for not coming up
+        if isinstance(e, RuntimeError) and "mismatch" in str(e):
+            raise FedfleetError(
+                f"executor.address={address!r}: the cluster there has another Ray or Python ({one_line(e)}): give this environment "
+                f"the cluster's"
+            ) from e
+        with put_off(), suppress(Exception):  # what of it has come up
+            ray.shutdown()
+        where_to = "on this machine" if address is None else f"and join the cluster at executor.address={address!r}"
         raise FedfleetError(
-            f"executor.address={address!r}: the cluster there has another Ray or Python ({one_line(e)}): give this environment the "
-            f"cluster's"
+            f"executor: Ray cannot start {where_to} ({type(e).__name__}: {one_line(e)[:SAID]}): mend that, or do without it: set "
+            f"executor.kind=local, and for several runs jobs to 1"
         ) from e
     return True
 
@@ -84,29 +89,19 @@ def stop_ray() -> None:
         ray.shutdown()
 
 
-def raylet() -> int | None:
-    """Return a descriptor that can be waited for: it is ready once the raylet of this machine, started or joined, is dead.
-
-    Some seconds later Ray ends this process without a word. None where the system has no such descriptors.
-    """
-    with suppress(AttributeError, LookupError, OSError):
-        node: Any = ray_worker._global_node
-        processes = node.all_processes.get(ray_constants.PROCESS_TYPE_RAYLET)
-        if processes:
-            return os.pidfd_open(processes[0].process.pid)
-        return os.pidfd_open(_listener(node.raylet_socket_name))
-    return None
-
-
-def _listener(path: str) -> int:
-    """Return the number of the process that listens on a socket of this machine."""
-    with socket.socket(socket.AF_UNIX) as asked:
-        asked.connect(path)
-        return PEER.unpack(asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))[0]
-
-
 def _say_nothing(data: Any, ignore_prefix: bool) -> None:
     """Take the place of what prints Ray's logs and errors, such as the state of a raylet that died: fedfleet tells of that."""
+
+
+@contextmanager
+def _without_handlers() -> Iterator[None]:
+    """Have Ray leave SIGTERM to ``put_off``: its own handler would end its processes in the middle of their start."""
+    before = ray_utils.set_sigterm_handler
+    ray_utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        ray_utils.set_sigterm_handler = before
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from fedfleet.simulator.executors.cluster import ray
 from fedfleet.simulator.executors.likeness import Place
 from fedfleet.simulator.executors.nodes import Need, Nodes
 from fedfleet.simulator.executors.pool import Pool
+from fedfleet.simulator.executors.vital import Vitals
 
 
 class Gang(NamedTuple):
@@ -24,7 +25,7 @@ class Gang(NamedTuple):
         setup: Callable[[], list[Any]],
         events: list[dict[str, Any]],
         fault: Callable[[Place], str | None],
-        raylet: int | None,
+        vitals: Vitals | None,
         nodes: Nodes | None,
     ) -> Pool:
         """Ask for them; the arguments are those of ``Pool``, and what an actor is given as it starts. ``nodes`` are a cluster's."""
@@ -37,4 +38,4 @@ class Gang(NamedTuple):
         remote = ray.remote(ClientActor).options(**options)  # pyright: ignore
         size = self.actors or (0 if nodes is None else nodes.total)
         create = lambda: remote.remote(setup(), self.threads)  # noqa: E731
-        return Pool(max(1, size), create, events, fault, raylet, nodes, self.actors is None)
+        return Pool(max(1, size), create, events, fault, vitals, nodes, self.actors is None)

@@ -5,7 +5,6 @@ On a cluster it grows as nodes join, and gives no more blocks to actors of a nod
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from fedfleet.simulator.executors.likeness import Place
 from fedfleet.simulator.executors.near import STOP, Near, offered
 from fedfleet.simulator.executors.nodes import Nodes
 from fedfleet.simulator.executors.pace import Worker, choose, forgotten, paced
+from fedfleet.simulator.executors.vital import Vitals
 
 
 class Frozen(Exception):
@@ -107,8 +107,8 @@ class Slot:
 class Pool:
     """The actors of ``create()``, which returns at once. What happens to them goes to ``events``.
 
-    ``fault`` says why an actor with what it has is not to be taken, None where it is. ``raylet`` is ready to be read once nothing
-    of Ray works any more, as in ``cluster``. ``nodes`` are those of a cluster; of an ``elastic`` pool ``size`` is what they have
+    ``fault`` says why an actor with what it has is not to be taken, None where it is. ``vitals`` are Ray's
+    own processes. ``nodes`` are those of a cluster; of an ``elastic`` pool ``size`` is what they have
     room for, and it grows with them: one that is not gets the actors that found no room as nodes join.
     """
 
@@ -118,11 +118,11 @@ class Pool:
         create: Callable[[], Any],
         events: list[dict[str, Any]],
         fault: Callable[[Place], str | None] = lambda place: None,
-        raylet: int | None = None,
+        vitals: Vitals | None = None,
         nodes: Nodes | None = None,
         elastic: bool = False,
     ):
-        self._create, self._events, self._fault, self._raylet = create, events, fault, raylet
+        self._create, self._events, self._fault, self._vitals = create, events, fault, vitals
         self._nodes, self._elastic = nodes, elastic
         self._patience_s = PATIENCE_S if nodes is None else CLUSTER_PATIENCE_S
         self._done: dict[str, Host] = {}
@@ -225,13 +225,10 @@ class Pool:
 
     def _wait(self, lines: list[int], timeout_s: float | None) -> list[Any]:
         """Wait for the bell, and for lines; return which are ready. Raises FedfleetError where Ray is dead."""
-        raylet = [] if self._raylet is None else [self._raylet]
-        ready = list[Any](wait([self.bell.fileno(), *lines, *raylet], timeout_s))
-        if self._raylet in ready:
-            raise FedfleetError(
-                "executor: the raylet, Ray's process that keeps the actors of this machine, has died (it was killed or crashed, as "
-                "where memory runs out): go on with `fedfleet resume`"
-            )
+        vital = [] if self._vitals is None else self._vitals.descriptors
+        ready = list[Any](wait([self.bell.fileno(), *lines, *vital], timeout_s))
+        if self._vitals is not None:
+            self._vitals.check(ready)
         return ready
 
     def _settle(self, slot: Slot, actor: Any, future: Future[Ready]) -> None:
@@ -351,8 +348,8 @@ class Pool:
             if slot.actor is not None:
                 self._remove(slot)
         self.bell.close()
-        if self._raylet is not None:
-            os.close(self._raylet)
+        if self._vitals is not None:
+            self._vitals.close()
 
 
 def why(error: Exception) -> str:

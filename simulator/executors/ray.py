@@ -15,7 +15,7 @@ from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.errors import ClientError, ClientTimeout, FedfleetError
 from fedfleet.simulator.executors.base import Host, How, Job
 from fedfleet.simulator.executors.batch import Batch, Held, Part, Results, Run, failure
-from fedfleet.simulator.executors.cluster import raylet, send_whole, share_tensors, start_ray, stop_ray
+from fedfleet.simulator.executors.cluster import send_whole, share_tensors, start_ray, stop_ray
 from fedfleet.simulator.executors.gang import Gang
 from fedfleet.simulator.executors.joins import Joins
 from fedfleet.simulator.executors.likeness import Likeness, of_process
@@ -24,6 +24,7 @@ from fedfleet.simulator.executors.nodes import Need, Nodes, Watch, look
 from fedfleet.simulator.executors.pool import DIED, LOST, MEND, NO_ROOM, TRIES, Frozen, Pool, Slot, describe, why
 from fedfleet.simulator.executors.sentry import Sentries
 from fedfleet.simulator.executors.store import full, put
+from fedfleet.simulator.executors.vital import Vitals
 from fedfleet.simulator.signals import put_off
 from fedfleet.simulator.work import Message
 
@@ -82,22 +83,23 @@ class RayExecutor:
         Raises FedfleetError naming the node where a worker is not like this process, or has other data.
         """
         torch.set_num_threads(1)
-        if self._opened is None:
-            with put_off():  # or whoever closes this would not know that there is a Ray to stop
+        with put_off():  # or whoever closes this would not know that there is a Ray to stop
+            if self._opened is None:
                 self._started_ray = start_ray(self._address, self._node_cpus)
+        with put_off():  # nor of actors
             share_tensors()
-        send_whole()
-        self._setup, self._batches = put(setup), []
-        self._likeness = Likeness({**of_process(), **setup.read_here()}, self.events, allow=self._allow)
-        if self._opened is None:
-            self._opened = self._new_pool()
-        else:
-            self._pool.renew(lambda actor: actor.renew.remote([self._setup]))
+            send_whole()
+            self._setup, self._batches = put(setup), []
+            self._likeness = Likeness({**of_process(), **setup.read_here()}, self.events, allow=self._allow)
+            if self._opened is None:
+                self._opened = self._new_pool()
+            else:
+                self._pool.renew(lambda actor: actor.renew.remote([self._setup]))
         self._pool.start()
 
     def _new_pool(self) -> Pool:
         nodes = None if self._address is None else look(self.gang.need)
-        watched = raylet() if self._started_ray else None
+        watched = Vitals() if self._started_ray else None
         fault = lambda place: self._likeness.fault(place)  # noqa: E731, which another run has another of
         pool = self.gang.pool(lambda: [self._setup], self.events, fault, watched, nodes)
         if nodes is not None:
@@ -335,8 +337,8 @@ class RayExecutor:
             return None
         self.forget(batch)
         return FedfleetError(
-            f"executor: {describe(part.task)}: lost {TRIES} times on Ray actors, the last time because {why(error)}: {MEND}; "
-            f"else see whether it kills the process with executor.kind=local"
+            f"executor: {describe(part.task)}: lost {TRIES} times on Ray actors, the last time because {why(error)}: {MEND}; else "
+            f"its code ends the process, as os._exit does, which drops no client: look for that with executor.kind=local"
         )
 
     def _next_due(self) -> tuple[float | None, Callable[[], None] | None]:

@@ -32,6 +32,13 @@ if TYPE_CHECKING:
     from fedfleet.simulator.population import Population
     from fedfleet.tracking.callback import Callback
 
+ROOMS = ("algorithms", "attacks", "datasets", "simulator", "tasks", "transforms")
+"""Subpackages that lie in the repository's root, and here as links."""
+if any(
+    (Path(__file__).parent / room).is_file() for room in ROOMS
+):  # a clone in which Git wrote links as text, as on Windows
+    __path__.append(str(Path(__file__).parents[2]))
+
 __all__ = [
     "Callback",
     "ClientError",
@@ -109,8 +116,8 @@ def run(
         population: clients of your own; their attribute ``test`` (``Examples``), or ``data``, is what models are tested on.
         callbacks: who is told how it goes, round by round, and may stop it; ``fedfleet.Progress()`` shows it.
 
-    Warns of features that are far from 1 in size. Raises ConfigError or DataError for input that cannot run, FedfleetError for a
-    run that failed.
+    Warns of features that are far from 1 in size, and of secure sums that have little of what clients sent. Raises ConfigError or
+    DataError for input that cannot run, FedfleetError for a run that failed.
 
     """
     from fedfleet.config.schema import load
@@ -121,11 +128,15 @@ def run(
     for line in () if callbacks else experiment.advice():  # else callbacks are told
         warnings.warn(line, stacklevel=2)
     try:
-        return experiment.run(Path(out), callbacks)
+        found = experiment.run(Path(out), callbacks)
     except KeyboardInterrupt as e:
         given = "".join(f", {name}=…" for name, part in own.items() if part is not None)
         e.add_note(f"go on with fedfleet.resume({str(out)!r}{given})")
         raise
+    lost = (found.summary.get("secure_aggregation") or {}).get("lost")
+    if lost and not callbacks:
+        warnings.warn(lost, stacklevel=2)
+    return found
 
 
 def run_all(

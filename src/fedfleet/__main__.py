@@ -22,6 +22,10 @@ def main() -> None:
 
     atexit.register(last)
     try:
+        from fedfleet.simulator.signals import after_imports
+
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as in the background
+            signal.signal(signal.SIGINT, after_imports(signal.default_int_handler))
         from fedfleet.commands.cli import main as command
 
         command()

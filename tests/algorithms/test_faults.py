@@ -351,3 +351,17 @@ def test_where_all_take_too_long_the_run_ends(monkeypatch):
         FedfleetError, match=r"0 of 2 invited answered, and 2 dropped, the first client 0 \(not done after 2 s\)"
     ):
         list(records(fedavg(world), world, 1, faults=SLOW, attempts=1, executor=Stopping([0, 1])))
+
+
+def test_two_cohorts_in_a_row_that_hang_end_the_run_whatever_attempts_are_left(monkeypatch):
+    world = bowl(1.0, 2.0, 3.0)
+    script(monkeypatch, [[0, 1]] * 9)
+    executor = Stopping([0, 1])
+    with pytest.raises(
+        FedfleetError, match=r"in 2 cohorts in a row no client came to an end in faults\.client_timeout_s"
+    ):
+        list(records(fedavg(world), world, 1, faults=SLOW, attempts=9, executor=executor))
+    assert executor.limits == [(2, 4.0), (1, 2.0)] * 2
+    script(monkeypatch, [[0, 1], [0, 2], [0, 1], [1, 2]])  # never two in a row
+    found = list(records(fedavg(world), world, 2, faults=SLOW, attempts=9, executor=Stopping([0, 1])))
+    assert [len(r.phases) for r in found] == [2, 2]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedfleet.attacks.poison import Backdoor, LabelFlip
 from fedfleet.simulator.attackers import Attackers, drawn
@@ -142,3 +145,19 @@ def test_a_share_of_clients_is_drawn_by_the_seed(share):
 
 def test_halves_are_rounded_up():
     assert [len(drawn(0, n, 0.1)) for n in (4, 5, 14, 15, 25)] == [0, 1, 1, 2, 3]
+
+
+@given(
+    st.sampled_from([Backdoor(share=0.5, target=3, size=2, value=2.0), LabelFlip(share=0.5, source=1, target=4)]),
+    st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    st.sampled_from([torch.uint8, torch.float32, torch.int64]),
+    st.integers(1, 5),
+)
+def test_what_no_attack_can_be_on_is_refused_by_an_option_and_its_value(attack, shape, dtype, classes):
+    said = ""
+    try:
+        attack.check(torch.zeros(shape, dtype=dtype), classes)
+    except ValueError as e:
+        said = str(e)
+    option = re.match(r"(\w+)=[^ ]+: ", said)
+    assert not said or (option is not None and option[1] in ({"kind"} | type(attack).model_fields.keys())), said

@@ -9,7 +9,7 @@ import torch
 from fedfleet.datasets import folders
 from fedfleet.datasets.examples import Dataset, Examples
 from fedfleet.datasets.files import DataError
-from fedfleet.datasets.registry import LOADERS, load
+from fedfleet.datasets.registry import PUBLISHED, load
 from tests.refusals import all_say, tells
 
 
@@ -68,7 +68,7 @@ def test_unknown_name_gives_the_nearest(wrong: str, meant: str):
 
 
 def test_unknown_name_far_from_all_lists_them():
-    with pytest.raises(DataError, match="use one of " + re.escape(", ".join(LOADERS))):
+    with pytest.raises(DataError, match="use one of " + re.escape(", ".join(PUBLISHED))):
         load("zzzzzz", Path())
 
 
@@ -77,7 +77,7 @@ BY_HAND |= {"celeba_blond", *folders.SETS}
 """Data sets that are not downloaded."""
 
 
-@pytest.mark.parametrize("name", [name for name in LOADERS if not name.startswith(("digits", "rect4"))])
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if not name.startswith(("digits", "rect4"))])
 def test_every_loader_says_what_is_missing(name: str, tmp_path: Path, no_network: list[str]):
     with pytest.raises(DataError, match=r"FEDFLEET_DATA") as caught:
         load(name, tmp_path / "data")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 import yaml
@@ -219,7 +220,7 @@ def test_bad_data_are_refused(subtests):
         (lambda: from_arrays([[1, 2], [3]], [0, 1]),
          "all rows are alike, or, where they are tokens, read them as texts"),
         (lambda: from_arrays([[[1], [2, 3]]] * 3, [0, 1, 1]), "x, row 0: holds rows of unequal lengths"),
-        (lambda: from_arrays([[1, None]] * 3, [0, 1, 1]), "x, row 0: is list, no number"),
+        (lambda: from_arrays([[1, None]] * 3, [0, 1, 1]), "x, row 0: has a null"),
         (lambda: from_arrays(np.arange(3.0), [0, 1, 1]),
          "x: is of shape (3,), and an example is a row: give x[:, None]"),
         (lambda: from_arrays(5.0, [0]), "give an array of shape (examples, features)"),
@@ -247,3 +248,52 @@ def test_bad_data_are_refused(subtests):
         (xy(test=0.99), "holding out 10 of 10 examples for testing leaves none"),
     ]  # fmt: skip
     all_say(subtests, lambda make: make(), rows, DataError)
+
+
+@given(st.integers(2, 6), st.integers(1, 4), st.data())
+def test_a_null_in_a_list_is_named_by_its_row_wherever_it_is(rows, width, data):
+    row, place = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, width - 1))
+    x = [[float(i + j) for j in range(width)] for i in range(rows)]
+    x[row][place] = None
+    deep, y = [[[[each]] for each in one] for one in x], [0] * rows
+    tokens = [[None if each is None else int(each) for each in one] for one in x]
+    ways = {
+        "lists": lambda: from_arrays(x, y),
+        "lists of lists": lambda: from_arrays(deep, y),
+        "arrays": lambda: from_arrays([np.array(one, dtype=object) for one in x], y),
+        "Arrow": lambda: from_arrays(pa.array(x), y),
+        "column": lambda: from_dataframe(pd.DataFrame({"x": x, "y": y})),
+        "Arrow's column": lambda: from_dataframe(pa.table({"x": x, "y": y}).to_pandas(types_mapper=pd.ArrowDtype)),
+        "tokens": lambda: fedfleet.data.from_texts(tokens, y),
+        "target": lambda: from_arrays(np.zeros((rows, 1)), target=x),
+    }
+    for name, way in ways.items():
+        with pytest.raises(DataError, match=rf"row {row}: has a null") as e:
+            way()
+        assert "\n" not in str(e.value), name
+
+
+@given(st.lists(st.lists(st.floats(-9, 9, width=32), min_size=2, max_size=2), min_size=4, max_size=9))
+def test_columns_of_lists_of_arrows_are_read_as_lists(x):
+    y = [i % 2 for i in range(len(x))]
+    want = from_arrays(np.array(x, dtype=np.float32), np.array(y))
+    columns = {"x": pa.array(x, pa.list_(pa.float32())), "y": y}
+    fixed = {"x": pa.array(x, pa.list_(pa.float32(), 2)), "y": y}
+    for table in (columns, fixed):
+        found = from_dataframe(pa.table(table).to_pandas(types_mapper=pd.ArrowDtype))
+        assert torch.equal(found.train.x, want.train.x)
+        assert torch.equal(found.train.y, want.train.y)
+    assert torch.equal(from_arrays(columns["x"], pa.array(y)).train.x, want.train.x)
+
+
+def test_columns_of_lists_beside_others_are_told_what_they_are(tmp_path, subtests):
+    frame = pd.DataFrame({"v": [[1.0, 2.0], [3.0, 4.0]], "b": [1, 2], "y": [0, 1], "client": [0, 1]})
+    frame.to_parquet(tmp_path / "t.parquet")
+    arrow = pa.Table.from_pandas(frame).to_pandas(types_mapper=pd.ArrowDtype)
+    rows = [
+        (lambda: from_dataframe(frame), "column 'v': holds lists … give features=['v']"),
+        (lambda: from_dataframe(arrow), "column 'v': holds lists … give features=['v']"),
+        (lambda: from_dataframe(pa.Table.from_pandas(frame)), "df: is a Table … .to_pandas()"),
+        (lambda: convert(tmp_path / "t.parquet", tmp_path / "out"), "column 'v' is list … call it x … --without v"),
+    ]
+    all_say(subtests, lambda call: call(), rows, DataError)

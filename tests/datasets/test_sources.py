@@ -265,7 +265,7 @@ def test_bad_tables_of_hugging_face_are_refused(subtests, tmp_path: Path, monkey
     rows = [
         (lambda: from_hf([1]), "^dataset: is a list"),
         (lambda: from_hf(bytes_of([[1, 2], [3]])), "column 'x', row 1: is of shape (1,), and row 0 of (2,)"),
-        (lambda: from_hf(bytes_of([[1, 2], [None, 3]])), "column 'x', row 1: is list, no number"),
+        (lambda: from_hf(bytes_of([[1, 2], [None, 3]])), "column 'x', row 1: has a null"),
         (lambda: from_hf(bytes_of([[1], [2]]), test=bytes_of([[1], [2]], "ba")), "^test: column 'label': its labels"),
         (lambda: from_hf({"validation": t}), "^dataset: has the splits validation"),
         (lambda: from_hf(t, test="test"), "^test: is a str"),

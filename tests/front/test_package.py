@@ -29,7 +29,7 @@ def built(tmp_path_factory):
         shutil.copytree(
             ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
         )
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
     subprocess.run(command, check=True, cwd=out, capture_output=True)
@@ -78,6 +78,38 @@ def test_wheel_and_source_hold_every_module_once(built):
     assert {"pyproject.toml", "README.md", "LICENSE"} <= files
     for names in (in_wheel, files):
         assert not [n for n in names if n.startswith((*(f"{folder}/" for folder in (*FOLDERS, "configs")), "tests/"))]
+
+
+IMPORTED = """
+import importlib, pathlib, sys
+root = pathlib.Path(sys.argv[1])
+import fedfleet
+for room in fedfleet.ROOMS:
+    assert (root / "src" / "fedfleet" / room).is_file(), f"{room} is a link"
+    for path in sorted((root / room).rglob("*.py")):
+        name = ".".join(("fedfleet", *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
+        found = importlib.import_module(name)
+        assert pathlib.Path(found.__file__).is_relative_to(root), found.__file__
+fedfleet.run({"rounds": 2, "population": {"clients": 20}, "executor": {"kind": "local"}}, out=root / "run")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="this is no clone of Git's")
+def test_a_clone_without_links_is_whole_too(tmp_path):
+    """As Git makes one on Windows, where a link becomes a file of text: it is imported, runs, and makes a whole wheel."""
+    clone = tmp_path / "clone"
+    git = ["git", "clone", "--quiet", "-c", "core.symlinks=false", str(ROOT), str(clone)]
+    subprocess.run(git, check=True, capture_output=True)
+    environment = {**os.environ, "PYTHONPATH": str(clone / "src")}
+    subprocess.run([sys.executable, "-c", IMPORTED, str(clone)], check=True, env=environment, cwd=tmp_path)
+    assert (clone / "run" / "model.safetensors").exists()
+    shutil.rmtree(clone / "run")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(tmp_path), str(clone)]
+    subprocess.run(command, check=True, cwd=tmp_path, capture_output=True)
+    (wheel,) = tmp_path.glob("fedfleet-*.whl")
+    modules = {f"fedfleet/{path.relative_to(clone)}" for room in FOLDERS for path in (clone / room).rglob("*.py")}
+    assert not modules - set(zipfile.ZipFile(wheel).namelist())
 
 
 @pytest.mark.slow

@@ -1,13 +1,17 @@
 """An interruption of this process finds a block of clients done, or not begun."""
 
+import importlib
 import signal
+import sys
+import time
 
 import pytest
 import torch
 import torch._functorch.vmap as functorch
 
+from fedfleet.simulator import signals
 from fedfleet.simulator.executors.local import LocalExecutor
-from fedfleet.simulator.signals import put_off
+from fedfleet.simulator.signals import EndsProgram, after_imports, contained, put_off
 
 
 class Placed:
@@ -125,3 +129,56 @@ def test_a_torn_block_leaves_no_transform_behind(executor):
         list(executor.map(job, None, [0]))
     assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
     torch.rand(2)
+
+
+def test_what_looks_like_an_interruption_is_one_where_a_signal_has_come(executor, subtests):
+    def leave(*_):
+        raise SystemExit(3)
+
+    def user1():
+        signal.raise_signal(signal.SIGUSR1)
+
+    def twice():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: leave())
+    try:
+        for name, code, wanted in (
+            ("sys.exit", leave, EndsProgram),
+            ("a generator that ends", lambda: (_ for _ in ()).throw(GeneratorExit), EndsProgram),
+            ("a handler of a signal", user1, SystemExit),
+            ("two interruptions", twice, KeyboardInterrupt),
+        ):
+            with subtests.test(name), pytest.raises(wanted), put_off(insist=True), contained():
+                code()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def _imported_and_then(module):
+    assert importlib.import_module(module).whole
+    time.sleep(60)
+
+
+def test_an_import_under_way_comes_to_its_end_before_an_interruption(tmp_path, monkeypatch):
+    module = f"torn_{tmp_path.name}"
+    (tmp_path / f"{module}.py").write_text(
+        "import signal\nfor _ in range(3): signal.raise_signal(signal.SIGINT)\nwhole = 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    before = signal.signal(signal.SIGINT, after_imports(signal.default_int_handler))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _imported_and_then(module)
+        assert sys.modules[module].whole
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)  # with no import under way, at once
+        monkeypatch.setattr(signals, "IMPORT_S", 0.0)
+        (tmp_path / f"{module}_long.py").write_text((tmp_path / f"{module}.py").read_text())
+        with pytest.raises(KeyboardInterrupt):
+            importlib.import_module(f"{module}_long")
+        assert f"{module}_long" not in sys.modules
+    finally:
+        time.sleep(2 * signals.AGAIN_S)  # those that are still to come
+        signal.signal(signal.SIGINT, before)

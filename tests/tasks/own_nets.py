@@ -62,6 +62,35 @@ class Attention(nn.Module):
         return self.head(self.layer(x[:, 0] + self.places).mean(1))
 
 
+class Twice(nn.Module):
+    """A layer of statistics and one of weights, each under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.middle, self.last = (
+            nn.Linear(64, 8),
+            nn.BatchNorm1d(8),
+            nn.Linear(8, 8),
+            nn.Linear(8, 10),
+        )
+        self.again, self.between = self.norm, self.middle
+
+    def forward(self, x):
+        x = self.middle(torch.relu(self.norm(self.first(x.flatten(1)))))
+        return self.last(self.between(torch.relu(self.again(x))))
+
+
+class Halved(nn.Module):
+    """A layer of 16 bits among others."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(64, 8), nn.Linear(8, 8).bfloat16(), nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.last(self.middle(torch.relu(self.first(x.flatten(1))).bfloat16()).float())
+
+
 class Tied(nn.Module):
     """Two layers of one weight, the last of them registered first."""
 

@@ -5,6 +5,8 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import fedfleet
@@ -12,7 +14,7 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.driver.simulate import simulate
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tasks.models import cnn_bn
-from fedfleet.tasks.stateful import BatchNorm, Dropout, buffers, called, prepared
+from fedfleet.tasks.stateful import BatchNorm, Dropout, buffers, called, learnt, prepared
 
 BASE = {
     "rounds": 3, "population": {"clients": 8, "partition": {"kind": "quantity_skew", "alpha": 1.0, "min_size": 5}},
@@ -185,3 +187,45 @@ def test_a_layer_in_place_of_torchs_has_its_names():
     net = prepared(cnn_bn((1, 8, 8), 3, ()))
     assert isinstance(net[1], BatchNorm)
     assert {k for k, _ in net.named_parameters()} == {k for k, _ in cnn_bn((1, 8, 8), 3, ()).named_parameters()}
+
+
+class Shared(nn.Module):
+    """Layers, of which each name stands for one of a few: under several names it is the same layer, or has the same weights."""
+
+    def __init__(self, makes, names, tied):
+        super().__init__()
+        layers = [make() for make in makes]
+        for at, which in enumerate(names):
+            layer = layers[which % len(layers)]
+            if tied and at == tied:
+                layer = copy.deepcopy(layer)
+                layer.weight = layers[which % len(layers)].weight
+            setattr(self, f"layer{at}", layer)
+        self.names = [f"layer{at}" for at in range(len(names))]
+
+    def forward(self, x):
+        for name in self.names:
+            x = getattr(self, name)(x)
+        return x
+
+
+@given(
+    st.lists(st.sampled_from([lambda: nn.Linear(3, 3), lambda: nn.BatchNorm1d(3)]), min_size=1, max_size=3),
+    st.lists(st.integers(0, 2), min_size=1, max_size=5),
+    st.integers(0, 4),
+)
+def test_a_layer_under_several_names_is_left_as_it_was_and_called_with_what_is_given(makes, names, tied):
+    torch.manual_seed(0)
+    plain = Shared(makes, names, tied)
+    net = prepared(copy.deepcopy(plain))
+    held = {id(layer): {**layer._parameters, **layer._buffers} for layer in net.modules()}
+    p, b = {k: v + 1 for k, v in learnt(net).items()}, buffers(net)
+    x = rng.normal(rng.key(0), (6, 3))
+    found, _ = called(net, p, b, x, weight=torch.ones(6), key=rng.key(1))
+    for layer in net.modules():
+        now = {**layer._parameters, **layer._buffers}
+        assert all(now[name] is held[id(layer)][name] for name in now), "a layer keeps what it was given"
+    with torch.no_grad():
+        for name, value in plain.named_parameters():
+            value.copy_(p[name])
+    torch.testing.assert_close(found, plain(x), rtol=1e-3, atol=1e-3)

@@ -26,6 +26,7 @@ from fedfleet.report import paper_figure
 from fedfleet.report.groups import versions
 from fedfleet.simulator.driver.evaluation import less_is_better
 from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.plain_text import OtherEncoding, decoded
 from fedfleet.simulator.registry import Options
 
 WORST, MEAN = "worst", "mean"
@@ -108,7 +109,9 @@ class PaperTable(Options):
 def read(path: Path) -> PaperTable:
     """Read a table. Raises ConfigError."""
     try:
-        found = PaperTable.model_validate_json(json.dumps(parse(path.read_text(encoding="utf-8"))), strict=True)
+        found = PaperTable.model_validate_json(json.dumps(parse(decoded(path.read_bytes()))), strict=True)
+    except OtherEncoding as e:
+        raise ConfigError(f"{path}: {e}") from None
     except ValidationError as e:
         first = e.errors()[0]
         raise ConfigError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None

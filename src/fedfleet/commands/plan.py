@@ -11,6 +11,7 @@ from fedfleet.algorithms.wrapping import WrapperOptions
 from fedfleet.config import rules, secured, timing
 from fedfleet.config.executor import Executor
 from fedfleet.config.made import Place, places
+from fedfleet.experiments.executors import on_ray
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.runner import where
 from fedfleet.report.words import span
@@ -152,9 +153,10 @@ def _text(value: Any) -> str:
 
 def _nodes(e: Executor, address: str, invite: int) -> Iterator[str]:
     """Yield how many actors a cluster has room for and, a line a node, what would go there of a phase of so many clients."""
-    from fedfleet.simulator.executors.nodes import Need, visit  # importing Ray takes a second
-
-    found = visit(address, Need(e.cpus_per_actor, e.gpus_per_actor, round((e.memory_per_actor_gb or 0.0) * 1e9)))
+    nodes = on_ray("nodes")
+    found = nodes.visit(
+        address, nodes.Need(e.cpus_per_actor, e.gpus_per_actor, round((e.memory_per_actor_gb or 0.0) * 1e9))
+    )
     wanted = found.total if e.actors == "auto" else e.actors
     actors = found.spread(wanted)
     total, blocks = sum(actors.values()), -(-invite // int(e.block_size))

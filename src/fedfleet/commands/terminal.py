@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedfleet.commands.arguments import TERMINATED
+from fedfleet.simulator.signals import after_imports
 
 INTERRUPTED = 130
 AGAIN = "nothing was written; the same command begins again"
@@ -49,7 +50,7 @@ def progress(*, stderr: bool = False) -> Any:
 @contextmanager
 def interruptible(mend: str, folder: Path | None = None) -> Iterator[None]:
     """Let SIGTERM end what is under way as Ctrl-C does, and say how to go on: anew where nothing is in ``folder`` yet."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    signal.signal(signal.SIGTERM, after_imports(lambda *_: sys.exit(TERMINATED)))
     try:
         yield
     except KeyboardInterrupt:

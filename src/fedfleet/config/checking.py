@@ -162,4 +162,4 @@ def _inner(annotation: Any, metadata: Iterable[Any], node: Any) -> tuple[type[Ba
     if isinstance(node, list):
         return None, names
     said = {names.registry.key: node} if isinstance(node, str) else node if isinstance(node, Mapping) else {}
-    return names.registry.type_of_given(said), names._replace(listed=False)
+    return names.registry.find(said.get(names.registry.key, names.registry.default)), names._replace(listed=False)

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.plain_text import OtherEncoding, decoded
 
 DEEPEST = 16  # dots in a key
 MOST = 100_000  # values of a configuration, each alias written out
@@ -22,7 +23,8 @@ class _Loader(yaml.SafeLoader):
     """YAML that reads 1e-3 as a number, where YAML 1.1 wants 1.0e-3, and refuses what most readers would take for something else.
 
     Refused are a key given twice in one mapping, of which YAML keeps the last; numbers of base 60 (1:30) and 8 (010); and nesting
-    far beyond any configuration.
+    far beyond any configuration. Mappings are merged (``<<``) as YAML's own page says (https://yaml.org/type/merge.html), which
+    PyYAML does not where a merged mapping merges another: the first of several has the say, and a mapping's own keys before all.
     """
 
     depth = 0
@@ -36,14 +38,27 @@ class _Loader(yaml.SafeLoader):
         self.depth -= 1
         return found
 
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Return a mapping of which no key is given twice."""
-        found = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
-        for key in (key for key, _ in found.value if isinstance(key, yaml.ScalarNode) and key.tag != MERGE):
-            if key.value in seen:
-                raise ValueError(f"key {key.value!r} is given twice, again in line {key.start_mark.line + 1}: keep one")
-            seen.add(key.value)
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put merged keys in the place of ``<<``; refuse a key that is given twice."""
+        own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        for key, value in node.value:
+            name = "<<" if key.tag == MERGE else f"{self.construct_object(key, deep=True)}"
+            if name in own:
+                raise ValueError(f"key {name!r} is given twice, again in line {key.start_mark.line + 1}: keep one")
+            own[name] = (key, value)
+            for other in self._merged(value) if key.tag == MERGE else ():
+                self.flatten_mapping(other)
+                for pair in other.value:
+                    merged.setdefault(f"{self.construct_object(pair[0], deep=True)}", pair)
+        own = {name: pair for name, pair in own.items() if pair[0].tag != MERGE}
+        node.value = [*({**merged, **own}).values()]
+
+    def _merged(self, value: yaml.Node) -> list[yaml.MappingNode]:
+        """Return the mappings that a value of ``<<`` is of. Raises ValueError."""
+        found = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        if wrong := [one for one in found if not isinstance(one, yaml.MappingNode)]:
+            raise ValueError(f"<< merges mappings, and in line {wrong[0].start_mark.line + 1} there is none: give some")
         return found
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
@@ -92,7 +107,9 @@ def _expanded(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
 def read(path: Path) -> Mapping[str, Any]:
     """Read a YAML file. Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = decoded(path.read_bytes())
+    except OtherEncoding as e:
+        raise ConfigError(f"{path}: {e}") from None
     except FileNotFoundError:
         raise ConfigError(
             f"{path}: no such configuration file: give the path of a YAML file, or a name that `fedfleet configs` lists"

@@ -19,6 +19,7 @@ import torch
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config import rules
 from fedfleet.config.checking import unknown
+from fedfleet.config.platforms import check_ray, without_ray
 from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Examples
@@ -92,6 +93,8 @@ def _check_compiled(config: Config) -> None:
 def _check_executor(config: Config) -> None:
     e = config.executor
     _check_compiled(config)
+    if e.kind == "ray":
+        check_ray("executor.kind='ray'")
     if e.kind == "local" and config.faults.client_timeout_s is not None:
         raise ConfigError(
             f"faults.client_timeout_s={config.faults.client_timeout_s:g}: with executor.kind=local clients run in this process, "
@@ -194,7 +197,10 @@ def resolved(config: Config, cohort: int, phases: int, z: Tree, notes: Callable[
     if kind == "auto":
         asks = e.of_ray or config.faults.client_timeout_s is not None
         blocks = phases * math.ceil(cohort / size)
-        kind = "local" if not asks and rules.small(config.rounds, cohort, blocks, z, notes) else "ray"
+        small = without_ray() is not None or rules.small(config.rounds, cohort, blocks, z, notes)
+        kind = "local" if not asks and small else "ray"
+        if asks:
+            check_ray("executor.kind='auto'")
     found = {"kind": kind, "device": where, "inner": inner, "block_size": size, "actors": actors(config)}
     whole = config.model_copy(update={"executor": e.model_copy(update=found)})
     _check_compiled(whole)

@@ -290,7 +290,7 @@ def _assign(raw: dict[str, Any], key: str, value: Any) -> None:
             raise ConfigError(f"{key}={show(value)}: {path} is a value, not a section: leave out what follows it")
         node[name] = node = dict(below)
     if (named := _single(path)) is not None and last == named.key:
-        old, new = (named.type_of_given({last: n}) for n in (node.get(last, named.default), value))
+        old, new = (named.find(n) for n in (node.get(last, named.default), value))
         for option in () if old is None or new is None else old.model_fields.keys() - new.model_fields.keys():
             node.pop(option, None)
     node[last] = value

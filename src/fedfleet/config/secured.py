@@ -20,7 +20,7 @@ from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import ByDomainMean, Mean, Store, Total
 from fedfleet.simulator.driver.masks import check_installed
-from fedfleet.simulator.driver.secured import secured
+from fedfleet.simulator.driver.secured import secured, sum_lost
 from fedfleet.simulator.driver.transformed import Seen
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 from fedfleet.simulator.fleet.devices import Load
@@ -312,8 +312,8 @@ def costs(secure: Secure, clients: int) -> dict[str, int]:
     }
 
 
-def said(config: Config, algorithm: Algorithm) -> dict[str, Any] | None:
-    """Return what ``summary.json`` says; None where there is no secure aggregation."""
+def said(config: Config, algorithm: Algorithm, lost: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """Return what ``summary.json`` says, with the event of the first sum that lost much; None without secure aggregation."""
     given = config.secure_aggregation
     if given is None:
         return None
@@ -323,6 +323,7 @@ def said(config: Config, algorithm: Algorithm) -> dict[str, Any] | None:
         "threshold": given.threshold,
         "neighbours": given.neighbours,
         "executed": given.execute,
+        "lost": None if lost is None else sum_lost(lost),
         "simulated": "what it does to numbers, bytes and time; it protects nobody",
         "phases": {
             name: {

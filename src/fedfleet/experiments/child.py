@@ -15,10 +15,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fedfleet.simulator.errors import ConfigError
+
 
 @contextmanager
 def child(*command: str) -> Iterator[subprocess.Popen[str]]:
     """Start ``python -m COMMAND`` in a session of its own, to be waited for before the context is left."""
+    if sys.platform == "win32":
+        raise ConfigError("--jobs: several runs at a time are for Linux and macOS, and this is Windows: leave it out")
     theirs, ours = os.pipe()
     try:
         module = [sys.executable, "-m", "fedfleet.experiments.child", str(theirs), *command]

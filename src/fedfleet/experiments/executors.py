@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedfleet.config import resolve
+from fedfleet.config.platforms import check_ray
 from fedfleet.config.schema import Config
+from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.executors.local import LocalExecutor
+from fedfleet.simulator.signals import imported
 
 if TYPE_CHECKING:
     from fedfleet.experiments.gauges import Gauges
@@ -32,15 +35,23 @@ def _ray_asks(config: Config) -> tuple[Any, ...]:
 
 
 def _ray(*asked: Any) -> Executor:
-    from fedfleet.simulator.executors.ray import RayExecutor  # importing Ray takes a second
-
-    return RayExecutor(*asked)
+    return on_ray("ray").RayExecutor(*asked)
 
 
 def _ray_gauges() -> Gauges:
-    from fedfleet.experiments.gauges import Gauges
+    return imported("fedfleet.experiments.gauges").Gauges()
 
-    return Gauges()
+
+def on_ray(module: str) -> Any:
+    """Import a module of ``simulator.executors`` that needs Ray, which takes a second. Raises ConfigError where there is no Ray."""
+    check_ray("executor.kind='ray'")
+    try:
+        return imported(f"fedfleet.simulator.executors.{module}")
+    except ImportError as e:
+        raise ConfigError(
+            f"executor.kind='ray': Ray cannot be imported here ({one_line(e)}): set executor.kind=local, and for several runs jobs "
+            f"to 1"
+        ) from e
 
 
 def _ray_actors(config: Config) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config import resolve
@@ -32,7 +34,7 @@ from fedfleet.simulator.block.purity import Held, Impure, Purity
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.population import InMemoryPopulation, decode
 from fedfleet.simulator.registry import ByPath
-from fedfleet.simulator.signals import put_off
+from fedfleet.simulator.signals import EndsProgram, contained, put_off
 from fedfleet.simulator.work import Batch
 from fedfleet.tasks import transformer
 from fedfleet.tasks.adapters import Adapted
@@ -41,6 +43,7 @@ from fedfleet.tasks.options import DataShape
 from fedfleet.tasks.registry import TASKS
 from fedfleet.tasks.transformer import is_transformer
 
+HALF_BYTES = 2
 ROWS, CLIENTS = 3, 2  # examples and clients that a net is tried on; the last row counts for nothing
 CLOSE = 1e-3  # of the largest output
 LABELLED = "module"  # the one task that data with targets are for
@@ -164,6 +167,14 @@ def check(config: Config, task: Task, z: Tree, data: Data) -> list[str]:
     make: Any = getattr(task, "make", None)
     if make is None:
         return []
+    try:
+        with put_off(insist=True), contained():
+            return _checked(config, make, task, z, data)
+    except EndsProgram as e:
+        raise ConfigError(f"{make.said}: {e}: let it raise another error") from e
+
+
+def _checked(config: Config, make: Any, task: Any, z: Tree, data: Data) -> list[str]:
     if not _alike(task.init(config.seed), z):
         raise ConfigError(
             f"{make.said}: two nets of one seed begin with other weights: draw them from torch's generator, or from `seed`"
@@ -285,6 +296,7 @@ def _check_training(config: Config, make: Any, task: Task, z: Tree, batch: Batch
     if config.executor.inner == "serial":
         return
     many = "runs for one client and not for many at once"
+    halves = Halves()
     mend = "avoid branches on values, .item(), .numpy() and writing in place, or set executor.inner=serial"
     try:
         with torch.no_grad():
@@ -297,9 +309,13 @@ def _check_training(config: Config, make: Any, task: Task, z: Tree, batch: Batch
             several = T.map(lambda leaf: torch.stack([leaf, leaf + leaf / 8]), z)
             guess = lambda z: task.functions["predict"](z, Batch({"x": batch.x, "y": batch.y}, weight))  # noqa: E731
             at_once = torch.func.vmap(guess)(several)
-            wanted = torch.stack([guess(T.index(several, which)) for which in range(CLIENTS)])
+            with halves:
+                wanted = torch.stack([guess(T.index(several, which)) for which in range(CLIENTS)])
     except Exception as e:
         raise ConfigError(f"{said}: it {many} ({type(e).__name__}: {one_line(e)[:200]}): {mend}") from e
+    if halves.kind is not None:
+        many = f"computes in {halves.kind}, whose few digits come out otherwise for many clients at once"
+        mend = "make its layers float32, as by net.float(), and leave such types out of forward, or set executor.inner=serial"
     if float((at_once - wanted).abs().max()) > CLOSE * float(wanted.abs().max()):
         raise ConfigError(f"{said}: it {many}, where it has other outputs: {mend}")
     with torch.no_grad():
@@ -311,6 +327,27 @@ def _check_training(config: Config, make: Any, task: Task, z: Tree, batch: Batch
         room = CLOSE * max(largest, _largest(wanted))
         if not torch.allclose(found, wanted, 0, room, equal_nan=True):
             raise ConfigError(f"{said}: it {many}, where {leaf.partition('.')[2]} has another gradient: {mend}")
+
+
+class Halves(TorchDispatchMode):
+    """Watches for results of 16 bits or fewer; ``kind`` is the first such type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind: str | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say that nothing here is compiled: to leave it out torch would import its compiler."""
+        return False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and look at what it returns."""
+        found = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dtype.itemsize <= HALF_BYTES:
+                self.kind = self.kind or str(tensor.dtype).removeprefix("torch.")
+        return found
 
 
 def _largest(leaf: Tensor) -> float:
@@ -332,6 +369,8 @@ def _failed(e: Exception, batch: Batch) -> str:
     kind = f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}"
     whole, packed = not x.is_floating_point(), "PackedSequence" in str(e)
     mend = "let it take such examples"
+    if "must have the same dtype" in str(e) or "expected scalar type" in str(e):
+        mend = "make its layers float32, as by net.float(), or turn examples into their type in forward"
     if packed:
         mend = "sequences are not packed here: give the layer all places, and take what its mask lets through of its outputs"
     elif whole and bool((x < 0).any()):

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.signals import imported
 
 Simulate = Callable[[Tensor, Tensor], Tensor]
 Method = Literal["cosine", "dlg", "closed"]
@@ -181,7 +182,7 @@ def inferred(observed: Tensor, by_label: Tensor, n: int) -> Tensor:
 
 def matched(originals: Tensor, found: Tensor) -> Tensor:
     """Return which rebuilt example (m, ...) stands for each original (n, ...), int64 (n,): of least squared error in all."""
-    from scipy.optimize import linear_sum_assignment  # here, for it takes its time to import
+    linear_sum_assignment = imported("scipy.optimize").linear_sum_assignment  # here, for it takes its time
 
     a, b = originals.double().flatten(1), found.double().flatten(1)
     cost = torch.cdist(a, b).square()

@@ -18,6 +18,7 @@ from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import RunFolder
 from fedfleet.experiments.same_run import decisive
 from fedfleet.experiments.stopping import DIVERGED, Stopping, paused, told
+from fedfleet.experiments.sums import LostSums
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.client_metrics import ClientMetrics
 from fedfleet.simulator.driver.codec import encode
@@ -71,6 +72,7 @@ class Runner:
         self.last: RoundRecord | None = None
         self.void: list[PhaseRecord] = []
         self.unevaluated = False
+        self.sums = LostSums()
         self.stopping = Stopping(experiment.config, experiment.promises)
         self.stop: Stop | None = None
         self.seconds_before = 0.0
@@ -94,6 +96,7 @@ class Runner:
             self.folder.restore_best()
         for metrics in [self.initial or {}, *self.folder.tables.evaluations()]:
             self._is_best(metrics)
+        self.sums.resume(self.folder.folder, done)
 
     def run(self, executor: Executor) -> Run:
         """Run to the end, and whatever happens leave tables, model, summary and a checkpoint."""
@@ -152,6 +155,7 @@ class Runner:
         self._ask_early(self.stopping.patience())
         while self.stop is None and self.at.index < self.to:
             record = play(x.algorithm, self.at, x.problem, self.conditions, executor)
+            self.sums.note(record, self.told.say)
             if gauges is not None:
                 gauges.show(record, executor)
             self._watch(executor)
@@ -375,17 +379,16 @@ class Runner:
             "bit_exact": self.folder.bit_exact,
             "privacy": None,
             **{promise.key: promise.said(self.at.state) for promise in x.promises},
-            "secure_aggregation": secured.said(x.config, x.algorithm),
+            "secure_aggregation": secured.said(x.config, x.algorithm, self.sums.first),
             **{name: rounds[name].sum().item() for name in totals},
         }
 
 
 def describe(x: Prepared) -> str:
     """Say in one line what is run, and on what."""
-    e = x.config.executor
     return (
         f"{x.label} on {x.config.task.name}, {x.config.population.dataset.name}, {x.problem.clients:,} clients, "
-        f"{T.count(x.z):,} floats, {e.inner} {where(x)}"
+        f"{T.count(x.z):,} floats, {x.config.executor.inner} {where(x)}"
     )
 
 

@@ -13,6 +13,7 @@ from fedfleet.config.population import Data, data_key, load_data
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import FederatedDataset
 from fedfleet.datasets.files import DataError
+from fedfleet.experiments.executors import on_ray
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.own import read_by_workers
 from fedfleet.experiments.resume import run_or_go_on
@@ -21,6 +22,7 @@ from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.executors.likeness import Likeness, Place, of_process, unread
 
 RETRIES = 2  # of a run whose process died
+LOOK_S = 1.0  # between two looks at whether Ray is still there
 GRACE_S = 10.0  # for runs to write down that they were interrupted, before their processes are ended
 
 
@@ -96,10 +98,12 @@ def _run(job: Job, data: Data, workers: Workers | None = None) -> str | None:
 def _in_tasks(
     next_job: Callable[[], Job | None], data: dict[str, Data], jobs: int, address: str | None
 ) -> Iterator[Ended]:
-    # Importing Ray takes a second.
+    on_ray("vital")
     from fedfleet.simulator.executors.cluster import ray, send_whole, share_tensors, start_ray, stop_ray
+    from fedfleet.simulator.executors.vital import Vitals
 
     started = start_ray(address, jobs)
+    vitals = Vitals()
     mine = None if address is None else of_process()  # what processes of other nodes have to have, too
     under_way: dict[Any, Job] = {}
     try:
@@ -123,7 +127,10 @@ def _in_tasks(
                 under_way[one.remote(away, [kept[key]], wanted[key])] = job
             if not under_way:
                 return
-            ready, _ = ray.wait(list(under_way), num_returns=1)
+            ready, _ = ray.wait(list(under_way), num_returns=1, timeout=LOOK_S)
+            vitals.check()
+            if not ready:
+                continue
             job = under_way.pop(ready[0])
             try:
                 error = ray.get(ready[0])
@@ -134,6 +141,7 @@ def _in_tasks(
         try:
             _cancel(list(under_way))
         finally:
+            vitals.close()
             if started:
                 stop_ray()
 

@@ -22,7 +22,7 @@ from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.attacks.registry import ATTACKS
 from fedfleet.commands import cli
 from fedfleet.config.schema import load
-from fedfleet.datasets.registry import ABOUT
+from fedfleet.datasets.registry import DATASETS
 from fedfleet.experiments import campaign
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
@@ -51,7 +51,13 @@ def summary(run: Path) -> dict[str, Any]:
 
 
 def test_list(command: Command) -> None:
-    names = {"algorithms": ALGORITHMS, "attacks": ATTACKS, "datasets": ABOUT, "tasks": TASKS, "transforms": TRANSFORMS}
+    names = {
+        "algorithms": ALGORITHMS,
+        "attacks": ATTACKS,
+        "datasets": DATASETS,
+        "tasks": TASKS,
+        "transforms": TRANSFORMS,
+    }
     for what, of in names.items():
         status, out, _ = command("list", what)
         said = [each.split(maxsplit=1) for each in out.splitlines()]

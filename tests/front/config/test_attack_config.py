@@ -63,7 +63,7 @@ NO_ROOM = [
     ({"attack": {**FLIP, "source": 3, "target": 10}}, "attack.target=10"),
     ({"attack": {**BACKDOOR, "target": 10}}, "attack.target=10"),
     ({"attack": {**BACKDOOR, "size": 9}}, "attack.size=9"),
-    ({"attack": BACKDOOR, "population.dataset": "synthetic"}, "attack"),
+    ({"attack": BACKDOOR, "population.dataset": "synthetic"}, "attack.kind='backdoor': "),
     ({"attack": FLIP, **TARGET}, "attack.kind='label_flip': clients of domains.target"),
 ]  # fmt: skip
 

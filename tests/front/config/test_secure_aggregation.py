@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from typing import Any
 
 import pandas as pd
@@ -52,6 +53,33 @@ def test_the_account_of_a_run_by_hand(tmp_path):
     assert (found.rounds.bytes_down - plain.rounds.bytes_down == 10 * 9 * 4 * 32).all()
     assert plain.summary["secure_aggregation"] is None
     assert found.summary["final"]["eval/loss"] == pytest.approx(plain.summary["final"]["eval/loss"], abs=1e-4)
+
+
+LOST = {
+    "clipped": {"secure_aggregation.clip": 1e-6},
+    "rounded_to_zero": {"secure_aggregation.clip": 1e6, "secure_aggregation.rounding": "nearest"},
+}
+
+
+@pytest.mark.parametrize("what", [None, *LOST])
+def test_a_sum_that_has_little_of_what_clients_send_is_told_once_and_recorded(tmp_path, what):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = fedfleet.run(BASE, LOST.get(what, {}), out=tmp_path / "run")
+    lines = [str(w.message) for w in told if str(w.message).startswith("secure_aggregation: ")]
+    log = found.folder / "events.jsonl"
+    events = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    events = [e for e in events if e["event"] == "secure_sum_lost"]
+    assert len(lines) == len(events) == (what is not None)
+    assert found.summary["secure_aggregation"]["lost"] == (lines[0] if lines else None)
+    assert found.summary["bit_exact"]
+    if what is None:
+        return
+    assert 0.5 < events[0][what] <= 1
+    assert (events[0]["round"], events[0]["phase"]) == (0, "train")
+    longer = fedfleet.resume(found.folder, {"rounds": 5})
+    assert longer.summary["secure_aggregation"]["lost"] == lines[0]
+    assert log.read_text().count("secure_sum_lost") == 1
 
 
 def test_a_plan_says_what_it_costs_and_that_it_protects_nobody():

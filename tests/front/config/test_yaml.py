@@ -27,9 +27,28 @@ def test_a_key_given_twice_is_refused_however_deep_it_lies(path, mapping, data):
         parse(text)
 
 
-def test_a_merged_key_may_be_given_another_value():
-    found = parse("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\nc: {<<: *a, y: 4}")
-    assert (found["b"], found["c"]) == ({"x": 3, "y": 2}, {"x": 1, "y": 4})
+@given(
+    st.lists(st.tuples(st.dictionaries(KEYS, st.integers(0, 9), max_size=3), st.lists(st.integers(0, 9), max_size=3)))
+)
+def test_mappings_are_merged_as_yaml_says(mappings):
+    """Each merges some of those before it: the first of them has the say, and its own keys before all."""
+    lines, merged = [], []
+    for i, (own, wanted) in enumerate(mappings):
+        of = [k for k in wanted if k < i]
+        merges = [f"*m{of[0]}" if len(of) == 1 else f"[{', '.join(f'*m{k}' for k in of)}]"] if of else []
+        inner = ", ".join([f"{k}: {v}" for k, v in own.items()] + [f"<<: {m}" for m in merges])
+        lines.append(f"{i}: &m{i} {{{inner}}}")
+        whole = {}
+        for k in reversed(of):
+            whole |= merged[k]
+        merged.append(whole | own)
+    assert list((parse("\n".join(lines)) or {}).values()) == merged
+
+
+def test_merges_that_yaml_does_not_define_are_refused(subtests):
+    for text in ("{<<: *a, <<: *b}", "{<<: 3}", "{<<: [*a, 3]}", "{<<: [[*a]]}", "{<<: }", "{1: 2, 0x1: 3}"):
+        with subtests.test(text), pytest.raises(ValueError, match=r"^[^\n]*in line 3"):
+            parse(f"a: &a {{x: 1}}\nb: &b {{x: 2}}\nc: {text}")
 
 
 def test_numbers_are_what_they_look_like(subtests):

@@ -191,6 +191,7 @@ def test_what_will_not_do_is_refused_in_one_line_before_the_run(subtests, tmp_pa
         ({"model": f"{HERE}plain"}, "it fails on 3 examples of (1, 8, 8) float32 (RuntimeError"),
         ({"model": f"{HERE}Branching"}, "it runs for one client and not for many at once"),
         ({"model": f"{HERE}Item"}, "or set executor.inner=serial"),
+        ({"model": f"{HERE}Halved"}, "it computes in bfloat16 … make its layers float32"),
         ({"model": f"{HERE}InPlace"}, "it writes in place into the examples that it is given"),
         ({"model": f"{HERE}Drawing"}, "in training it draws from torch's generator, which no run could repeat"),
         ({"model": f"{HERE}Attention", "arguments": {"dropout": 0.1}},
@@ -221,7 +222,7 @@ def test_what_will_not_do_is_refused_in_one_line_before_the_run(subtests, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("model", ["Branching", "Item"])
+@pytest.mark.parametrize("model", ["Branching", "Item", "Halved"])
 def test_what_vmap_cannot_run_runs_one_client_at_a_time(model, tmp_path):
     given = {"task.model": HERE + model, "executor.inner": "serial"}
     assert fedfleet.run(CONFIG, given, out=tmp_path / "run").summary["status"] == "finished"
@@ -244,10 +245,10 @@ def test_a_plan_says_what_a_net_of_torchvision_is_told():
     assert "told to the net" not in dict(describe(fedfleet.Experiment(fedfleet.load(CONFIG))))
 
 
-NETS = ["logistic", "cnn_bn", *(HERE + n for n in ("Normed", "Reader", "Tied"))]
+NETS = ["logistic", "cnn_bn", *(HERE + n for n in ("Normed", "Reader", "Tied", "Twice"))]
 
 
-@pytest.mark.parametrize("model", slow_but(NETS, "cnn_bn", HERE + "Tied"))
+@pytest.mark.parametrize("model", slow_but(NETS, "cnn_bn", HERE + "Tied", HERE + "Twice"))
 def test_a_run_gives_its_net_back(model, tmp_path):
     run = fedfleet.run(CONFIG, {"task.model": model}, out=tmp_path / "run")
     x = fedfleet.Experiment(fedfleet.load(CONFIG, {"task.model": model}))

@@ -13,6 +13,7 @@ from fedfleet.simulator.arithmetic.reduction import Mean
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.faults import Faults
 from fedfleet.simulator.errors import ClientError
+from fedfleet.simulator.signals import put_off
 from fedfleet.simulator.work import BatchPlan, Message, Objective
 
 CLIENTS = [4, 1, 5]
@@ -45,6 +46,32 @@ def test_an_exception_names_client_phase_and_step(federation, inner, k):
     with pytest.raises(ClientError, match=rf"client 4, phase 'train', stage 0, step {k}: ZeroDivisionError: what") as e:
         federation.run(inner, CLIENTS, step=raise_at(k))
     assert isinstance(e.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError(), SystemExit(0), SystemExit("done"), KeyboardInterrupt(), GeneratorExit()], ids=repr
+)
+def test_whatever_client_code_raises_is_its_fault(federation, inner, error):
+    """Also where it is what ends a program, and would be taken for an interruption, or for success."""
+
+    def fine(ops, shared, z, batch, at, key):
+        return T.map(lambda w: w + 1.0, z)
+
+    def step(ops, shared, z, batch, at, key):
+        count = at.num_examples
+        if torch._C._functorch.is_batchedtensor(count):  # of all clients of the block
+            count = torch._C._functorch.get_unwrapped(count)
+        if (count == 2).any():
+            raise error
+        return fine(ops, shared, z, batch, at, key)
+
+    with put_off(), pytest.raises(ClientError, match=r"client 1, phase 'train', stage 0, step 0: \w+:") as e:
+        federation.run(inner, CLIENTS, step=step)
+    assert type(error).__name__ in str(e.value)
+    with put_off():
+        dropped = federation.run(inner, CLIENTS, step=step, faults=Faults(on_client_error="drop_client"))
+    assert [d.client for d in dropped.dropped] == [1]
+    assert torch.equal(points(dropped), points(federation.run(inner, [4, 5], step=fine)))
 
 
 def test_where_a_replay_fails_the_client_is_named(federation):

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,12 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def session(tmp_path_factory):
     """A run under way, all of whose processes carry a mark; (process, mark, run folder)."""
-    folder = tmp_path_factory.mktemp("private")
+    with under_way(tmp_path_factory.mktemp("private")) as found:
+        yield found
+
+
+@contextmanager
+def under_way(folder):
     (folder / "config.yaml").write_text(CONFIG)
     mark, out = f"{os.getpid()}-{time.monotonic_ns()}", folder / "run"
     environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}
@@ -98,9 +104,18 @@ def test_addresses_are_read_as_they_are_written():
 
 
 def test_a_run_whose_raylet_dies_fails_in_one_line_and_can_go_on(session):
-    run, mark, out = session
-    (raylet,) = [pid for pid, command in processes(mark).items() if "raylet/raylet" in command]
-    os.kill(raylet, signal.SIGKILL)
+    check_end_without("raylet/raylet", *session)
+
+
+def test_a_run_whose_control_server_dies_fails_in_one_line_and_can_go_on(tmp_path):
+    with under_way(tmp_path) as session:
+        check_end_without("gcs_server", *session)
+
+
+def check_end_without(what, run, mark, out):
+    """Kill one of Ray's own processes, and see that the run ends in order and leaves none behind."""
+    (its,) = [pid for pid, command in processes(mark).items() if what in command.split(" ")[0]]
+    os.kill(its, signal.SIGKILL)
     _, said = run.communicate(timeout=60)  # how it went is on the other stream
     assert run.returncode == 1
     failed = [line for line in said.splitlines() if line.startswith("failed: ")]
