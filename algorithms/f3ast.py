@@ -35,6 +35,7 @@ from fedfleet.algorithms.participation import Correction, correcting
 from fedfleet.simulator.author import (
     Algorithm,
     Cohort,
+    ConfigError,
     Key,
     Mean,
     Message,
@@ -53,7 +54,7 @@ class ChoosingOptions(LocalOptions):
     """Options of servers that choose among those online."""
 
     select: int = Field(default=10, ge=1)
-    """How many of those online work, M; all, if there are fewer."""
+    """How many of those of ``cohort.invite`` that are online work, M; all, if there are fewer."""
     weight: Literal["num_examples", "uniform"] = "num_examples"
     """What each client is of all."""
     client_optimizer: ClientOptimizer = ClientOptimizer()
@@ -106,6 +107,15 @@ def _of_all(clients: Tensor, problem: Problem, weight: str) -> Tensor:
     return problem.num_examples(clients).double() / (problem.clients * problem.mean_examples)
 
 
+def _check(options: ChoosingOptions, cohort: CohortOptions) -> None:
+    """Refuse to choose more than are asked. Raises ConfigError."""
+    if options.select > cohort.invite:
+        raise ConfigError(
+            f"algorithm.select={options.select}: it chooses among those of cohort.invite={cohort.invite} clients that are online: "
+            f"lower it, or raise cohort.invite"
+        )
+
+
 def _online(rnd: Round, size: int) -> Tensor:
     """Return the clients of a cohort that are online."""
     pool = rnd.invite(size)
@@ -117,7 +127,8 @@ def _invited(clients: Tensor, weights: Tensor | None = None) -> Cohort:
 
 
 def f3ast(options: F3astOptions, task: Task, cohort: CohortOptions) -> Algorithm:
-    """Build F3AST."""
+    """Build F3AST. Raises ConfigError."""
+    _check(options, cohort)
 
     def send_change(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
         return Message(send={"dz": T.sub(local.z, shared["z"])}), own
@@ -151,7 +162,8 @@ class FedLaAvgOptions(ChoosingOptions):
 
 
 def fedlaavg(options: FedLaAvgOptions, task: Task, cohort: CohortOptions) -> Algorithm:
-    """Build FedLaAvg."""
+    """Build FedLaAvg. Raises ConfigError."""
+    _check(options, cohort)
     work = local_training(options.plan(), gradient, options.client_optimizer.build())
     train = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, model="z")
 

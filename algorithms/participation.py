@@ -85,9 +85,9 @@ class Correction(ByName):
             "known_p": {"normalise", "cap"},
             "fedau": {"normalise", "cutoff", "count"},
             "mifa": {"start"},
-            "fedvarp": {"chances"} | ({"cap"} if self.chances else set()),
+            "fedvarp": {"chances", "cap"} if self.chances else {"chances"},
         }
-        refuse_others(self, self.kind, used[self.kind], set().union(*used.values(), {"cap"}))
+        refuse_others(self, self.kind, used[self.kind], set().union(*used.values()))
         return self
 
     @property
@@ -241,7 +241,6 @@ class _Slot(NamedTuple):
             work=self._remembering(phase.work),
             reduce=reduce,
             own=self._nothing_yet,
-            dated=True,
             reweighted=self.weighs,
             model=None,
             difference=None,

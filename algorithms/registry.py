@@ -10,6 +10,7 @@ from fedfleet.algorithms.amplified import AmplifiedFedAvgOptions, PeriodOptions,
 from fedfleet.algorithms.catalyst import CatalystOptions, catalyst_scaffold_s
 from fedfleet.algorithms.cdma import AdaOptions, CdmaOptions, cdma_ada, cdma_nc, cdma_one
 from fedfleet.algorithms.cluster_fedvarp import ClusterFedVarpOptions, cluster_fedvarp
+from fedfleet.algorithms.clustered_sampling import SamplingOptions, clustered_sampling
 from fedfleet.algorithms.coda import CodaOptions, CodascaOptions, coda_plus, codasca
 from fedfleet.algorithms.coral import coral
 from fedfleet.algorithms.ditto import DittoOptions, ditto
@@ -67,6 +68,9 @@ ROWS: dict[str, Entry[Build]] = {
     "fednova": Entry(FedNovaOptions, fednova, "FedAvg of steps that are normalised by their number (Wang et al. 2020)"),
     "feddyn": Entry(FedDynOptions, feddyn, "a linear term of each client against client drift (Acar et al. 2021)"),
     "fedawe": Entry(FedAweOptions, fedawe, "clients make up for the rounds that they missed (Xiang et al. 2024)"),
+    "clustered_sampling": Entry(
+        SamplingOptions, clustered_sampling, "FedAvg of a client from each of as many clusters (Fraboni et al. 2021)"
+    ),
     "f3ast": Entry(F3astOptions, f3ast, "those of the clients online that are selected least (Ribero et al. 2022)"),
     "fedlaavg": Entry(
         FedLaAvgOptions, fedlaavg, "those online that were not heard for longest, with memory (Yan et al. 2020)"

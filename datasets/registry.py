@@ -85,8 +85,8 @@ def _published(read: Callable[..., Dataset], about: str, options: type[Published
 
 
 def _source(name: str) -> Entry[Load]:
-    options, read, about = SOURCES[name]
-    return Entry(options, lambda given, asked: put_together(name, read(given)), about)
+    source = SOURCES[name]
+    return Entry(source.options, lambda given, asked: put_together(name, source.build(given)), source.about)
 
 
 # `emnist` is short for the balanced split, the one most papers report.

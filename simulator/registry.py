@@ -73,10 +73,14 @@ class Entry(NamedTuple, Generic[Build]):
     options: type[BaseModel]
     build: Build = ITSELF
     about: str = ""
+    description: str = ""
+    """What ``fedfleet show`` prints below: formulas and citation; those of its module if not given."""
 
     @property
     def source(self) -> str:
-        """What its module says of it, formulas and citation; nothing where that cites nothing."""
+        """Formulas and citation: its description, or what its module says of it; nothing where that cites nothing."""
+        if self.description:
+            return self.description
         apart = self.build is ITSELF or "<" in getattr(self.build, "__qualname__", "<")  # a lambda
         of: Any = self.options if apart else self.build
         text = inspect.getdoc(sys.modules[of.__module__]) or ""

@@ -14,7 +14,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfleet.simulator.errors import ClientError, ConfigError, FedfleetError
+ROOMS = ("algorithms", "attacks", "datasets", "simulator", "tasks", "transforms")
+"""Subpackages that lie in the repository's root, and here as links."""
+if any(
+    (Path(__file__).parent / room).is_file() for room in ROOMS
+):  # a clone in which Git wrote links as text, as on Windows
+    __path__.append(str(Path(__file__).parents[2]))
+
+from fedfleet.simulator.errors import ClientError, ConfigError, FedfleetError  # noqa: E402
 
 if TYPE_CHECKING:
     from fedfleet import data as data
@@ -31,13 +38,6 @@ if TYPE_CHECKING:
     from fedfleet.simulator.algorithm import Algorithm, Task
     from fedfleet.simulator.population import Population
     from fedfleet.tracking.callback import Callback
-
-ROOMS = ("algorithms", "attacks", "datasets", "simulator", "tasks", "transforms")
-"""Subpackages that lie in the repository's root, and here as links."""
-if any(
-    (Path(__file__).parent / room).is_file() for room in ROOMS
-):  # a clone in which Git wrote links as text, as on Windows
-    __path__.append(str(Path(__file__).parents[2]))
 
 __all__ = [
     "Callback",

@@ -10,6 +10,7 @@ import torch
 from harness import Bowl, Fixed, World, build, digits, flat, play, records, rows, script
 from scripted import BOWLS, HEARD, OPTIMUM, Scripted, scripted
 
+from fedfleet.algorithms.clustered_sampling import drawn
 from fedfleet.algorithms.fedasync import FedAsyncOptions
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.simulator.arithmetic import tree as T
@@ -363,3 +364,33 @@ def test_fedlaavg_asks_those_not_heard_for_longest_and_remembers_all():
     first = 1 + s[0] * (0 - 1) / 4
     second = first + (s[0] * (0 - 1) + s[1] * (1 - first)) / 4
     assert trace("fedlaavg", heard=[(0, 1), (0, 1)], select=1) == pytest.approx([first, second], abs=1e-12)
+
+
+def test_clusters_have_the_same_means_and_less_variance():
+    """n = (10, 20, 30, 40), m = 2: the laws of either draw, variances of what clients count, chances to be drawn."""
+    n, grid = torch.tensor([10, 20, 30, 40]), (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    pairs = [drawn("clustered", n, torch.stack([u, u])) for u in grid]
+    law = torch.stack([torch.stack(pairs)[:, k].bincount(minlength=4) / 1000 for k in (0, 1)]).double()
+    torch.testing.assert_close(law, torch.tensor([[0, 0, 0.2, 0.8], [0.2, 0.4, 0.4, 0]]).double(), rtol=0, atol=1e-9)
+    assert (law * (1 - law)).sum(0).div(4).tolist() == pytest.approx([0.04, 0.06, 0.1, 0.04])
+    assert (1 - (1 - law).prod(0)).tolist() == pytest.approx([0.2, 0.4, 0.52, 0.8])
+    alone = drawn("multinomial", n, grid).bincount(minlength=4) / 1000
+    assert alone.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert (alone * (1 - alone) / 2).tolist() == pytest.approx([0.045, 0.08, 0.105, 0.12])
+
+
+def test_drawn_clients_count_one_of_m_each_over_their_chances(monkeypatch):
+    for correction, heard, expected in (
+        ("none", (0, 1), lambda d: (2 * d[0] + d[1]) / 3),  # client 0 was drawn twice
+        ("none", (1,), lambda d: d[1]),
+        ("known_p", (0, 1), lambda d: (2 * d[0] / 0.9 + d[1] / 0.5) / 4),
+        ("known_p", (1,), lambda d: d[1] / 0.5 / 4),
+    ):
+        made = build("clustered_sampling", BOWLS.task, ALL, **TWO, correction=correction)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "fedfleet.algorithms.clustered_sampling.drawn", lambda law, n, u: torch.tensor([0, 0, 1, 2])[: len(u)]
+            )
+            (z,) = scripted(made, BOWLS, [heard])
+        d = [(1 - (1 - 0.1 * a) ** 2) * (c - 1) for a, c in zip(A, C, strict=True)]
+        assert w(z) == pytest.approx(1 + expected(d), abs=1e-12)

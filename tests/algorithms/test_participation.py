@@ -413,3 +413,17 @@ def test_the_others_stay_and_count_the_round():
     given = {"federation": Federation(availability=Scripted(SILENT)), "skip_void": True}
     counts = list(records(made, BOWLS, 3, **given))[-1].state.memory
     assert (counts.asked.tolist(), counts.last.tolist()) == ([3] * 4, [2, -1, 0, -1])
+
+
+def test_options_that_a_kind_does_not_have_are_refused():
+    for options, line in (
+        ({"kind": "mifa", "chances": True}, "chances=True is not for mifa, which takes start"),
+        ({"kind": "fedau", "cap": 9.0}, "cap=9.0 is not for fedau"),
+        ({"kind": "known_p", "cutoff": None}, "cutoff=None is not for known_p"),
+        ({"kind": "fedvarp", "cap": 9.0}, "cap=9.0 is not for fedvarp, which takes chances"),
+        ({"count": "invitations"}, "count=invitations is not for none"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            build("fedavg", BOWLS.task, correction=options)
+    made = build("fedavg", BOWLS.task, correction={"kind": "fedvarp", "chances": True, "cap": 9.0})
+    assert made.chances == "absolute"

@@ -143,6 +143,7 @@ def test_what_goes_by_labels_is_refused(subtests):
         ({"domains": "label"}, "domains='label': it goes by labels"),
         ({"domains": {"kind": "clusters", "count": 2}}, "domains='clusters': it goes by labels"),
         ({"availability": "label_correlated"}, "availability='label_correlated': it goes by labels"),
+        ({"availability": {"kind": "cyclic", "rates": "mifa"}}, "availability='cyclic': it goes by labels"),
         ({"attack": {"kind": "label_flip", "share": 0.5}}, "attack='label_flip': it goes by labels"),
         ({"task": "classification", "task.model": "mlp", "task.loss": None},
          "task.name='classification': it is of labels"),

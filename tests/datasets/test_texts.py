@@ -91,7 +91,7 @@ def test_tweets_as_tokens(tmp_path: Path):
     assert keep.write(parts, tmp_path / "kept").words == 5
     tells(lambda: read(length=3), "length: is 3, and there is no tokenizer", DataError)
     numbers = leaf(tmp_path / "n", {"u": ([[1.0]], [0])}, {"u": ([[1.0]], [0])})
-    tells(lambda: source.read(source.options(path=str(numbers), tokenizer="bytes")), "are no tweets", DataError)
+    tells(lambda: source.build(source.options(path=str(numbers), tokenizer="bytes")), "are no tweets", DataError)
 
 
 def test_a_column_of_hugging_faces():

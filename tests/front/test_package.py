@@ -91,6 +91,8 @@ for room in fedfleet.ROOMS:
         found = importlib.import_module(name)
         assert pathlib.Path(found.__file__).is_relative_to(root), found.__file__
 fedfleet.run({"rounds": 2, "population": {"clients": 20}, "executor": {"kind": "local"}}, out=root / "run")
+from fedfleet.commands.completing import REGISTRIES, _keys
+assert all([*_keys(*each.split(":"))] for registries in REGISTRIES.values() for each in registries)
 """
 
 

@@ -9,6 +9,7 @@ FACT = [f"{A}fact.py", f"{A}fact_clients.py", f"{A}fact_torch.py"]
 MINIMAX = [f"{A}minimax_baselines.py", f"{A}cdma.py"]
 PERSONAL = [f"{A}personalised.py", f"{A}own_models_by_hand.py"]
 ONLINE = [f"{F}online_models.py", f"{F}online_correlated.py", f"{F}online_trace.py", f"{F}availability.py"]
+CHANCES = [f"{F}chances.py"]
 RESPONSES = [f"{F}partial_work.py", f"{F}devices.py", f"{A}unreliable.py", f"{A}events.py"]
 SENT = ["tests/transforms/test_transforms.py", "tests/transforms/test_algorithms.py"]
 ATTACKS = ["tests/attacks/test_updates.py", "tests/attacks/test_poison.py", "tests/front/config/test_attack_config.py"]
@@ -24,6 +25,7 @@ _HELD: dict[str, list[str]] = {
     "algorithms/catalyst.py": MINIMAX,
     "algorithms/cdma.py": [f"{A}cdma.py"],
     "algorithms/cluster_fedvarp.py": DROPOUT,
+    "algorithms/clustered_sampling.py": DROPOUT,
     "algorithms/coda.py": MINIMAX,
     "algorithms/control.py": [*AVERAGING, *MINIMAX],
     "algorithms/coral.py": [f"{A}domain_methods.py"],
@@ -134,18 +136,22 @@ _HELD: dict[str, list[str]] = {
     "simulator/driver/examples.py": ["tests/simulator/driver/test_examples.py"],
     "simulator/driver/overheard.py": INVERTED[:1],
     "simulator/driver/privacy.py": ["tests/simulator/driver/test_privacy.py"],
-    "simulator/fleet/availability.py": ONLINE[3:],
+    "simulator/fleet/availability.py": [*ONLINE[3:], *CHANCES],
     "simulator/fleet/buffer.py": BUFFER,
     "simulator/fleet/devices.py": RESPONSES,
     "simulator/fleet/flights.py": BUFFER,
     "simulator/fleet/hardware.py": [f"{F}devices.py"],
     "simulator/fleet/idle.py": BUFFER,
     "simulator/fleet/late.py": [f"{A}events.py"],
-    "simulator/fleet/online/correlated.py": ONLINE[1:2],
-    "simulator/fleet/online/diurnal.py": ONLINE[:1],
-    "simulator/fleet/online/markov.py": ONLINE[:1],
-    "simulator/fleet/online/random_rate.py": [*ONLINE[:1], *ONLINE[3:]],
-    "simulator/fleet/online/trace.py": ONLINE[2:3],
+    "simulator/fleet/online/chain.py": [f"{F}online_rounds.py"],
+    "simulator/fleet/online/correlated.py": [*ONLINE[1:2], *CHANCES],
+    "simulator/fleet/online/diurnal.py": [*ONLINE[:1], *CHANCES],
+    "simulator/fleet/online/labels.py": [*ONLINE[1:2], f"{F}rates.py"],
+    "simulator/fleet/online/markov.py": [*ONLINE[:1], *CHANCES],
+    "simulator/fleet/online/random_rate.py": [*ONLINE[:1], *ONLINE[3:], *CHANCES],
+    "simulator/fleet/online/rates.py": [f"{F}rates.py"],
+    "simulator/fleet/online/rounds.py": [f"{F}online_rounds.py"],
+    "simulator/fleet/online/trace.py": [*ONLINE[2:3], *CHANCES],
     "simulator/fleet/policies.py": [*ONLINE[3:], *RESPONSES],
     "simulator/fleet/responses.py": [*ONLINE[3:], *RESPONSES],
     "simulator/fleet/secagg.py": [f"{F}secagg.py"],

@@ -11,22 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.fleet.online.labels import LEARNT, Remembering, labels, portions
 from fedfleet.simulator.population import Population
 
-CALIBRATED_ON = 20_000
-"""Clients over which the mean of p_c is taken: all, or a fixed draw of so many where there are more."""
-ROWS = 1 << 22  # of a population's padded rows, looked at together
-
-LEARNT = 1 << 24
-"""Examples of a population up to which all clients are looked at before the run, if labels are at hand."""
+KEY = "availability.kind='label_correlated'"
 
 Propensity = Callable[[Tensor], Tensor]
 """Clients (S,) int64 -> s (S,) float64 in [-1, 1]."""
@@ -79,13 +73,6 @@ def calibrated(propensity: Propensity, clients: Tensor, rate: float, strength: f
     return Correlated(propensity, high, strength)
 
 
-def calibration_clients(population: Population) -> Tensor:
-    """Return the clients (n,) to calibrate on, ascending; no seed decides them, so runs of several seeds share the p_c."""
-    if population.size <= CALIBRATED_ON:
-        return torch.arange(population.size)
-    return rng.sample(rng.fold(rng.key(0), "calibration"), population.size, CALIBRATED_ON).sort().values
-
-
 def by_size(population: Population, clients: Tensor) -> Propensity:
     """Return s = 2 (share of ``clients`` that hold less) - 1, those that hold as much counted half: larger clients have more."""
     sizes = population.num_examples(clients).sort().values
@@ -116,18 +103,16 @@ def by_label(population: Population, clients: Tensor, classes: Sequence[int] | N
         return sums.to(torch.float64) / counts.clamp(min=1)
 
     def ask(ids: Tensor) -> Tensor:
-        return torch.cat([statistic(*_labels(population, part)) for part in _portions(population, ids)])
+        return torch.cat([statistic(*labels(population, part, KEY)) for part in portions(population, ids)])
 
     found, largest, held = [], 0, set[int]()
-    for part in _portions(population, clients):
-        y, counts = _labels(population, part)
+    for part in portions(population, clients):
+        y, counts = labels(population, part, KEY)
         found.append(statistic(y, counts))
         largest = max(largest, int(y.max()))
         held |= set() if chosen is None else set(chosen[torch.isin(chosen, y)].tolist())
     if largest == 0 and classes is None:
-        raise ConfigError(
-            "availability.kind='label_correlated': all examples are of class 0: there is nothing to follow"
-        )
+        raise ConfigError(f"{KEY}: all examples are of class 0: there is nothing to follow")
     if missing := sorted(set(classes or ()) - held):
         who = "no client" if len(clients) == population.size else f"none of the {len(clients):,} clients looked at"
         raise ConfigError(
@@ -140,55 +125,3 @@ def by_label(population: Population, clients: Tensor, classes: Sequence[int] | N
         values = ask(clients)
     known = Remembering(ask, clients, values)
     return lambda ids: (2 * known(ids) / largest - 1 if classes is None else 1 - 2 * known(ids)).clamp(-1, 1)
-
-
-class Remembering:
-    """Asks for a number of a client once: it is a client's own, and looking at its data is dear.
-
-    Args:
-        ask: clients (n,) int64, at least one -> (n,) float64.
-        ids, values: what is known already, ids ascending.
-
-    """
-
-    def __init__(self, ask: Callable[[Tensor], Tensor], ids: Tensor, values: Tensor):
-        self._ask, self._ids, self._values = ask, ids.numpy(), values.numpy()
-
-    def __call__(self, ids: Tensor) -> Tensor:
-        """Return the numbers (n,), asking for those not known."""
-        wanted = ids.numpy()
-        place = np.searchsorted(self._ids, wanted)
-        unknown = self._ids.take(place, mode="clip") != wanted
-        if unknown.any():
-            self._learn(np.unique(wanted[unknown]))
-            place = np.searchsorted(self._ids, wanted)
-        return torch.from_numpy(self._values[place])
-
-    def _learn(self, new: NDArray[np.int64]) -> None:
-        values = self._ask(torch.from_numpy(new)).numpy()
-        ids, values = np.concatenate([self._ids, new]), np.concatenate([self._values, values])
-        order = ids.argsort(kind="stable")
-        self._ids, self._values = ids[order], values[order]
-
-
-def _portions(population: Population, ids: Tensor) -> Sequence[Tensor]:
-    """Cut clients (n,), at least one, so that the data of a portion fit in memory."""
-    largest = int(population.num_examples(ids).max())
-    return ids.split(min(8192, max(1, ROWS // max(1, largest))))
-
-
-def _labels(population: Population, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return class numbers (n,) int64 of clients, one after another, and the counts (C,). Raises ConfigError."""
-    alone = getattr(population, "labels", None)  # where a label is at hand without the example it belongs to
-    if alone is not None and (found := alone(ids)) is not None:
-        y, counts = found
-    else:
-        local = population.local_data(ids)
-        y, counts = local.data.get("y"), local.counts
-        if y is not None:
-            y = y[local.rows[torch.arange(local.rows.shape[1]) < counts[:, None]]]
-    if y is None or y.dim() != 1 or y.dtype.is_floating_point:
-        raise ConfigError(
-            "availability.kind='label_correlated': the examples of this population have no class numbers y: choose another kind"
-        )
-    return y.to(torch.int64), counts

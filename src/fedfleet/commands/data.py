@@ -46,7 +46,7 @@ def show(
         Path | None,
         typer.Argument(
             metavar="[CONFIG|NAME]",
-            help="A YAML file for data; else a name, or none for all of them.",
+            help="A YAML file for data, and for who is online under its availability; else a name, or none for all of them.",
             autocompletion=completing.named,
         ),
     ] = None,
@@ -54,14 +54,29 @@ def show(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it, too, as FILE.svg or FILE.png.")] = None,
     clients: Annotated[int, typer.Option(min=0, help="Clients that have a row of their own.")] = 20,
 ) -> None:
-    """Show who holds what: sizes, labels by client, domains; or the options of a name, or of a section. Nothing is run."""
-    if what != "data":
+    """Show who holds what, or who is online; or the options of a name, or of a section. Nothing is run."""
+    online = what == "availability" and config is not None and config.suffix in (".yaml", ".yml")
+    if what != "data" and not online:
+        if out is not None:
+            raise ConfigError(
+                f"--out={str(out)!r}: there is a picture of data and of availability alone, of a YAML file's"
+            )
         return _show_named(what, config, overrides)
     if config is None:
         raise ConfigError("show data: give a configuration, such as configs/quickstart.yaml")
     if out is not None and out.suffix not in (".svg", ".png"):
         raise ConfigError(f"--out={str(out)!r}: give a name that ends in .svg or .png")
     chosen = loaded(config, overrides)
+    if online:
+        from fedfleet.commands import show_availability
+
+        present = show_availability.look(chosen)
+        Console(width=None if sys.stdout.isatty() else show_availability.PLAIN_WIDTH).print(
+            show_availability.table(present)
+        )
+        if out is not None:
+            typer.echo(show_availability.draw(present, out))
+        return None
     from fedfleet.commands import show_data
 
     seen = show_data.look(chosen)

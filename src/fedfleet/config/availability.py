@@ -9,15 +9,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from pydantic import Field, model_validator
 
+from fedfleet.config import rounds
+from fedfleet.config.rounds import Context
 from fedfleet.datasets.trace import client_numbers, read_trace
-from fedfleet.simulator.arithmetic.rng import Key
 from fedfleet.simulator.fleet import availability as models
-from fedfleet.simulator.fleet.online import correlated
+from fedfleet.simulator.fleet.online import correlated, labels
 from fedfleet.simulator.fleet.online import diurnal as daily
 from fedfleet.simulator.fleet.online import trace as recorded
 from fedfleet.simulator.fleet.online.markov import Markov
 from fedfleet.simulator.fleet.online.random_rate import RandomRate
-from fedfleet.simulator.population import Population
 from fedfleet.simulator.registry import Entry, Options, Registry
 
 MeanSeconds = Annotated[float, Field(ge=1e-3, le=1e12)]
@@ -111,11 +111,21 @@ class TraceOptions(Options):
     """Start each client at a moment of its own in the trace."""
 
 
-class Context(NamedTuple):
-    """What a model may depend on: a key of the run for availability alone, and the clients."""
+class Law(NamedTuple):
+    """What there is to say of a kind: who is online at t, the chance of it at t and h later, whether it is stationary, whose it is.
 
-    key: Key
-    population: Population
+    Stationary is a process whose law is the same at all times.
+    """
+
+    formula: str
+    chance: str
+    stationary: str = "yes"
+    source: str = ""
+
+    def __str__(self) -> str:
+        """Return lines."""
+        rows = {"online": self.formula, "chance": self.chance, "stationary": self.stationary, "source": self.source}
+        return "\n".join(f"{name + ':':11} {line}" for name, line in rows.items() if line)
 
 
 def _diurnal(given: DiurnalOptions, context: Context) -> models.Availability:
@@ -124,13 +134,13 @@ def _diurnal(given: DiurnalOptions, context: Context) -> models.Availability:
 
 
 def _by_label(given: LabelCorrelatedOptions, context: Context) -> models.Availability:
-    clients = correlated.calibration_clients(context.population)
+    clients = labels.calibration_clients(context.population)
     propensity = correlated.by_label(context.population, clients, given.classes)
     return correlated.calibrated(propensity, clients, given.rate, given.strength)
 
 
 def _by_size(given: CorrelatedOptions, context: Context) -> models.Availability:
-    clients = correlated.calibration_clients(context.population)
+    clients = labels.calibration_clients(context.population)
     propensity = correlated.by_size(context.population, clients)
     return correlated.calibrated(propensity, clients, given.rate, given.strength)
 
@@ -141,15 +151,141 @@ def _trace(given: TraceOptions, context: Context) -> models.Availability:
     return recorded.Trace(intervals, context.key, numbers, given.shift)
 
 
-ROWS: dict[str, Entry[Callable[[Any, Context], models.Availability]]] = {
-    "always": Entry(AlwaysOptions, lambda given, context: models.Always()),
-    "bernoulli": Entry(BernoulliOptions, lambda given, context: models.Bernoulli(given.rate)),
-    "random_rate": Entry(RandomRateOptions, lambda given, context: RandomRate(given.low, given.high)),
-    "markov": Entry(MarkovOptions, lambda given, context: Markov(context.key, given.mean_on_s, given.mean_off_s)),
-    "diurnal": Entry(DiurnalOptions, _diurnal),
-    "label_correlated": Entry(LabelCorrelatedOptions, _by_label),
-    "size_correlated": Entry(CorrelatedOptions, _by_size),
-    "trace": Entry(TraceOptions, _trace),
+Build = Callable[[Any, Context], models.Availability | models.InRounds]
+
+
+def _entry(options: type[Options], build: Build, law: Law) -> Entry[Build]:
+    return Entry(options, build, description=str(law))
+
+
+FEDAU = "FedAU: S. Wang and M. Ji, ICLR 2024, and its code"
+FEDAWE = "FedAWE: M. Xiang et al., NeurIPS 2024, and its code"
+ROWS: dict[str, Entry[Build]] = {
+    "always": _entry(AlwaysOptions, lambda given, context: models.Always(), Law("always", "1")),
+    "bernoulli": _entry(
+        BernoulliOptions,
+        lambda given, context: models.Bernoulli(given.rate),
+        Law("with probability rate, afresh in every phase", "rate"),
+    ),
+    "random_rate": _entry(
+        RandomRateOptions,
+        lambda given, context: RandomRate(given.low, given.high),
+        Law("with p_t ~ U(low, high], drawn once a phase for all clients", "(low + high) / 2", source="p_t of CDMA"),
+    ),
+    "markov": _entry(
+        MarkovOptions,
+        lambda given, context: Markov(context.key, given.mean_on_s, given.mean_off_s),
+        Law(
+            "on for Exp(mean_on_s), off for Exp(mean_off_s); pi = mean_on_s / (mean_on_s + mean_off_s)",
+            "pi (pi + (1 - pi) exp(-lambda h)), lambda = 1 / mean_on_s + 1 / mean_off_s",
+        ),
+    ),
+    "diurnal": _entry(
+        DiurnalOptions,
+        _diurnal,
+        Law(
+            "while p(t) = mean + amplitude cos(2 pi (t - peak) / day) is above a threshold of the client's and day's own",
+            "min(p(t), p(t + h)); p(t) p(t + h) where a trough lies between",
+            "no: p(t) follows the hour; over zones uniform over the day, yes",
+        ),
+    ),
+    "label_correlated": _entry(
+        LabelCorrelatedOptions, _by_label, Law("with logit p_c = a + strength s_c, afresh in every phase", "p_c")
+    ),
+    "size_correlated": _entry(
+        CorrelatedOptions, _by_size, Law("with logit p_c = a + strength s_c, afresh in every phase", "p_c")
+    ),
+    "trace": _entry(
+        TraceOptions,
+        _trace,
+        Law(
+            "in the intervals of the client's device, again and again",
+            "share of the period in which it is online at t and at t + h",
+            "no; with shift: true, yes",
+        ),
+    ),
+    "independent": _entry(
+        rounds.IndependentOptions,
+        rounds.independent,
+        Law("in round t with p_c, the rate of rates, afresh in every round", "p_c", source=f"{FEDAU}; MIFA; FedAWE"),
+    ),
+    "markov_rounds": _entry(
+        rounds.MarkovRoundsOptions,
+        rounds.markov,
+        Law("P(off -> on) = a = off_to_on, P(on -> off) = b = a (1 / p_c - 1); b > 1: b = 1", "p_c", source=FEDAU),
+    ),
+    "cyclic": _entry(
+        rounds.CyclicOptions,
+        rounds.cyclic,
+        Law(
+            "for A = max(1, round(cycle p_c)) rounds, then off for B = max(1, cycle - A), and again",
+            "A / (A + B): the moment counts as unknown",
+            "yes; with start: off, no",
+            FEDAU,
+        ),
+    ),
+    "sine": _entry(
+        rounds.SineOptions,
+        rounds.sine,
+        Law(
+            "in round t with p_c (depth sin(2 pi t / period) + 1 - depth), 0 where that is under below",
+            "of the round; in the long run (1 - depth) p_c, without below",
+            "no",
+            FEDAWE,
+        ),
+    ),
+    "staircase": _entry(
+        rounds.StaircaseOptions,
+        rounds.staircase,
+        Law(
+            "with p_c and low p_c by turns, rounds each",
+            "of the round; in the long run (1 + low) / 2 p_c",
+            "no",
+            FEDAWE,
+        ),
+    ),
+    "f3ast": _entry(
+        rounds.F3astOptions,
+        rounds.f3ast,
+        Law(
+            "in round t with p_c (depth sin(2 pi (t mod period) / (period - 1)) + level)",
+            "of the round; in the long run level p_c",
+            "no",
+            "F3AST: M. Ribero et al., 2022, and its code",
+        ),
+    ),
+    "outages": _entry(
+        rounds.OutagesOptions,
+        rounds.outages,
+        Law("with p_c while its region, a chain of share up and lag correlation, is up", "up p_c", source="fedfleet"),
+    ),
+    "blocks": _entry(
+        rounds.BlocksOptions,
+        rounds.blocks,
+        Law(
+            "group floor(c groups / clients) in its turn of so many rounds",
+            "1 / groups: the moment counts as unknown",
+            "no",
+            "S. Wang and M. Ji, NeurIPS 2022, and their code",
+        ),
+    ),
+    "alternating": _entry(
+        rounds.AlternatingOptions,
+        rounds.alternating,
+        Law(
+            "one half of the clients for so many rounds, then the other for ratio times as many",
+            "share of the period: the moment counts as unknown",
+            "no",
+            "FedLaAvg: Y. Yan et al., 2020, and its code",
+        ),
+    ),
 }
 """Their ``build`` raises ConfigError, or DataError for a file, also where nobody could ever be reached."""
 AVAILABILITY = Registry("availability", ROWS, default="always", group="fedfleet.availability")
+
+
+def follows(given: Options) -> Literal["labels", "sizes", "regions", "numbers"] | None:
+    """Return what of clients the options of a kind make it depend on who is online; None where that is chance and time alone."""
+    if isinstance(given, LabelCorrelatedOptions):
+        return "labels"
+    return "sizes" if isinstance(given, CorrelatedOptions) else rounds.follows(given)

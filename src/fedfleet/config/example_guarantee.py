@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedfleet.config import accounting
-from fedfleet.config.availability import LabelCorrelatedOptions
+from fedfleet.config.availability import follows
 from fedfleet.config.guarantee import check_looks
 from fedfleet.config.privacy import ExamplePrivacy
 from fedfleet.config.schema import Config
@@ -307,8 +307,9 @@ def _check(
             "example_privacy: which examples have no labels decides what is in a batch: leave domains.target or it out"
         )
     online = config.availability
-    if isinstance(online, LabelCorrelatedOptions | ByPath):
-        verb = "may tell" if isinstance(online, ByPath) else "tells"
+    goes_by = None if isinstance(online, ByPath) else follows(online)
+    if goes_by in ("labels", "regions") or isinstance(online, ByPath):
+        verb = "tells" if goes_by == "labels" else "may tell"
         raise ConfigError(
             f"availability.kind={config.availability.kind!r}: who is online {verb} labels, which example_privacy is to hide: "
             f"choose another"

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from fedfleet.config import accounting
+from fedfleet.config.availability import follows
 from fedfleet.config.privacy import Privacy
 from fedfleet.config.reading import show
 from fedfleet.config.resolve import parse_until
@@ -276,7 +277,7 @@ def _check(config: Config, given: Privacy, algorithm: Algorithm, task: Task, cli
     if phase.reweighted:
         raise ConfigError(
             f"privacy: {name} multiplies what rarely heard clients send, so that one client may move the model by more than "
-            f"privacy.clip_norm: set algorithm.correction=none, or leave privacy out"
+            f"privacy.clip_norm: choose an algorithm without such weights, or leave privacy out"
         )
     if BUFFERS in task.parts:
         raise ConfigError(
@@ -353,7 +354,8 @@ def _unamplified(config: Config, given: Privacy) -> str | None:
     ):
         if value != none:
             return f"cohort.{key}={value} makes who is heard depend on the others, or on how much a client has to do: leave it out"
-    if (kind := config.availability.kind) in ("label_correlated", "size_correlated"):
+    kind = config.availability.kind
+    if not isinstance(config.availability, ByPath) and follows(config.availability) is not None:
         return (
             f"availability.kind={kind!r} makes who is online depend on the data that are to be hidden: choose another"
         )

@@ -10,7 +10,7 @@ from fedfleet.config.schema import Config
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.availability import Chances, chances, in_round
-from fedfleet.simulator.fleet.online.correlated import calibration_clients
+from fedfleet.simulator.fleet.online.labels import calibration_clients
 from fedfleet.simulator.fleet.responses import Federation
 from fedfleet.simulator.population import Population
 

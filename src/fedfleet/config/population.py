@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedfleet.config import schema as C
-from fedfleet.config.availability import LabelCorrelatedOptions
+from fedfleet.config.availability import follows
 from fedfleet.config.made import place
 from fedfleet.config.own_data import Data, of_place, sampled
 from fedfleet.config.schema import Config
@@ -122,7 +122,7 @@ def check_targets(config: Config, data: Data) -> None:
     goes = {
         "population.partition": (config.population.partition.of_labels, "iid"),
         "domains": (config.domains.of_labels, "given"),
-        "availability": (isinstance(config.availability, LabelCorrelatedOptions), "bernoulli"),
+        "availability": (follows(config.availability) == "labels", "bernoulli"),
         "attack": (config.attack.poisons, "sign_flip"),
     }
     for section, (by_labels, instead) in goes.items():

@@ -223,7 +223,7 @@ def _check_phase(phase: Phase, name: str) -> None:
     if phase.reweighted:
         raise ConfigError(
             f"{SECTION}: {name} multiplies what each client sends by a weight of its own, and the server is to see a plain sum: "
-            f"set algorithm.correction=none, or leave {SECTION} out"
+            f"choose an algorithm without such weights, or leave {SECTION} out"
         )
     if any(not getattr(t, "linear", False) for t in phase.uplink):
         raise ConfigError(

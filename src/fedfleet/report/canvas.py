@@ -7,9 +7,11 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -174,6 +176,20 @@ def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()
+
+
+def write(make: Callable[[], Figure], path: Path) -> None:
+    """Write a figure as .svg or .png, the same bytes each time. Raises OSError."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        drawn = make()
+        matplotlib.rcParams["svg.fonttype"] = "path"  # whoever looks at the file may have no such font
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".png":
+            path.write_bytes(png(drawn))
+        else:
+            drawn.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
 
 
 def distinct(pictures: Iterable[Picture]) -> Iterator[Picture]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -67,16 +66,7 @@ def figure(seen: Holdings) -> Figure:
 
 def write(seen: Holdings, path: Path) -> None:
     """Write the picture as .svg or .png, the same bytes for the same holdings. Raises OSError."""
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(canvas.STYLE)
-        drawn = figure(seen)
-        matplotlib.rcParams["svg.fonttype"] = "path"  # whoever looks at the file may have no such font
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".png":
-            path.write_bytes(canvas.png(drawn))
-        else:
-            drawn.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+    canvas.write(lambda: figure(seen), path)
 
 
 def _labels(axes: Axes, seen: Holdings) -> None:

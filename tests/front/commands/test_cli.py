@@ -20,7 +20,7 @@ from rich.console import Console
 from fedfleet import __main__ as program
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.attacks.registry import ATTACKS
-from fedfleet.commands import cli
+from fedfleet.commands import cli, completing
 from fedfleet.config.schema import load
 from fedfleet.datasets.registry import DATASETS
 from fedfleet.experiments import campaign
@@ -119,7 +119,11 @@ def test_what_needs_no_arithmetic_imports_none(arguments: list[str], status: int
     ("fedfleet re", ["resume", "report"]), ("fedfleet watch --o", ["--once"]),
     ("fedfleet show algorithm scaf", ["scaffold"]),
 ])  # fmt: skip
-def test_a_shell_completes_commands_options_and_names_without_arithmetic(typed: str, offered: list[str]) -> None:
+def test_a_shell_completes_commands_options_and_names_without_arithmetic(
+    typed: str, offered: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    completing.built_in()  # which keeps the names; without them it looks in the registries, once
     asked = {"_FEDFLEET_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
     done = ended(COMMAND, **asked)
     assert done.stdout.split() == offered

@@ -29,7 +29,11 @@ QUICK: dict[str, Any] = {
 KINDS: dict[str, dict[str, Any]] = {
     "random_rate": {"low": 0.3, "high": 0.9}, "markov": {"mean_on_s": 5.0, "mean_off_s": 5.0},
     "diurnal": {"zones": [-8, 0, 5.5], "day_s": 20.0}, "label_correlated": {"rate": 0.6, "strength": 3.0},
-    "size_correlated": {"rate": 0.6, "strength": -3.0}, "trace": {},
+    "size_correlated": {"rate": 0.6, "strength": -3.0}, "trace": {}, "independent": {"rates": "mifa"},
+    "markov_rounds": {"rates": {"kind": "fedau", "mean": 0.5}}, "cyclic": {"rates": "beta", "cycle": 5},
+    "sine": {"rates": "fedawe"}, "staircase": {"rates": "uniform", "rounds": 2},
+    "f3ast": {"rates": {"kind": "constant", "rate": 0.9}}, "outages": {"up": 0.6},
+    "blocks": {"groups": 2, "rounds": 1}, "alternating": {"rounds": 2, "ratio": 0.5},
 }  # fmt: skip
 
 
@@ -46,14 +50,18 @@ def trace(tmp_path) -> Path:
 def test_a_run_with_every_kind(tmp_path, trace, kind):
     options = {"path": str(trace)} if kind == "trace" else KINDS[kind]
     config = {**QUICK, "availability": {"kind": kind, **options}}
+    if kind == "outages":
+        config["domains"] = {"kind": "label"}
     run = fedfleet.run(config, out=tmp_path / "run")
     fates = run.table("fates").fate.value_counts()
     assert fates["offline"] > 0
     assert fates["heard"] > 0
-    redrawn = {"random_rate", "label_correlated", "size_correlated"}
-    assert ("failed" in fates) <= (kind not in redrawn)  # who draws afresh in every phase is not lost within one
+    in_time = {"markov", "diurnal", "trace"}
+    assert ("failed" in fates) <= (kind in in_time)  # who draws afresh in every phase or round is not lost within one
     again = fedfleet.run(run.folder / "config.yaml", out=tmp_path / "again")
     pd.testing.assert_frame_equal(again.table("fates"), run.table("fates"))
+    if kind == "alternating":  # the same of any seed
+        return
     other = fedfleet.run(config, {"seed": 1}, out=tmp_path / "other")
     assert not other.table("fates").equals(run.table("fates"))
 
@@ -101,6 +109,11 @@ REFUSED = [
     ("diurnal, zones: []", ".zones=[]"), ("diurnal, zones: [30]", ".zones.0=30"),
     ("label_correlated, rate: 0", ".rate=0"), ("label_correlated, classes: [3, 10]", ".classes=[3, 10]"),
     ("size_correlated, classes: [3]", ".classes=[3]: unknown key"), ("size_correlated, strength: 99", ".strength=99"),
+    ("independent, rates: sometimes", ".rates='sometimes'"), ("cyclic, rates: {kind: fedau, low: 0.3}", ".rates={"),
+    ("sine, rates: {kind: uniform, low: 0.9, high: 0.5}", ".rates={"),
+    ("sine, rates: {rate: 0.2}, below: 0.3", ": below=0.3"),
+    ("markov_rounds, off_to_on: 0.7", ".off_to_on=0.7"), ("f3ast, level: 0.3", ": level=0.3"), ("outages", ".kind='outages'"),
+    ("blocks, groups: 21", ".groups=21"), ("outages, up: [0.5, 0]", ": up=[0.5, 0.0]"), ("staircase, low: 2", ".low=2"),
     ("trace", ".path: missing"), ("trace, path: {trace}, map: mod", ".map='mod'"),
     ("trace, path: {trace}, horizon_s: 3", ".horizon_s=3: an interval ends at 9.8 s ({trace}: row 29)"),
     ("trace, path: nowhere.parquet", "nowhere.parquet"), ("trace, path: {trace}, map: direct", "{trace}: row 20"),

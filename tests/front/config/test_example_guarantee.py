@@ -203,6 +203,8 @@ REFUSED = [
     ({"task": "gan"}, "example_privacy: fedavg: "),
     ({"selection": "oort"}, "selection.kind='oort'"),
     ({"availability": "label_correlated"}, "availability.kind='label_correlated'"),
+    ({"availability": {"kind": "sine", "rates": "fedawe"}}, "availability.kind='sine'"),
+    ({"availability": "outages", "domains": "label"}, "availability.kind='outages'"),
     ({"faults.non_finite": "keep"}, "faults.non_finite='keep'"),
     ({"stop_if_diverged": 3}, "stop_if_diverged=3"),
     ({**BOUND, **FEDBUFF}, "example_privacy.epsilon=9: fedbuff is asynchronous"),

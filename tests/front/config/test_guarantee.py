@@ -245,6 +245,8 @@ UNSAMPLED = [
     ({"cohort.over_select": 1.5}, "cohort.over_select=1.5 makes who is heard"),
     ({"cohort.min_responses": 2}, "cohort.min_responses=2 makes who is heard"),
     ({"availability": "size_correlated"}, "availability.kind='size_correlated' makes who is online"),
+    ({"availability": {"kind": "cyclic", "rates": "sizes"}}, "availability.kind='cyclic' makes who is online"),
+    ({"availability": "blocks"}, "availability.kind='blocks' makes who is online"),
     ({"devices": {"kind": "lognormal", "failures_per_hour": 1}}, "devices.failures_per_hour makes"),
     ({"privacy.bands": 3}, "bands=3"),
     ({"privacy.noise": "clients"}, "noise='clients'"),

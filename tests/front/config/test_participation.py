@@ -58,6 +58,8 @@ REFUSED: list[tuple[tuple[Any, dict[str, Any]], str]] = [
         (None, {"algorithm": {"name": "robust", "of": {"name": "fedavg", "correction": "fedau"}}}),
         "algorithm.of.correction='fedau'",
     ),
+    ((None, {"algorithm": {"name": "f3ast", "select": 9}}), "algorithm.select=9"),
+    ((None, {"algorithm": {"name": "fedlaavg", "select": 9}}), "algorithm.select=9"),
     (
         (None, {"algorithm": {"name": "cdma_one", "steps": 2, "weigh_models": True}, "task": "auc"}),
         "algorithm: weigh_models=True",

@@ -146,6 +146,25 @@ class Numbers(Coin):
         return torch.ones(len(clients))
 
 
+class Turning(Coin):
+    """In rounds, of which one will not do."""
+
+    def during(self, round):
+        return Coin(self.rate) if round < 100 else Together(self.rate)
+
+
+class Sure(Coin):
+    """Surer than sure."""
+
+    varies = False
+
+    def chance(self, clients, seconds, lasting):
+        return torch.full((len(clients),), 1.5, dtype=torch.float64)
+
+    def long_run(self, clients):
+        return torch.ones(len(clients), dtype=torch.float64)
+
+
 RATES = itertools.cycle((0.1, 0.9))
 
 

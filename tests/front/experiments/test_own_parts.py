@@ -190,6 +190,8 @@ WRONG = [
     ({"availability": f"{HERE}Global"}, "global generator"),
     ({"availability": f"{HERE}Together"}, "its 'online' says something else of a client"),
     ({"availability": f"{HERE}Numbers"}, "its 'online' returned float32 (12,) … bool (12,)"),
+    ({"availability": f"{HERE}Turning"}, "its 'online' says something else of a client"),
+    ({"availability": f"{HERE}Sure"}, "its 'chance' returned float64 (12,) … from 0 to 1"),
     ({"availability": f"{HERE}unlike"}, "two that are made of one seed"),
     ({"availability": f"{HERE}whole"}, "a Tensor without 'online'"),
     ({"selection": {"kind": f"{HERE}Even", "arguments": {"first": 0}}}, "^selection.arguments.first=0"),
@@ -295,7 +297,7 @@ def test_a_name_that_is_not_clear_is_refused(install, command):
     with pytest.raises(fedfleet.ConfigError) as e:
         experiment({"availability": "always"})
     assert str(e.value) == (
-        "availability='always': coins 1.2 names one of its own as the built-in one is called: uninstall it, or name it by "
+        "availability.kind='always': coins 1.2 names one of its own as the built-in one is called: uninstall it, or name it by "
         "coins:Coin"
     )
     assert "refused" in command("list", "availability")[1].splitlines()[0]

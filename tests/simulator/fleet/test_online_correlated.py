@@ -15,8 +15,9 @@ from torch import Tensor
 from fedfleet.config.availability import AVAILABILITY, Context
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.fleet.availability import Bernoulli
-from fedfleet.simulator.fleet.online import correlated
-from fedfleet.simulator.fleet.online.correlated import CALIBRATED_ON, Correlated, by_label, calibration_clients
+from fedfleet.simulator.fleet.online import labels
+from fedfleet.simulator.fleet.online.correlated import Correlated, by_label
+from fedfleet.simulator.fleet.online.labels import CALIBRATED_ON, calibration_clients
 from fedfleet.simulator.population import InMemoryPopulation, LocalData, Summary
 from tests.refusals import all_refused
 
@@ -157,7 +158,7 @@ def test_a_huge_population_is_calibrated_on_a_fixed_draw_and_asked_for_its_cohor
 
 def test_a_cohort_is_looked_at_in_portions_that_fit(monkeypatch):
     whole = by_label(population(MIXED), torch.arange(7))(torch.arange(7))
-    monkeypatch.setattr(correlated, "ROWS", 8)
+    monkeypatch.setattr(labels, "ROWS", 8)
     assert torch.equal(by_label(population(MIXED), torch.arange(7))(torch.arange(7)), whole)
 
 
@@ -183,7 +184,7 @@ def test_what_cannot_be_followed_is_refused(subtests):
 
 
 def test_where_labels_are_at_hand_no_cohort_is_looked_at_for_the_first_time_in_a_run(monkeypatch):
-    monkeypatch.setattr(correlated, "CALIBRATED_ON", 3)
+    monkeypatch.setattr(labels, "CALIBRATED_ON", 3)
     clients = population(MIXED)
     model, plain = build("label_correlated", clients), by_label(clients, torch.arange(7))(torch.arange(7))
     looked = []

@@ -1,0 +1,283 @@
+"""What a user may write of availability that counts in rounds: rates of clients, and processes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field, model_validator
+
+from fedfleet.algorithms.options import ByName, refuse_others
+from fedfleet.simulator.arithmetic.rng import Key
+from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.fleet.availability import InRounds
+from fedfleet.simulator.fleet.online import rates as rules
+from fedfleet.simulator.fleet.online import rounds as processes
+from fedfleet.simulator.fleet.online.labels import Labels
+from fedfleet.simulator.population import Population
+from fedfleet.simulator.registry import Options
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Rounds = Annotated[int, Field(ge=1, le=10**9)]
+USED = {
+    "constant": {"rate"}, "uniform": {"low", "high"}, "beta": {"a", "b"},
+    "fedau": {"mean", "floor", "concentration"}, "fedawe": set[str](), "mifa": {"floor"}, "sizes": set[str](),
+}  # fmt: skip
+"""Rate rules, and which options are for them."""
+
+
+class RateOptions(ByName):
+    """How likely each client is online: one rate for all, or one of its own, drawn or from what it holds."""
+
+    naming = "kind"
+    kind: Literal["constant", "uniform", "beta", "fedau", "fedawe", "mifa", "sizes"] = "constant"
+    """constant; uniform in [low, high); beta: Beta(a, b); fedau, fedawe, mifa: by labels; sizes: smallest over own examples."""
+    rate: float | None = Field(default=None, gt=0, le=1)
+    """constant: the rate; 0.5 if not given."""
+    low: float | None = Field(default=None, ge=0, le=1)
+    """uniform: the lower end; 0.1 if not given."""
+    high: float | None = Field(default=None, gt=0, le=1)
+    """uniform: the upper end; 1 if not given."""
+    a: float | None = Field(default=None, gt=0, le=1e6)
+    """beta: the first shape; 2 if not given."""
+    b: float | None = Field(default=None, gt=0, le=1e6)
+    """beta: the second shape; 2 if not given."""
+    mean: float | None = Field(default=None, gt=0, le=1)
+    """fedau: the mean over draws, before rates are cut off; 0.1 if not given."""
+    floor: float | None = Field(default=None, ge=0, le=1)
+    """fedau, mifa: the least rate; 0.02 and 0.1 if not given."""
+    concentration: float | None = Field(default=None, gt=0, le=1e6)
+    """fedau: of the Dirichlet draw of the classes' weights, less is further apart; 0.1 if not given."""
+
+    @model_validator(mode="after")
+    def _applies(self) -> RateOptions:
+        refuse_others(self, self.kind, USED[self.kind], set().union(*USED.values()))
+        if self.kind == "uniform" and self.ends[0] > self.ends[1]:
+            raise ValueError(f"low={self.ends[0]:g} is above high={self.ends[1]:g}: lower it")
+        return self
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The ends of uniform rates."""
+        return _or(self.low, 0.1), _or(self.high, 1.0)
+
+    @property
+    def most(self) -> float:
+        """What no rate is above."""
+        return {"constant": _or(self.rate, 0.5), "uniform": self.ends[1]}.get(self.kind, 1.0)
+
+    @property
+    def by(self) -> Literal["labels", "sizes"] | None:
+        """What of the clients' data the rates go by."""
+        return "labels" if self.kind in ("fedau", "fedawe", "mifa") else "sizes" if self.kind == "sizes" else None
+
+
+class RatedOptions(Options):
+    """Options of a process that has clients' rates."""
+
+    rates: RateOptions = Field(default=RateOptions(), validate_default=True)
+    """Clients' rates: a rule's name, or that and its options."""
+
+
+class IndependentOptions(RatedOptions):
+    """Each client is online with its rate, afresh in every round."""
+
+
+class MarkovRoundsOptions(RatedOptions):
+    """Each client goes on and off at random from round to round; its rate is the share of the rounds it is online."""
+
+    off_to_on: float = Field(default=0.05, ge=1e-6, le=0.5)
+    """Chance of coming back after a round offline; lower for clients that would have to leave more often than each round."""
+
+
+class CyclicOptions(RatedOptions):
+    """Each client is on for some rounds in a row and off for the rest of a cycle, its rate the share of the cycle."""
+
+    cycle: Rounds = 100
+    """Rounds of a cycle."""
+    start: Literal["anywhere", "off"] = "anywhere"
+    """anywhere: clients begin at moments of their own, uniform over the cycle; off: over the rounds off, as FedAU's code does."""
+
+
+class SineOptions(RatedOptions):
+    """Each client is online with its rate times a sine in the round, afresh in every round."""
+
+    depth: float = Field(default=0.3, gt=0, le=0.5)
+    """The factor is depth * sin(2 pi t / period) + 1 - depth."""
+    period: Annotated[int, Field(ge=2, le=10**6)] = 20
+    """Rounds after which it repeats."""
+    below: Share = 0.0
+    """Offline where rate times factor is below that; 0.1: FedAWE's interleaved sine."""
+
+    @model_validator(mode="after")
+    def _reachable(self) -> SineOptions:
+        if self.rates.most < self.below:
+            raise ValueError(
+                f"below={self.below:g}: rates are {self.rates.most:g} at most, so nobody would be online: lower it"
+            )
+        return self
+
+
+class StaircaseOptions(RatedOptions):
+    """Each client is online with its rate and a share of that by turns, afresh in every round."""
+
+    low: Share = 0.4
+    """The share."""
+    rounds: Annotated[int, Field(ge=1, le=10**6)] = 10
+    """Rounds of each."""
+
+
+class F3astOptions(RatedOptions):
+    """Each client is online with its rate times F3AST's wave, afresh in every round; with rates: sizes as in its code."""
+
+    depth: float = Field(default=0.4, gt=0, le=0.5)
+    """The factor is depth * sin(2 pi (t mod period) / (period - 1)) + level."""
+    level: float = Field(default=0.5, gt=0, le=1)
+    """Its mean."""
+    period: Annotated[int, Field(ge=3, le=10**6)] = 24
+    """Rounds after which it repeats."""
+
+    @model_validator(mode="after")
+    def _a_chance(self) -> F3astOptions:
+        if self.level + self.depth > 1 or self.level < self.depth:
+            raise ValueError(
+                f"level={self.level:g} and depth={self.depth:g}: level ± depth is to be from 0 to 1: lower depth"
+            )
+        return self
+
+
+class OutagesOptions(RatedOptions):
+    """Regions, which are the domains, fail as a whole: a client is online with its rate while its region is up."""
+
+    up: float | list[float] = 0.8
+    """Share of the rounds in which a region is up: of all, or of each; above 0, at most 1."""
+    correlation: float = Field(default=0.8, ge=0, le=1 - 1e-6)
+    """Of a region's states in two rounds in a row; an outage lasts 1 / (up (1 - correlation)) rounds on average."""
+
+    @model_validator(mode="after")
+    def _shares(self) -> OutagesOptions:
+        shares = self.up if isinstance(self.up, list) else [self.up]
+        if not shares or not all(0 < share <= 1 for share in shares):
+            raise ValueError(f"up={self.up}: shares of rounds are above 0 and at most 1: give such")
+        return self
+
+
+class BlocksOptions(Options):
+    """Groups of clients with consecutive numbers are on in turn: periodic availability."""
+
+    groups: Annotated[int, Field(ge=2, le=10**6)] = 5
+    """Groups."""
+    rounds: Rounds = 100
+    """Rounds of each group's turn."""
+    start: Literal["anywhere", "whole"] = "anywhere"
+    """anywhere: the first turn is cut short by rounds drawn once for all; whole: it is not."""
+
+
+class AlternatingOptions(Options):
+    """Two halves of the clients, by their numbers, are on in turn, the second for a shorter time: day and night."""
+
+    rounds: Rounds = 100
+    """Rounds of the first half's turn."""
+    ratio: float = Field(default=0.1, gt=0, le=1)
+    """The second half's turn, over the first's."""
+
+
+class Context(NamedTuple):
+    """What a model may depend on: a key of the run for availability alone, and the clients."""
+
+    key: Key
+    population: Population
+
+
+def _or(given: float | None, default: float) -> float:
+    return default if given is None else given
+
+
+def rates(given: RateOptions, context: Context) -> rules.Rates:
+    """Return clients' rates. Raises ConfigError where they go by labels, and there are none."""
+    key, population = context.key, context.population
+    if given.by == "labels":
+        labels = Labels(population, f"availability.rates.kind={given.kind!r}")
+        if given.kind == "fedau":
+            return rules.fedau(key, labels, _or(given.mean, 0.1), _or(given.floor, 0.02), _or(given.concentration, 0.1))
+        return rules.fedawe(key, labels) if given.kind == "fedawe" else rules.mifa(labels, _or(given.floor, 0.1))
+    if given.kind == "uniform":
+        return rules.uniform(key, *given.ends)
+    if given.kind == "beta":
+        return rules.beta(key, _or(given.a, 2.0), _or(given.b, 2.0))
+    return rules.sizes(population) if given.kind == "sizes" else rules.constant(_or(given.rate, 0.5))
+
+
+def independent(given: IndependentOptions, context: Context) -> InRounds:
+    """Return fresh draws in every round."""
+    return processes.Independent(context.key, rates(given.rates, context))
+
+
+def markov(given: MarkovRoundsOptions, context: Context) -> InRounds:
+    """Return chains of clients' own."""
+    return processes.MarkovRounds(context.key, rates(given.rates, context), given.off_to_on)
+
+
+def cyclic(given: CyclicOptions, context: Context) -> InRounds:
+    """Return cycles of clients' own."""
+    return processes.Cyclic(context.key, rates(given.rates, context), given.cycle, given.start == "off")
+
+
+def sine(given: SineOptions, context: Context) -> InRounds:
+    """Return rates times a sine."""
+    wave = processes.sine(given.depth, given.period)
+    return processes.Waves(context.key, rates(given.rates, context), wave, given.period, given.below)
+
+
+def staircase(given: StaircaseOptions, context: Context) -> InRounds:
+    """Return rates, and a share of them, by turns."""
+    wave = processes.staircase(given.low, given.rounds)
+    return processes.Waves(context.key, rates(given.rates, context), wave, 2 * given.rounds)
+
+
+def f3ast(given: F3astOptions, context: Context) -> InRounds:
+    """Return rates times F3AST's wave."""
+    wave = processes.f3ast(given.depth, given.level, given.period)
+    return processes.Waves(context.key, rates(given.rates, context), wave, given.period)
+
+
+def outages(given: OutagesOptions, context: Context) -> InRounds:
+    """Return regions that fail as a whole. Raises ConfigError without regions, or with another number of shares."""
+    regions = context.population.summary().domains
+    if regions < 2:
+        raise ConfigError(
+            "availability.kind='outages': regions are the domains of clients, and all clients are of one: set domains.kind, or "
+            "choose data with domains and population.partition.kind=by_domain"
+        )
+    up = given.up if isinstance(given.up, list) else [given.up] * regions
+    if len(up) != regions:
+        raise ConfigError(
+            f"availability.up={up}: {len(up)} shares for {regions} regions: give one for all, or {regions}"
+        )
+    share = torch.tensor(up, dtype=torch.float64)
+    rated = rates(given.rates, context)
+    return processes.Outages(context.key, rated, context.population.domains, share, given.correlation)
+
+
+def blocks(given: BlocksOptions, context: Context) -> InRounds:
+    """Return groups that take turns. Raises ConfigError where there are more groups than clients."""
+    size = context.population.size
+    if given.groups > size:
+        raise ConfigError(f"availability.groups={given.groups}: there are only {size} clients: lower it")
+    most = given.rounds if given.start == "anywhere" else 1
+    return processes.Turns(context.key, size, (given.rounds,) * given.groups, most)
+
+
+def alternating(given: AlternatingOptions, context: Context) -> InRounds:
+    """Return two halves that take turns."""
+    lengths = given.rounds, max(1, round(given.ratio * given.rounds))
+    return processes.Turns(context.key, context.population.size, lengths)
+
+
+def follows(given: Any) -> Literal["labels", "sizes", "regions", "numbers"] | None:
+    """Return what who is online goes by, where that is not chance alone, of options of a process in rounds."""
+    if isinstance(given, OutagesOptions):
+        return given.rates.by or "regions"
+    if isinstance(given, BlocksOptions | AlternatingOptions):
+        return "numbers"
+    return given.rates.by if isinstance(given, RatedOptions) else None
