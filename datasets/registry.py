@@ -2,7 +2,7 @@
 
 The folder is no package, or it would hide Hugging Face's ``datasets``; so what it says of itself stands here.
 
-May import: simulator, simulator.arithmetic, simulator.fleet.online.
+May import: files, simulator, simulator.arithmetic, simulator.fleet.online.
 """
 
 import difflib

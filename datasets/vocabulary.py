@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedfleet.datasets.given import fail
+from fedfleet.files.documents import text_of
 from fedfleet.simulator.errors import one_line
 
 VOCABULARY = "vocabulary.json"
@@ -135,10 +136,10 @@ def read_vocabulary(path: Path, key: str = "tokenizer") -> Vocabulary:
     """Return the vocabulary in a file, or in the folder of a run or of clients that has one. Raises DataError."""
     file = path / VOCABULARY if path.is_dir() else path
     try:
-        found = _File.model_validate_json(file.read_bytes())
-    except OSError as e:
+        found = _File.model_validate_json(text_of(file))
+    except (OSError, UnicodeError) as e:
         mend = f"give a {VOCABULARY}, or the folder of a run that read texts"
-        fail(key, f"{file} cannot be read ({e.strerror})", mend)
+        fail(key, f"{file} cannot be read ({getattr(e, 'strerror', None) or one_line(e)})", mend)
     except ValidationError as e:
         fail(key, f"{file} is no vocabulary ({e.error_count()} faults)", f"give the {VOCABULARY} of a run")
     if len({*found.tokens.values()}) < len(found.tokens):

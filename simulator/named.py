@@ -59,7 +59,19 @@ def found(key: str, text: str, code_dir: str | None = None) -> Any:
         x = getattr(x, part)
     if not callable(x):
         raise ConfigError(f"{said}: it is a {type(x).__name__}, and is to be called: give a function or a class")
+    if _is_pythons(x):
+        raise ConfigError(
+            f"{said}: it is of Python's own library, and makes nothing that belongs here: name one of your own"
+        )
     return x
+
+
+def _is_pythons(x: Any) -> bool:
+    """Say whether a function or class is of Python's own library, such as what runs commands or removes files."""
+    while isinstance(x, partial):
+        x = x.func
+    name = getattr(x, "__module__", None) or ""
+    return name.partition(".")[0] in sys.stdlib_module_names and not _is_mine(sys.modules.get(name))
 
 
 def called(said: str, arguments_key: str, f: Callable[..., Any], given: Mapping[str, Any], **offered: Any) -> Any:

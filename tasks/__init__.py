@@ -2,7 +2,7 @@
 
 ``fedfleet.tasks.from_module`` makes a task of any net.
 
-May import: simulator, simulator.arithmetic.
+May import: files, simulator, simulator.arithmetic.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fedfleet.files.documents import json_of
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.tasks.maker import Maker
@@ -195,11 +196,11 @@ def _read(model: str, said: str) -> dict[str, Any]:
     file = Path(model.removeprefix(PREFIX))
     try:
         file = file / "config.json" if file.is_dir() else file
-        found = json.loads(file.read_text())
-    except (OSError, ValueError) as e:
+        found = json_of(file)
+    except (OSError, ConfigError) as e:
         raise ConfigError(
             f"{said}: {file} is no configuration of a transformer ({one_line(e)}): give a JSON file, or a folder with config.json"
         ) from None
-    if not isinstance(found, dict) or "model_type" not in found:
+    if "model_type" not in found:
         raise ConfigError(f"{said}: {file} does not say model_type: give a configuration of transformers")
     return found

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedfleet.files.writing import check_regular
 from fedfleet.simulator.errors import ConfigError, one_line
 
 MARK, OURS = "vocabulary", "fedfleet"
@@ -24,6 +25,7 @@ def read_weights(path: str | Path, said: str) -> dict[str, Tensor]:
     """Return the tensors of a file by name. Raises ConfigError, which begins with what is ``said``."""
     path = file_of(path)
     try:
+        check_regular(path.stat())
         if path.suffix not in PICKLED:
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
@@ -73,6 +75,7 @@ def vocabulary_of(path: str | Path) -> str | None:
     """Return the digest of the vocabulary by which the weights in a file read texts, where the file says one."""
     path = file_of(path)
     try:
+        check_regular(path.stat())
         if path.suffix in PICKLED:
             said = getattr(torch.load(path, map_location="cpu", weights_only=True, mmap=True), "_metadata", {})
         else:

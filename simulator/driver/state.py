@@ -108,7 +108,12 @@ class ClientStore:
         if not self._at:
             self._size = 0
             return
-        found = os.fstat(self._opened().fileno()).st_size // self._width()
+        try:
+            found = os.fstat(self._opened().fileno()).st_size // self._width()
+        except OSError as e:
+            raise StateError(
+                f"{self._path}: cannot be opened ({e.strerror or e}): bring back the file of the run"
+            ) from None
         self._size = max(found, int(slots.slots.max()) + 1)
         if self._size > found:
             raise StateError(f"{self._path}: cut short: {found} states, and the checkpoint needs {self._size}")
@@ -134,7 +139,10 @@ class ClientStore:
             if self._path is None:
                 self._file = nameless()
             else:
-                self._file = self._path.open("r+b" if self._path.exists() else "w+b", buffering=0)
+                there = os.open(
+                    self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
+                )
+                self._file = os.fdopen(there, "r+b", buffering=0)
         return self._file
 
     def _read(self, client: int) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedfleet.files.documents import is_there
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.signals import put_off
 
@@ -17,7 +18,7 @@ def there(path: Path) -> Path:
     """Refuse a file that is not there, before what would read it is imported, which takes seconds."""
     from fedfleet.config.shipped import locate
 
-    if not (path := locate(path)).exists():
+    if not is_there(path := locate(path)):
         raise ConfigError(f"{path}: there is no such file: give the path of one")
     return path
 
@@ -29,9 +30,12 @@ ConfigArg = Annotated[
 OverridesArg = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as rounds=20.")
 ]
+TrustArg = Annotated[
+    bool, typer.Option("--trust", help="Call code that a run folder names also where you did not run it here yourself.")
+]
 
 
-def loaded(config: Path, overrides: list[str] | None) -> Any:
+def loaded(config: Path, overrides: list[str] | None, *, trust: bool = False) -> Any:
     """Load a configuration. What cannot be read at all is said before PyTorch is imported, which takes seconds."""
     from fedfleet.config.reading import override, read
     from fedfleet.config.shipped import locate
@@ -42,4 +46,4 @@ def loaded(config: Path, overrides: list[str] | None) -> Any:
     with put_off(insist=True):  # an import of PyTorch that is torn apart leaves Python to end as if it had crashed
         from fedfleet.config.schema import load
 
-    return load(config, overrides)
+    return load(config, overrides, trust=trust)

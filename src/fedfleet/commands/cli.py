@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fedfleet.commands import completing, convert, data, several
-from fedfleet.commands.arguments import TERMINATED, ConfigArg, OverridesArg, loaded, there
+from fedfleet.commands.arguments import TERMINATED, ConfigArg, OverridesArg, TrustArg, loaded, there
 from fedfleet.commands.terminal import AGAIN, INTERRUPTED, Interrupted, interruptible, progress, wide
 from fedfleet.config.reading import check_free, check_there
+from fedfleet.files.documents import is_there
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 
 ABOUT = "Simulate federated learning over very many unreliable devices."
@@ -55,11 +56,12 @@ def run(
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each, instead of the configuration's.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, for a configuration of several runs.")] = 1,
     report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
+    trust: TrustArg = False,
 ) -> None:
     """Run an experiment, or several of one configuration, and write its run folder."""
     if out is not None:
         check_free(out)
-    chosen = loaded(config, overrides)
+    chosen = loaded(config, overrides, trust=trust)
     from fedfleet.config.schema import with_overrides
     from fedfleet.experiments import campaign
 
@@ -80,6 +82,7 @@ def resume(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What is to change, such as rounds=200.")
     ] = None,
     report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
+    trust: TrustArg = False,
 ) -> None:
     """Go on with a run, or several in one folder, from the last checkpoint; the result is that of one never interrupted."""
     check_there(folder, "config.yaml", "campaign.yaml", "tune.yaml")
@@ -91,9 +94,9 @@ def resume(
             from fedfleet.tuning import search as searching
 
             shown = progress(stderr=True)
-            tuning.run(searching.again(folder, overrides, shown), folder, shown, wide())
+            tuning.run(searching.again(folder, overrides, shown, trust=trust), folder, shown, wide())
             return
-        campaign.resume(folder, overrides, progress(), report=report)
+        campaign.resume(folder, overrides, progress(), report=report, trust=trust)
 
 
 @app.command()
@@ -108,7 +111,7 @@ def watch(
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 2.0,
 ) -> None:
     """Show how a run that goes on elsewhere stands, from its folder alone, until it ends."""
-    if not folder.exists() and (once or not sys.stdout.isatty()):  # else it may be there soon
+    if not is_there(folder) and (once or not sys.stdout.isatty()):  # else it may be there soon
         raise ConfigError(f"{folder}: no such folder: give that of a run, or of several")
     from fedfleet.commands import watch as watching
 
@@ -116,9 +119,9 @@ def watch(
 
 
 @app.command()
-def plan(config: ConfigArg, overrides: OverridesArg = None) -> None:
+def plan(config: ConfigArg, overrides: OverridesArg = None, trust: TrustArg = False) -> None:
     """Check a configuration and show what a run would do, without running it."""
-    chosen = loaded(config, overrides)
+    chosen = loaded(config, overrides, trust=trust)
     from fedfleet.commands.plan import describe
     from fedfleet.experiments import campaign, trials
 
@@ -155,6 +158,7 @@ def bench(
         float | None, typer.Option(min=0, help="Begin no round after so many seconds; 20, or 60 with --rules.")
     ] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write what was measured as JSON.")] = None,
+    trust: TrustArg = False,
 ) -> None:
     """Run a few rounds and show where their time goes; nothing of the run is written."""
     if json is not None and (
@@ -162,7 +166,7 @@ def bench(
     ):
         raise ConfigError(f"--json={str(json)!r}: it cannot be written: give the path of a file in an existing folder")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    chosen = loaded(config, overrides)
+    chosen = loaded(config, overrides, trust=trust)
     from fedfleet.commands import bench as measuring
     from fedfleet.commands import rules as turns
     from fedfleet.experiments import campaign
@@ -200,6 +204,7 @@ def invert(
         int | None, typer.Option(min=1, help="Begin so often, from other noise; once if not given.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="New folder; runs/<name>-inverted if not given.")] = None,
+    trust: TrustArg = False,
 ) -> None:
     """Rebuild a client's examples from what it sends in one round: what compression, privacy and secure sums are for."""
     if labels not in ("known", "inferred"):
@@ -214,7 +219,7 @@ def invert(
     asked: Any = inverting.Asked(client, round_, examples, labels, how)  # pyright: ignore[reportArgumentType] # looked at above
     folder = out or _new_folder(source.with_name(f"{source.stem}-inverted"))
     with interruptible(AGAIN):
-        inverting.run(source, overrides, asked, folder, wide(), progress(stderr=True).say)
+        inverting.run(source, overrides, asked, folder, wide(), progress(stderr=True).say, trust=trust)
     typer.echo(f"{folder}: inversion.json, inversion.safetensors, inversion.png")
 
 

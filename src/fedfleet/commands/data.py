@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from fedfleet.commands import completing
-from fedfleet.commands.arguments import ConfigArg, OverridesArg, loaded, there
+from fedfleet.commands.arguments import ConfigArg, OverridesArg, TrustArg, loaded, there
 from fedfleet.simulator.errors import ConfigError
 
 
@@ -53,6 +53,7 @@ def show(
     overrides: OverridesArg = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it, too, as FILE.svg or FILE.png.")] = None,
     clients: Annotated[int, typer.Option(min=0, help="Clients that have a row of their own.")] = 20,
+    trust: TrustArg = False,
 ) -> None:
     """Show who holds what, or who is online; or the options of a name, or of a section. Nothing is run."""
     online = what == "availability" and config is not None and config.suffix in (".yaml", ".yml")
@@ -66,7 +67,7 @@ def show(
         raise ConfigError("show data: give a configuration, such as configs/quickstart.yaml")
     if out is not None and out.suffix not in (".svg", ".png"):
         raise ConfigError(f"--out={str(out)!r}: give a name that ends in .svg or .png")
-    chosen = loaded(config, overrides)
+    chosen = loaded(config, overrides, trust=trust)
     if online:
         from fedfleet.commands import show_availability
 
@@ -109,11 +110,12 @@ def partition(
     config: ConfigArg,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New Parquet file, a row an example: client, index.")],
     overrides: OverridesArg = None,
+    trust: TrustArg = False,
 ) -> None:
     """Write the partition of a configuration, for population.partition={kind: file, path: OUT} here or elsewhere."""
     if out.exists():
         raise ConfigError(f"{out}: exists: choose another name, or remove it first")
-    chosen = loaded(config, overrides)
+    chosen = loaded(config, overrides, trust=trust)
     from fedfleet.commands.show_data import write_partition
 
     typer.echo(write_partition(chosen, out))

@@ -27,7 +27,6 @@ from fedfleet.config.schema import load
 from fedfleet.experiments import campaign
 from fedfleet.experiments.checkpoint import STATES, Checkpoint, Damaged
 from fedfleet.experiments.checkpoint import load as read_checkpoint
-from fedfleet.experiments.files import whole, write_text
 from fedfleet.experiments.inversion import Attacked, attacked, check
 from fedfleet.experiments.prepared import Prepared
 from fedfleet.experiments.rebuilding import (
@@ -47,6 +46,7 @@ from fedfleet.experiments.rebuilding import (
 )
 from fedfleet.experiments.resume import changed
 from fedfleet.experiments.runfolder import CHECKPOINTS, claim
+from fedfleet.files.writing import check_regular, whole, write_text
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.driver.simulate import Position, play, start
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
@@ -87,10 +87,12 @@ def search(method: Any, iterations: int | None, tv: float, restarts: int | None)
     return How(method, iterations or ITERATIONS[method], tv, restarts or 1)
 
 
-def invert(source: Path, overrides: list[str] | None, asked: Asked, tell: Callable[[str], None]) -> Outcome:
+def invert(
+    source: Path, overrides: list[str] | None, asked: Asked, tell: Callable[[str], None], *, trust: bool = False
+) -> Outcome:
     """Attack the run of a configuration, a YAML file, or a run in a folder. Raises ConfigError, and what its rounds do."""
     with tempfile.TemporaryDirectory() as scratch, closing(LocalExecutor()) as executor:
-        x, at = _position(source, overrides, asked.round, Path(scratch))
+        x, at = _position(source, overrides, asked.round, Path(scratch), trust)
         executor.threads = x.config.executor.threads_per_actor
         executor.start(x.setup())
         conditions = x.conditions()
@@ -102,15 +104,15 @@ def invert(source: Path, overrides: list[str] | None, asked: Asked, tell: Callab
 
 
 def _position(
-    source: Path, overrides: list[str] | None, wanted: int | None, scratch: Path
+    source: Path, overrides: list[str] | None, wanted: int | None, scratch: Path, trust: bool
 ) -> tuple[Prepared, Position]:
     """Return an experiment, and the nearest of its positions at hand that is not after the round wanted."""
     if not source.is_dir():
-        x = _checked(campaign.only(load(source, overrides), "invert"))
+        x = _checked(campaign.only(load(source, overrides, trust=trust), "invert"))
         if wanted is not None and wanted >= x.config.rounds:
             raise ConfigError(f"--round {wanted}: the run has rounds 0 to {x.config.rounds - 1}: choose one of them")
         return x, start(x.algorithm, x.z, x.problem, x.conditions())
-    config, found = changed(source / "config.yaml", overrides), _checkpoint(source, wanted)
+    config, found = changed(source / "config.yaml", overrides, trust=trust), _checkpoint(source, wanted)
     last = max(config.rounds, found.rounds if found else 0)
     if wanted is not None and wanted > last:
         raise ConfigError(
@@ -123,7 +125,11 @@ def _position(
         raise ConfigError(f"{source}: its clients or test data were others: give the data of the run")
     states = scratch / STATES  # a copy: rounds that are played write there
     if (kept := source / CHECKPOINTS / STATES).exists():
-        shutil.copyfile(kept, states)
+        try:
+            check_regular(kept.stat())
+            shutil.copyfile(kept, states)
+        except OSError as e:
+            raise ConfigError(f"{kept}: cannot be read ({one_line(e)}): bring back the file of the run") from None
     at = start(x.algorithm, x.z, x.problem, x.conditions(), states)
     at.memory.restore(found.remembered)
     at.index, at.clock_s, at.state = found.rounds, found.clock_s, found.state
@@ -311,10 +317,17 @@ def write(done: Outcome, out: Path) -> None:
 
 
 def run(
-    source: Path, overrides: list[str] | None, asked: Asked, out: Path, console: Console, tell: Callable[[str], None]
+    source: Path,
+    overrides: list[str] | None,
+    asked: Asked,
+    out: Path,
+    console: Console,
+    tell: Callable[[str], None],
+    *,
+    trust: bool = False,
 ) -> None:
     """Attack, show the tables and write the folder. Raises what ``invert`` and ``write`` do, and FedfleetError on a full disk."""
-    done = invert(source, overrides, asked, tell)
+    done = invert(source, overrides, asked, tell, trust=trust)
     for table in tables(done):
         console.print(table)
     try:

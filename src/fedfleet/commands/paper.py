@@ -10,23 +10,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import pandas as pd
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from fedfleet.commands import study as studying
 from fedfleet.config import schema as C
 from fedfleet.config.checking import unknown
-from fedfleet.config.reading import parse
 from fedfleet.experiments.experiment import Experiment
-from fedfleet.experiments.files import write_text
 from fedfleet.experiments.progress import Progress
-from fedfleet.experiments.runfolder import ENVIRONMENT, summary_of
+from fedfleet.experiments.runfolder import ENVIRONMENT
 from fedfleet.experiments.trials import Trial
+from fedfleet.files import parquet
+from fedfleet.files.documents import YAML_BYTES, json_of, parse, text_of
+from fedfleet.files.summary import summary_of
+from fedfleet.files.writing import write_text
 from fedfleet.report import paper_figure
 from fedfleet.report.groups import versions
 from fedfleet.simulator.driver.evaluation import less_is_better
 from fedfleet.simulator.errors import ConfigError, one_line
-from fedfleet.simulator.plain_text import OtherEncoding, decoded
+from fedfleet.simulator.plain_text import OtherEncoding
 from fedfleet.simulator.registry import Options
 
 WORST, MEAN = "worst", "mean"
@@ -109,7 +110,7 @@ class PaperTable(Options):
 def read(path: Path) -> PaperTable:
     """Read a table. Raises ConfigError."""
     try:
-        found = PaperTable.model_validate_json(json.dumps(parse(decoded(path.read_bytes()))), strict=True)
+        found = PaperTable.model_validate_json(json.dumps(parse(text_of(path, YAML_BYTES))), strict=True)
     except OtherEncoding as e:
         raise ConfigError(f"{path}: {e}") from None
     except ValidationError as e:
@@ -213,7 +214,7 @@ def _value(run: Path, final: Mapping[str, float], metric: str) -> float:
             raise ConfigError(f"columns: {metric!r} is not measured: choose one of {', '.join(final)}")
         value = final[f"eval/{name}"]
         return math.nan if value is None else value
-    each = pd.read_parquet(run / "domains.parquet")
+    each = parquet.read(run / "domains.parquet")
     if name not in each.columns or int(domain) not in set(each["domain"]):
         raise ConfigError(f"columns: {metric!r} is not measured: choose one of {', '.join(each)}")
     known = each.loc[each["domain"] == int(domain), name].to_numpy()
@@ -228,7 +229,7 @@ def markdown(table: PaperTable, found: Found) -> str:
 def _versions(prepared: studying.Prepared, out: Path) -> str:
     """Say where the runs had several versions of packages."""
     files = [studying.folder(out, trial) / ENVIRONMENT for trial in prepared.study.trials]
-    mixed = versions([json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()])
+    mixed = versions([json_of(file) for file in files if file.exists()])
     return f"\nSeveral versions of packages, which may change numbers: {'; '.join(mixed)}.\n" if mixed else ""
 
 

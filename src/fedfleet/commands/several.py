@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedfleet.commands.arguments import ConfigArg, OverridesArg, loaded, there
+from fedfleet.commands.arguments import ConfigArg, OverridesArg, TrustArg, loaded, there
 from fedfleet.commands.terminal import interruptible, progress, table, wide
 from fedfleet.simulator.errors import ConfigError
 
@@ -27,6 +27,7 @@ def study(
         str, typer.Option(help="local: a trial runs in one process; config: as the configuration's executor says.")
     ] = "local",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and show what would be run.")] = False,
+    trust: TrustArg = False,
 ) -> None:
     """Run every label of a configuration at every point of a grid on every seed; write three tables and a report.
 
@@ -35,7 +36,7 @@ def study(
     _check_executor(executor)
     if out is None and not dry_run:
         raise ConfigError("--out: not given: give the folder of the study")
-    chosen = loaded(config, overrides)
+    chosen = loaded(config, overrides, trust=trust)
     from fedfleet.commands import study as studying
 
     shown = progress(stderr=True)
@@ -76,12 +77,13 @@ def tune(
         str, typer.Option(help="local: a run trains in one process; config: as the configuration's executor says.")
     ] = "local",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and show what would be run.")] = False,
+    trust: TrustArg = False,
 ) -> None:
     """Search for hyper-parameters; trials that fall behind are stopped early. The same command goes on where it was interrupted."""
     _check_executor(executor)
     if out is None and not dry_run:
         raise ConfigError("--out: not given: give the folder of the search")
-    chosen = loaded(config, overrides)
+    chosen = loaded(config, overrides, trust=trust)
     from fedfleet.commands import tune as tuning
     from fedfleet.tuning import search as searching
 

@@ -14,22 +14,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedfleet.config import resolve
 from fedfleet.config import schema as C
 from fedfleet.config.checking import unknown
 from fedfleet.config.population import Data
-from fedfleet.config.reading import override, show
+from fedfleet.config.reading import override, read, show
 from fedfleet.config.schema import Config
 from fedfleet.experiments import campaign, trials
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.resume import asked_for
-from fedfleet.experiments.runfolder import check_free, claim, summary_of
+from fedfleet.experiments.runfolder import check_free, claim
 from fedfleet.experiments.same_run import WHERE, differences, leaves, without
 from fedfleet.experiments.side_by_side import Job, at_a_time, run_jobs
 from fedfleet.experiments.trials import Trial
+from fedfleet.files.summary import ended
+from fedfleet.files.writing import write_text
 from fedfleet.report.study_page import write_study_report
 from fedfleet.report.study_tables import DONE, MARK, Entry, Tables, Target, collect
 from fedfleet.simulator.errors import ConfigError, FedfleetError
@@ -157,12 +157,12 @@ def finished(prepared: Prepared, out: Path) -> list[bool]:
 
 
 def _finished(run: Path, wanted: Mapping[str, Any]) -> bool:
-    summary = summary_of(run)
+    summary = ended(run)
     if summary.get("status") not in DONE:
         return False
     try:
-        found = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        found = read(run / "config.yaml")
+    except ConfigError:
         return False
     if _cut(summary, found) and found.get("max_seconds") != wanted.get("max_seconds"):
         return False  # it had another time to run than it has now
@@ -221,7 +221,7 @@ def run_trials(prepared: Prepared, out: Path, progress: Progress, jobs: int | No
         claim(out)
     labels = list(dict.fromkeys(t.label for t in study.trials))
     about = {"labels": labels, "vary": study.varied, "target": study.target and study.target._asdict()}
-    (out / MARK).write_text(json.dumps({**about, "trials": len(study.trials)}, indent=2) + "\n", encoding="utf-8")
+    write_text(out / MARK, json.dumps({**about, "trials": len(study.trials)}, indent=2) + "\n")
     waiting = [t for t, done in zip(study.trials, there, strict=True) if not done]
     if len(waiting) < len(study.trials):
         progress.say(f"{len(study.trials) - len(waiting)} of {len(study.trials)} trials are finished already")

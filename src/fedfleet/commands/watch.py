@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +17,9 @@ from fedfleet.config.schema import load
 from fedfleet.experiments import campaign, trials
 from fedfleet.experiments.runfolder import EVENTS
 from fedfleet.experiments.status import status_of
+from fedfleet.files.documents import is_there, json_lines, json_of
 from fedfleet.report.study_tables import MARK
-from fedfleet.simulator.errors import ConfigError, FedfleetError
+from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 
 UNDER_WAY = ("starting", "running")
 BARS, BLOCKS = "▁▂▃▄▅▆▇█", 30
@@ -56,9 +56,9 @@ def watch(folder: Path, console: Console, every_s: float, *, once: bool) -> None
 
 def _await(folder: Path, console: Console, every_s: float) -> None:
     """Wait for a folder that is not there yet, since what makes it may just have been begun."""
-    if not folder.exists():
+    if not is_there(folder):
         console.print(f"waiting for {folder}, which is not there yet; Ctrl-C ends this")
-    while not folder.exists():
+    while not is_there(folder):
         time.sleep(every_s)
 
 
@@ -81,7 +81,16 @@ def look(folder: Path, seen: dict[Path, dict[str, Any]]) -> tuple[bool, Renderab
 
 
 def one(folder: Path, status: Mapping[str, Any]) -> RenderableType:
-    """Return the page of a run."""
+    """Return the page of a run. Raises ConfigError where what it says of itself is not what a run says."""
+    try:
+        return _page(folder, status)
+    except (LookupError, TypeError, ValueError, AttributeError) as e:
+        raise ConfigError(
+            f"{folder}: what it says of itself cannot be shown ({type(e).__name__}: {one_line(e)})"
+        ) from None
+
+
+def _page(folder: Path, status: Mapping[str, Any]) -> RenderableType:
     summary = status.get("summary") or {}
     parts: list[RenderableType] = [_title(str(folder), status)]
     if "done" in status:
@@ -179,15 +188,11 @@ def _fates(totals: Mapping[str, float]) -> str:
 
 def _events(folder: Path) -> list[str]:
     try:
-        lines = (folder / EVENTS).read_text(encoding="utf-8").splitlines()
+        lines = list(json_lines(folder / EVENTS))
     except OSError:
         return []
     found = []
-    for line in lines[-EVENTS_SHOWN:]:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
+    for event in filter(None, lines[-EVENTS_SHOWN:]):
         more = ", ".join(f"{k} {v}" for k, v in event.items() if k not in ("round", "event"))
         found.append(f"round {event.get('round')}: {event.get('event')}{f' ({more})' if more else ''}")
     if len(lines) > EVENTS_SHOWN:
@@ -212,9 +217,9 @@ def _wanted(folder: Path) -> int | None:
     """Return how many runs there are to be, where that is written down."""
     try:
         if (folder / MARK).exists():
-            return int(json.loads((folder / MARK).read_text(encoding="utf-8"))["trials"])
+            return int(json_of(folder / MARK)["trials"])
         if (folder / campaign.CAMPAIGN).exists():
             return len(trials.planned(load(folder / campaign.CAMPAIGN)))
-    except (OSError, ValueError, KeyError, FedfleetError):
+    except (OSError, ValueError, KeyError, TypeError, FedfleetError):
         return None
     return None

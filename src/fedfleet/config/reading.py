@@ -4,110 +4,22 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Mapping
 from numbers import Integral, Real
 from pathlib import Path, PurePath
 from typing import Any
 
-import yaml
-
+from fedfleet.files.documents import YAML_BYTES, is_there, parse, text_of
 from fedfleet.simulator.errors import ConfigError, one_line
-from fedfleet.simulator.plain_text import OtherEncoding, decoded
+from fedfleet.simulator.plain_text import OtherEncoding
 
 DEEPEST = 16  # dots in a key
-MOST = 100_000  # values of a configuration, each alias written out
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML that reads 1e-3 as a number, where YAML 1.1 wants 1.0e-3, and refuses what most readers would take for something else.
-
-    Refused are a key given twice in one mapping, of which YAML keeps the last; numbers of base 60 (1:30) and 8 (010); and nesting
-    far beyond any configuration. Mappings are merged (``<<``) as YAML's own page says (https://yaml.org/type/merge.html), which
-    PyYAML does not where a merged mapping merges another: the first of several has the say, and a mapping's own keys before all.
-    """
-
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Return the next node."""
-        self.depth += 1
-        if self.depth > 4 * DEEPEST:
-            raise ValueError(f"nested more than {4 * DEEPEST} deep")
-        found = super().compose_node(parent, index)
-        self.depth -= 1
-        return found
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Put merged keys in the place of ``<<``; refuse a key that is given twice."""
-        own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
-        merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
-        for key, value in node.value:
-            name = "<<" if key.tag == MERGE else f"{self.construct_object(key, deep=True)}"
-            if name in own:
-                raise ValueError(f"key {name!r} is given twice, again in line {key.start_mark.line + 1}: keep one")
-            own[name] = (key, value)
-            for other in self._merged(value) if key.tag == MERGE else ():
-                self.flatten_mapping(other)
-                for pair in other.value:
-                    merged.setdefault(f"{self.construct_object(pair[0], deep=True)}", pair)
-        own = {name: pair for name, pair in own.items() if pair[0].tag != MERGE}
-        node.value = [*({**merged, **own}).values()]
-
-    def _merged(self, value: yaml.Node) -> list[yaml.MappingNode]:
-        """Return the mappings that a value of ``<<`` is of. Raises ValueError."""
-        found = value.value if isinstance(value, yaml.SequenceNode) else [value]
-        if wrong := [one for one in found if not isinstance(one, yaml.MappingNode)]:
-            raise ValueError(f"<< merges mappings, and in line {wrong[0].start_mark.line + 1} there is none: give some")
-        return found
-
-    def construct_number(self, node: yaml.ScalarNode) -> int | float:
-        """Return a number in base 10, 2 or 16."""
-        text = node.value
-        if ":" in text or re.fullmatch(r"[-+]?0[\d_]+", text):
-            meant = "in base 60" if ":" in text else "in base 8"
-            raise ValueError(
-                f"{text} is a number {meant} to YAML, in line {node.start_mark.line + 1}: quote it if it is text"
-            )
-        return self.construct_yaml_int(node) if node.tag == INTEGER else self.construct_yaml_float(node)
-
-
-MERGE, INTEGER, FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("merge", "int", "float"))
-for _tag in (INTEGER, FLOAT):
-    _Loader.add_constructor(_tag, _Loader.construct_number)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+$"), list("-+0123456789")
-)
-
-
-def parse(text: str) -> Any:
-    """Return the value in a YAML document. Raises ValueError, in one line, for one that cannot be read or is too large."""
-    try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is not None and _expanded(node, {}) > MOST:
-            raise ValueError(f"more than {MOST:,} values, each alias written out")
-        return None if node is None else loader.construct_document(node)
-    except (yaml.YAMLError, ValueError, OverflowError) as e:  # ValueError: an impossible date or number
-        raise ValueError(one_line(e)) from None
-    except Exception as e:  # whatever pyyaml does where a tag and its value do not fit
-        raise ValueError(f"a value that its tag does not fit ({one_line(e)})") from None
-
-
-def _expanded(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
-    """Return the number of values in a node, each alias written out: without end where it holds itself."""
-    if node not in known:
-        known[node] = math.inf  # until it is counted
-        parts = node.value if isinstance(node, yaml.CollectionNode) else []
-        pairs = isinstance(node, yaml.MappingNode)
-        known[node] = 1 + sum(_expanded(n, known) for part in parts for n in (part if pairs else (part,)))
-    return known[node]
 
 
 def read(path: Path) -> Mapping[str, Any]:
     """Read a YAML file. Raises ConfigError."""
     try:
-        text = decoded(path.read_bytes())
+        text = text_of(path, YAML_BYTES)
     except OtherEncoding as e:
         raise ConfigError(f"{path}: {e}") from None
     except FileNotFoundError:
@@ -153,7 +65,7 @@ def check_free(folder: Path) -> None:
 
 def check_there(folder: Path, *names: str) -> None:
     """Refuse a folder with none of these files of a run. Raises ConfigError."""
-    if not any((folder / name).exists() for name in names):
+    if not any(is_there(folder / name) for name in names):
         raise ConfigError(f"{folder}: no {names[0]} there: give the folder of a run")
 
 

@@ -28,6 +28,8 @@ from fedfleet.config.secure_aggregation import SecureAggregation
 from fedfleet.config.selection import SELECTIONS
 from fedfleet.config.shipped import locate
 from fedfleet.config.transforms import Transforms
+from fedfleet.config.trust import check as check_trusted
+from fedfleet.config.trust import is_of_a_run
 from fedfleet.config.tuning import Tuning
 from fedfleet.datasets.domain_config import DOMAINS
 from fedfleet.datasets.partition_config import PARTITIONS
@@ -176,13 +178,18 @@ LEAVES = ("compare", "vary", "tune.search", *(f"{key}.own" for key in OWN))
 
 
 def load(
-    source: Path | str | Mapping[str, Any] | Config, overrides: list[str] | Mapping[str, Any] | None = None
+    source: Path | str | Mapping[str, Any] | Config,
+    overrides: list[str] | Mapping[str, Any] | None = None,
+    *,
+    trust: bool = False,
 ) -> Config:
     """Read a configuration file (or take a mapping, or what was read), apply overrides, and check it against the schema.
 
     A file may be given by the name of one that comes with the package, such as "quickstart" (``fedfleet configs``).
     Overrides are ``dotted.key=value`` strings (values in YAML) or a mapping of dotted keys; a mapping as a value sets its keys
     and leaves the others. An override that changes the name of a section leaves out the options that only the old name has.
+
+    A file in the folder of a run that names code, and that no run of this user's has written, is refused unless it is trusted.
 
     Raises ConfigError with one line naming the key, the value and the mend.
     """
@@ -192,6 +199,8 @@ def load(
         source = locate(Path(source))
     given = read(source) if isinstance(source, Path) else source
     changes = [overrides] if isinstance(overrides, Mapping) else [override(text) for text in overrides or []]
+    if isinstance(source, str | Path) and is_of_a_run(Path(source)):
+        check_trusted(Path(source), [key for change in changes for key, _ in _flat(plain(change))], trust=trust)
     config = _build([given, *changes])
     if not isinstance(source, Path) or config.code_dir is not None:
         return config

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedfleet.config.checking import unknown
-from fedfleet.config.reading import override, parse, show
+from fedfleet.config.reading import override, show
+from fedfleet.files.documents import parse
 from fedfleet.simulator.errors import ConfigError
 
 REFUSED = {

@@ -15,18 +15,21 @@ import yaml
 from fedfleet.config.population import Data, data_key, load_data
 from fedfleet.config.reading import show
 from fedfleet.config.schema import Config, load
+from fedfleet.config.trust import dumped
 from fedfleet.experiments.child import child
 from fedfleet.experiments.experiment import Experiment
-from fedfleet.experiments.files import write_text
 from fedfleet.experiments.own import check_same, parts
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.resume import at_its_end, changed, run_or_go_on
 from fedfleet.experiments.resume import resume as go_on
 from fedfleet.experiments.run import Run
-from fedfleet.experiments.runfolder import SUMMARY, check_free, claim, summary_of
+from fedfleet.experiments.runfolder import check_free, claim
 from fedfleet.experiments.runs import Runs
 from fedfleet.experiments.trials import Trial, distinct, left_out, naming, planned
 from fedfleet.experiments.workers import Workers
+from fedfleet.files.documents import is_there
+from fedfleet.files.summary import SUMMARY, checked_summary, summary_of
+from fedfleet.files.writing import write_text
 from fedfleet.report import finals, told, write_report
 from fedfleet.simulator.algorithm import Task
 from fedfleet.simulator.errors import ConfigError, FedfleetError
@@ -88,17 +91,19 @@ def run(config: Config, out: Path, progress: Progress, jobs: int = 1, *, report:
     return _reported(runs, failures, out, progress.say, report=report)
 
 
-def resume(out: Path, overrides: list[str] | None, progress: Progress, *, report: bool = True) -> list[Run]:
+def resume(
+    out: Path, overrides: list[str] | None, progress: Progress, *, report: bool = True, trust: bool = False
+) -> list[Run]:
     """Go on with the run, or one after the other with the runs, in a folder; those at their end are left as they are.
 
     Raises as ``run`` does, and ConfigError where there is nothing to go on from.
     """
     if not (out / CAMPAIGN).exists():
-        run = go_on(out, overrides, progress)
+        run = go_on(out, overrides, progress, trust=trust)
         if report:  # which tells of a run that had come to its end, too
             _say(out, progress)
         return _reported([run], [], out, progress.say, report=report)
-    config = changed(out / CAMPAIGN, overrides)
+    config = changed(out / CAMPAIGN, overrides, trust=trust)
     plan = planned(config)
     _note(config, out)
     left = [trial for trial in plan if at_its_end(out / trial.place, trial.config) is None]
@@ -161,37 +166,41 @@ def _check_all_there(out: Path, config: Config, plan: Sequence[Trial], data: Dat
     )
 
 
-def open_runs(folder: Path | str, task: Task | None = None, data: Data | None = None) -> Runs:
+def open_runs(folder: Path | str, task: Task | None = None, data: Data | None = None, *, trust: bool = False) -> Runs:
     """Return the runs in a folder that have ended, as ``fedfleet.run_all`` returned them; nothing is computed.
 
     Args:
         folder: what was given as ``out`` to it, or to ``fedfleet run`` of several labels, values or seeds.
         task, data: those made in Python that the runs had, if any: the task for ``model()``, data for ``domains.target: [each]``.
+        trust: call code that the folder names also where no run of this user's on this machine wrote that.
 
     Raises ConfigError where no such runs are.
 
     """
     out = Path(folder)
-    if not (out / CAMPAIGN).exists():
-        mend = (
-            "it is one run: take fedfleet.open_run" if (out / SUMMARY).exists() else "give the folder of several runs"
-        )
+    if not is_there(out / CAMPAIGN):
+        mend = "it is one run: take fedfleet.open_run" if is_there(out / SUMMARY) else "give the folder of several runs"
         raise ConfigError(f"{out}: no {CAMPAIGN} there: {mend}")
-    config = load(out / CAMPAIGN)
-    read = [(trial, summary_of(out / trial.place)) for trial in planned(config, data)]
+    config = load(out / CAMPAIGN, trust=trust)
+    read = [(trial, checked_summary(out / trial.place)) for trial in planned(config, data)]
     ended = [(trial, summary) for trial, summary in read if summary]
-    runs = [Run(out / trial.place, summary, task) for trial, summary in ended]
+    runs = [Run(out / trial.place, summary, task, trust) for trial, summary in ended]
     return Runs(out, runs, [_keys(trial, config) for trial, _ in ended])
 
 
 def _note(config: Config, out: Path) -> None:
     """Write down what the runs in a folder are, for ``resume``."""
-    write_text(out / CAMPAIGN, as_given(config))
+    write_text(out / CAMPAIGN, dumped(given(config)))
 
 
 def as_given(config: Config) -> str:
     """Return in YAML what was given for a configuration, defaults left out."""
-    return yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True), sort_keys=False)
+    return yaml.safe_dump(given(config), sort_keys=False)
+
+
+def given(config: Config) -> dict[str, Any]:
+    """Return as plain data what was given for a configuration, defaults left out."""
+    return config.model_dump(mode="json", exclude_unset=True)
 
 
 def _parted(done: list[Run | FedfleetError]) -> tuple[list[Run], list[FedfleetError]]:

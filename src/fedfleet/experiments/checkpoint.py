@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fedfleet.experiments.files import SCRATCH, whole
+from fedfleet.files.writing import SCRATCH, check_regular, own_folder, whole
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.driver.codec import CodecError, decode, encode
 from fedfleet.simulator.driver.memory import Remembered
@@ -52,7 +52,7 @@ class Checkpoints:
 
     def write(self, at: Position, account: Mapping[str, Any]) -> Path:
         """Write a checkpoint, then remove those that are too many; return its path."""
-        self.folder.mkdir(exist_ok=True)
+        own_folder(self.folder)
         remembered = at.memory.remembered()
         found = Checkpoint(at.index, at.clock_s, at.state, remembered, dict(account))
         path = self.folder / f"round-{at.index:08}.safetensors"
@@ -108,6 +108,7 @@ def save(path: Path, found: Checkpoint) -> None:
 def load(path: Path) -> Checkpoint:
     """Read a checkpoint. Raises Damaged."""
     try:
+        check_regular(path.stat())
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -121,6 +122,8 @@ def load(path: Path) -> Checkpoint:
         rounds, clock_s, state, remembered, account = decode(json.loads(metadata["body"]), tensors)
     except CodecError as e:
         raise ConfigError(f"{path}: {e}") from None
+    except (ValueError, TypeError, KeyError, RecursionError) as e:
+        raise Damaged(f"{path}: not what a checkpoint holds ({type(e).__name__})") from None
     return Checkpoint(rounds, clock_s, state, remembered, account)
 
 

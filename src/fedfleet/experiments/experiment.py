@@ -23,6 +23,7 @@ from fedfleet.experiments.status import Status
 from fedfleet.experiments.tracked import configured, trackers
 from fedfleet.experiments.weights import nets
 from fedfleet.experiments.workers import Workers
+from fedfleet.files.summary import ended
 from fedfleet.report import write_card
 from fedfleet.simulator.ambient import fresh_settings
 from fedfleet.simulator.errors import ConfigError
@@ -93,6 +94,7 @@ class Experiment(Prepared):
         found, faults = newest(folder / CHECKPOINTS)
         if found is None:
             raise ConfigError(f"{folder}: {faults[0] if faults else 'no checkpoint to go on from'}: start the run anew")
+        ended(folder)
         for fault in faults:
             say(f"{fault}; an earlier checkpoint is taken")
         check_same(folder, found.account["own"], self.own)

@@ -13,18 +13,24 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fedfleet.experiments.files import whole
+from fedfleet.files import parquet
+from fedfleet.files.writing import own_folder, whole
 
 HELD = b"fedfleet.parts"
 ROWS = 1 << 18  # kept in memory until the next part, at most
 
 
 class Parts:
-    """The table at ``path``, whose parts are in the folder ``path`` without its suffix. ``empty`` has its columns and types."""
+    """The table at ``path``, whose parts are in the folder ``path`` without its suffix. ``empty`` has its columns and types.
+
+    Raises ConfigError for files that cannot be read, OSError where the folder of the parts is a link.
+    """
 
     def __init__(self, path: Path, empty: pd.DataFrame):
         self.path = path
         self._folder = path.with_suffix("")
+        if self._folder.is_symlink():
+            own_folder(self._folder)
         self._schema = pa.Schema.from_pandas(empty, preserve_index=False)
         self._waiting: list[pd.DataFrame] = []
         self._rows = 0
@@ -55,8 +61,8 @@ class Parts:
         while self._taken:
             number, table = self._taken[0]
             # The scratch file is beside the table, since the folder has nothing but parts.
-            with whole(self._folder / f"{number:06}.parquet", beside=self.path) as scratch:
-                pq.write_table(table, scratch)
+            with whole(own_folder(self._folder) / f"{number:06}.parquet", beside=self.path) as scratch:
+                pq.write_table(table, scratch, write_page_checksum=True)
             self._taken.pop(0)
 
     def flush(self) -> None:
@@ -69,36 +75,41 @@ class Parts:
         self.flush()
         return pa.concat_tables([self._schema.empty_table(), *self._tables()]).to_pandas()
 
-    def finish(self, wanted: Callable[[pa.Table], pa.Table] = lambda table: table) -> None:
-        """Write one file that holds everything, or what is ``wanted`` of it, and remove the parts."""
+    def finish(self, wanted: Callable[[pa.Table], pa.Table] = lambda table: table) -> int:
+        """Write one file of everything, or of what is ``wanted`` of it, remove the parts, and return the number of its rows."""
         self.flush()
         held = {HELD: str(self._last).encode()}
         schema = self._schema.with_metadata({**(self._schema.metadata or {}), **held})
-        with whole(self.path) as scratch, pq.ParquetWriter(scratch, schema) as writer:
-            for table in self._tables():
-                writer.write_table(wanted(table).replace_schema_metadata(schema.metadata))
+        rows = 0
+        with whole(self.path) as scratch, pq.ParquetWriter(scratch, schema, write_page_checksum=True) as writer:
+            for table in map(wanted, self._tables()):
+                rows += len(table)
+                writer.write_table(table.replace_schema_metadata(schema.metadata))
         for _, part in self._parts():
             part.unlink()
         if self._folder.exists():
             self._folder.rmdir()
+        return rows
 
     def _tables(self) -> Iterator[pa.Table]:
         """Yield the rows in order, a piece at a time."""
         if self.path.exists():
-            with pq.ParquetFile(self.path) as file:
+            with parquet.readable(self.path) as file:
                 for i in range(file.num_row_groups):
                     yield file.read_row_group(i).cast(self._schema)
         held = _held(self.path)
         for number, part in self._parts():
             if number > held:
-                yield pq.read_table(part).cast(self._schema)
+                with parquet.readable(part) as file:
+                    yield file.read().cast(self._schema)
 
     def _parts(self) -> list[tuple[int, Path]]:
-        return sorted((int(p.stem), p) for p in self._folder.glob("*.parquet"))
+        return sorted((int(p.stem), p) for p in self._folder.glob("*.parquet") if p.stem.isdecimal())
 
 
 def _held(path: Path) -> int:
     """Return the number of the last part that a file holds."""
     if not path.exists():
         return 0
-    return int((pq.read_schema(path).metadata or {}).get(HELD, b"0"))
+    with parquet.readable(path) as file:
+        return int((file.schema_arrow.metadata or {}).get(HELD, b"0"))

@@ -46,19 +46,27 @@ class Progress(Callback):
             self._console.print(Text(text), soft_wrap=True)
 
     def start(self, run: Begun) -> None:
-        """Show the initial model's ``eval/<metric>`` values; a run begins, or goes on after so many rounds."""
+        """Show the initial model's ``eval/<metric>`` values; of a run that goes on, those of its last evaluation."""
         self._started = self._shown = time.monotonic()
-        self._metric, self._measured = _metrics(run.initial), run.done
-        self._before, self._rounds, self._steps, self._virtual_s = run.done, run.rounds, 0, 0.0
+        self._before, self._rounds, self._steps = run.done, run.rounds, 0
+        self._virtual_s = sum(row["virtual_s"] for row in run.rows)
+        self._metric, self._measured = _metrics(run.initial), 0
+        for row in run.rows:
+            measured = {k: v for k, v in row.items() if k.startswith("eval/") and v is not None and v == v}
+            self.evaluation(row["round"] + 1, measured)
         self.say(f"going on after {run.done} rounds" if run.done else f"initial model: {self._metric}")
+
+    def evaluation(self, done: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of an evaluation, to be shown with the next round."""
+        if told := _metrics(metrics):
+            self._metric, self._measured = told, done
 
     def round(self, row: Mapping[str, Any], phases: Sequence[Mapping[str, int]]) -> None:
         """Show a row of ``rounds.parquet``, and the counts of its phases, each attempt for itself."""
         if self._console is None:
             return
-        metrics = _metrics({k: v for k, v in row.items() if k.startswith("eval/")})
-        if metrics:
-            self._metric, self._measured = metrics, row["round"] + 1
+        metrics = {k: v for k, v in row.items() if k.startswith("eval/")}
+        self.evaluation(row["round"] + 1, metrics)
         self._steps += row["client_steps"]
         self._virtual_s += row["virtual_s"]
         done, rounds = row["round"] + 1, self._rounds
@@ -70,7 +78,7 @@ class Progress(Callback):
                 self._live = Live(console=self._console, refresh_per_second=8)
                 self._live.start()
             self._live.update(Text(line))
-        elif metrics or done == rounds or time.monotonic() - self._shown > PLAIN_EVERY_S:
+        elif self._measured == done or done == rounds or time.monotonic() - self._shown > PLAIN_EVERY_S:
             self._shown = time.monotonic()
             self.say(line)
 
@@ -105,8 +113,8 @@ class Progress(Callback):
 
 
 def _metrics(found: Mapping[str, float | None]) -> str:
-    told = {k.removeprefix("eval/"): v for k, v in found.items() if v is not None and not k.endswith(QUIET)}
-    return ", ".join(f"{k} {v:.4f}" for k, v in told.items())
+    told = {k.removeprefix("eval/"): v for k, v in found.items() if not k.endswith(QUIET)}
+    return ", ".join(f"{k} {v:.4f}" for k, v in told.items() if v is not None)
 
 
 def _fates(phases: Sequence[Mapping[str, int]]) -> str:

@@ -8,18 +8,19 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from fedfleet.config.reading import check_there, override, read, show
 from fedfleet.config.schema import Config, load, recorded, without_own
+from fedfleet.config.trust import check as check_trusted
 from fedfleet.experiments.checkpoint import newest
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.own import check_same, parts
 from fedfleet.experiments.run import Run
-from fedfleet.experiments.runfolder import CHECKPOINTS, locked, summary_of
+from fedfleet.experiments.runfolder import CHECKPOINTS, locked
 from fedfleet.experiments.same_run import MAY_CHANGE, STOPS, without
 from fedfleet.experiments.stopping import KEYS
 from fedfleet.experiments.workers import Workers
+from fedfleet.files import parquet
+from fedfleet.files.summary import ended, summary_of
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tracking.callback import Callback, Callbacks, checked
 
@@ -28,6 +29,8 @@ def resume(
     folder: str | Path,
     overrides: list[str] | Mapping[str, Any] | None = None,
     callbacks: Callback | Sequence[Callback] = (),
+    *,
+    trust: bool = False,
     **own: Any,
 ) -> Run:
     """Go on with the run in ``folder`` from its last checkpoint, and return it finished.
@@ -38,6 +41,7 @@ def resume(
         folder: the run folder.
         overrides: ``dotted.key=value`` strings or a mapping, of keys in ``MAY_CHANGE`` only.
         callbacks: who is told how it goes.
+        trust: call code, and reach machines, that the folder names also where no run of this user's on this machine wrote that.
         own: the task, algorithm, population or data in Python that the run began with, if any.
 
     Raises ConfigError where there is nothing to go on from, FedfleetError for a run that failed.
@@ -45,7 +49,7 @@ def resume(
     """
     told = Callbacks(checked(callbacks))
     folder = Path(folder)
-    config = changed(folder / "config.yaml", overrides, own)
+    config = changed(folder / "config.yaml", overrides, own, trust=trust)
     found, faults = newest(folder / CHECKPOINTS)
     if found is not None:  # before the data are read, and also where nothing is left to do
         check_same(folder, found.account["own"], parts(**own).describe())
@@ -70,10 +74,11 @@ def resume(
 def _has_rounds(folder: Path) -> bool:
     """Say whether a run has done a round, as far as its tables tell: those of one that was interrupted before are empty."""
     try:
-        return pq.read_metadata(folder / "rounds.parquet").num_rows > 0
+        with parquet.readable(folder / "rounds.parquet") as file:
+            return file.metadata.num_rows > 0
     except FileNotFoundError:
         return False
-    except (OSError, ValueError):  # it cannot be read
+    except ConfigError:  # it cannot be read
         return True
 
 
@@ -120,7 +125,10 @@ def run_or_go_on(
 
 
 def at_its_end(folder: Path, config: Config) -> dict[str, Any] | None:
-    """Return the summary of a run that has nothing left to do under this configuration."""
+    """Return the summary of a run that has nothing left to do under this configuration.
+
+    Raises ConfigError where it has, and tables or models are missing or damaged.
+    """
     summary = summary_of(folder)
     try:
         before = recorded(folder / "config.yaml")
@@ -134,7 +142,7 @@ def at_its_end(folder: Path, config: Config) -> dict[str, Any] | None:
         *KEYS,
         *configured,
     )  # another callback's stop is none
-    return summary if finished or (summary.get("status") == "stopped" and same and by_key) else None
+    return ended(folder) if finished or (summary.get("status") == "stopped" and same and by_key) else None
 
 
 def asked_for(value: Any) -> Any:
@@ -159,11 +167,15 @@ def _ended(summary: Mapping[str, Any], config: Config) -> str:
 
 
 def changed(
-    path: Path, overrides: list[str] | Mapping[str, Any] | None, own: Mapping[str, Any] | None = None
+    path: Path,
+    overrides: list[str] | Mapping[str, Any] | None,
+    own: Mapping[str, Any] | None = None,
+    *,
+    trust: bool = False,
 ) -> Config:
     """Return the configuration of a run, or of several, with what is to be changed; ``own`` are parts given in Python.
 
-    Raises ConfigError.
+    Raises ConfigError, also where it names code that no run of this user's wrote and that is not to be trusted.
     """
     check_there(path.parent, path.name)
     if isinstance(overrides, Mapping):
@@ -176,4 +188,5 @@ def changed(
                 f"{key}={show(value)}: a run goes on as it began: start a new one (with --warm-start, if from this model); what "
                 f"may change: {', '.join(MAY_CHANGE)}"
             )
+    check_trusted(path, given, trust=trust)
     return load(without_own(read(path), [name for name, part in (own or {}).items() if part is not None]), given)

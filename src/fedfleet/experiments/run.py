@@ -13,8 +13,11 @@ import pandas as pd
 from torch import nn
 
 from fedfleet.datasets.vocabulary import VOCABULARY, Encoded, Vocabulary, read_vocabulary
-from fedfleet.experiments.runfolder import BEST, SUMMARY, summary_of
+from fedfleet.experiments.runfolder import BEST
 from fedfleet.experiments.weights import net_of, save_adapters, save_state_dict
+from fedfleet.files import parquet
+from fedfleet.files.documents import is_there
+from fedfleet.files.summary import SUMMARY, checked_summary
 from fedfleet.simulator.algorithm import Task
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tasks.weights_file import marks
@@ -25,23 +28,25 @@ LARGE = 1e6  # from which on a number is written with its power of ten
 NAMED = 6  # runs of a folder of several that are named
 
 
-def open_run(folder: Path | str, task: Task | None = None) -> Run:
+def open_run(folder: Path | str, task: Task | None = None, *, trust: bool = False) -> Run:
     """Return the run in a folder, as ``fedfleet.run`` returned it when it ended; nothing is computed.
 
     Args:
         folder: what was given as ``out``, or the folder of one of several runs.
         task: the one made in Python that the run had, if any, for ``model()``.
+        trust: let ``model()`` call code that the folder names also where no run of this user's on this machine wrote that.
 
-    Raises ConfigError where no run has ended there.
+    Raises ConfigError where no run has ended there, and where a file of it is missing, damaged or changed.
 
     """
     folder = Path(folder)
-    if not (folder / SUMMARY).exists():
-        below = sorted(str(path.parent.relative_to(folder)) for path in folder.glob(f"*/**/{SUMMARY}"))
+    if not is_there(folder / SUMMARY):
+        found = folder.glob(f"*/**/{SUMMARY}") if is_there(folder) else ()
+        below = sorted(str(path.parent.relative_to(folder)) for path in found)
         some = ", ".join(below[:NAMED]) + (", …" if len(below) > NAMED else "")
         mend = f"there are {some}: give one of these" if below else "give the folder of a run that has ended"
         raise ConfigError(f"{folder}: no {SUMMARY} there: {mend}")
-    return Run(folder, summary_of(folder), task)
+    return Run(folder, checked_summary(folder), task, trust)
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,6 +56,7 @@ class Run:
     folder: Path
     summary: Mapping[str, Any]
     task: Task | None = None
+    trust: bool = False
 
     def __repr__(self) -> str:
         """Return a line: where it is, how it ended, the last metrics; ``summary`` has all that there is."""
@@ -63,9 +69,9 @@ class Run:
     def table(self, name: str) -> pd.DataFrame:
         """Return a table of the run folder: "rounds", "phases", "fates", or where there is one "clients", "domains" or "classes".
 
-        Raises FileNotFoundError where there is none.
+        Raises FileNotFoundError where there is none, ConfigError for one that cannot be read.
         """
-        return pd.read_parquet(self.folder / f"{name}.parquet")
+        return parquet.read(self.folder / f"{name}.parquet")
 
     @property
     def rounds(self) -> pd.DataFrame:
@@ -77,10 +83,10 @@ class Run:
 
         It is a ``torch.nn.Module`` like any other. Adapters are added to the weights that they are of; "base" is the net without
         them. Raises ConfigError for a task of no single net, such as a minimax one, or one that was made in Python and is not known
-        here, FedfleetError where the file cannot be read.
+        here, or whose code no run of this user's wrote and is not trusted; FedfleetError where the file cannot be read.
         """
         file = None if which == "base" else self._file(which)
-        return net_of(self.folder, self.summary, file, self.task)
+        return net_of(self.folder, self.summary, file, self.task, trust=self.trust)
 
     def save_state_dict(self, path: Path | str, which: Literal["last", "best", "base"] = "last") -> Path:
         """Write the ``state_dict`` of ``model(which)``, which the same net loads by ``load_state_dict``, and return its path.
@@ -111,7 +117,7 @@ class Run:
 
         Raises ConfigError where the task has none.
         """
-        return save_adapters(self.folder, self.summary, self._file(which), self.task, Path(out))
+        return save_adapters(self.folder, self.summary, self._file(which), self.task, Path(out), trust=self.trust)
 
     def _file(self, which: str) -> str:
         file = {"last": "model.safetensors", "best": BEST}.get(which)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import platform
 import sys
@@ -16,14 +15,17 @@ from typing import IO, Any
 
 import pandas as pd
 import torch
-import yaml
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from fedfleet.config.reading import check_free
+from fedfleet.config.trust import dumped
 from fedfleet.experiments.checkpoint import Checkpoints
-from fedfleet.experiments.files import whole, write_text
 from fedfleet.experiments.tables import Tables
+from fedfleet.files import parquet
+from fedfleet.files.documents import json_lines, json_of
+from fedfleet.files.summary import SUMMARY, write_summary
+from fedfleet.files.writing import appending, opened, own_folder, whole, write_text
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.driver.simulate import RoundRecord
@@ -33,7 +35,7 @@ from fedfleet.simulator.signals import put_off
 
 FLUSH_EVERY_S = 30.0
 CHECKPOINTS, LOCK, BEST = "checkpoints", ".lock", "best.safetensors"
-EVENTS, ENVIRONMENT, SUMMARY = "events.jsonl", "environment.json", "summary.json"
+EVENTS, ENVIRONMENT = "events.jsonl", "environment.json"
 
 
 def claim(folder: Path) -> Path:
@@ -80,23 +82,35 @@ class RunFolder:
         self.folder = folder
         self._about = about
         self.bit_exact = True
+        self._environment = environment()
+        self._summary: Mapping[str, Any] | None = None
         self._flushed = time.monotonic()
         self._best, self._best_before = folder / BEST, folder / CHECKPOINTS / BEST
         with put_off():  # or there were a folder with which nothing can be done
             self._lock = lock or locked(folder)
+            self._told = self._environment_before()
             with self.writing():
                 (folder / SUMMARY).unlink(missing_ok=True)  # it is not what it says any more
-                (folder / CHECKPOINTS).mkdir(exist_ok=True)
-                write_text(folder / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
+                own_folder(folder / CHECKPOINTS)
+                write_text(folder / "config.yaml", dumped(config))
                 for name, text in (beside or {}).items():
                     write_text(folder / name, text)
-                if not (folder / ENVIRONMENT).exists():
-                    write_text(folder / ENVIRONMENT, json.dumps(environment(), indent=2))
+                if self._told is None:
+                    write_text(folder / ENVIRONMENT, json.dumps(self._environment, indent=2))
         try:
             self.tables = Tables(folder)
         except (OSError, ValueError) as e:
             raise FedfleetError(f"{folder}: its tables cannot be read ({one_line(e)}): start the run anew") from e
         self.checkpoints = Checkpoints(folder / CHECKPOINTS, config["checkpoint"]["keep"])
+
+    def _environment_before(self) -> dict[str, Any] | None:
+        """Return the environment that the run began in, None where it begins. Raises ConfigError where it cannot be read."""
+        try:
+            return json_of(self.folder / ENVIRONMENT)
+        except FileNotFoundError:
+            return None
+        except ConfigError as e:
+            raise ConfigError(f"{e}: bring back the file of the run, or remove it") from None
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -125,23 +139,38 @@ class RunFolder:
                 f"that is left alone"
             )
 
-    def restore(self, rounds: int, *, every: int, evaluated: bool) -> None:
-        """Go back to what was there after so many rounds. Raises FedfleetError where the tables cannot be read."""
+    def restore(self, rounds: int, account: Mapping[str, Any], *, every: int, evaluated: bool) -> None:
+        """Go back to what was there after so many rounds, as a checkpoint's ``account`` says, of which the property is a part.
+
+        Raises FedfleetError where the tables cannot be read.
+        """
         try:
-            self.tables.restore(rounds, every=every, evaluated=evaluated)
-        except (OSError, ValueError, KeyError) as e:
+            self.tables.restore(rounds, every=every, evaluated=evaluated, counts=account.get("rows"))
+        except (OSError, ValueError, KeyError, TypeError) as e:
             raise FedfleetError(f"{self.folder}: its tables cannot be read ({one_line(e)}): start the run anew") from e
+        self.bit_exact &= account.get("bit_exact", True)
         path = self.folder / EVENTS
-        found = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        kept = [event for event in map(_event, found) if event is not None and event["round"] < rounds]
+        try:
+            found = list(json_lines(path))
+        except OSError as e:
+            raise FedfleetError(
+                f"{path}: cannot be read ({one_line(e)}): bring back the file of the run, or remove it"
+            ) from e
+        kept = [event for event in found if event is not None and _round(event) < rounds]
         with self.writing():
             if len(kept) < len(found):
                 write_text(path, "".join(json.dumps(event) + "\n" for event in kept))
             self._count(kept)
             self.log([{"round": rounds, "event": "resumed"}])
-            was, now = json.loads((self.folder / ENVIRONMENT).read_text(encoding="utf-8")), environment()
-            if changed := sorted(k for k in was.keys() | now.keys() if was.get(k) != now.get(k)):
+            now, told = self._environment, self._told or self._environment
+            changed = {k for was in (told, account.get("environment", told)) for k in differing(was, now)}
+            if changed := sorted(changed):
                 self.log([{"round": rounds, "event": "environment_changed", "of": changed, "bit_exact": False}])
+
+    @property
+    def account(self) -> dict[str, Any]:
+        """What a checkpoint is to know of the folder, so that a file of it that is lost or changed is seen."""
+        return {"rows": self.tables.counts, "bit_exact": self.bit_exact, "environment": self._environment}
 
     def add(self, record: RoundRecord, metrics: Mapping[str, float]) -> dict[str, Any]:
         """Add a round and its evaluation; return its row of ``rounds.parquet``."""
@@ -160,8 +189,9 @@ class RunFolder:
         """Append to ``events.jsonl``. An event after which the bits may be others than on another machine says so."""
         self._count(events)
         if events:
-            with (self.folder / EVENTS).open("a", encoding="utf-8") as file:
+            with appending(self.folder / EVENTS) as file:
                 file.write("".join(json.dumps(event) + "\n" for event in events))
+            self._seal()
 
     def _count(self, events: list[dict[str, Any]]) -> None:
         self.bit_exact &= all(event.get("bit_exact", True) for event in events)
@@ -184,58 +214,62 @@ class RunFolder:
         with self.writing():
             self.tables.finish()
             save_model(self.folder / "model.safetensors", z, self._about)
-            write_text(self.folder / SUMMARY, json.dumps(_finite(dict(summary)), indent=2))
+            self._summary = summary
+            self._seal()
+
+    def _seal(self) -> None:
+        """Write the summary, once there is one, of the files as they are now."""
+        if self._summary is not None:
+            write_summary(self.folder, self._summary)
 
     def keep_images(self, images: torch.Tensor) -> None:
         """Write images (n, c, h, w) in [-1, 1] that the model generates."""
         with self.writing(), whole(self.folder / "samples.safetensors") as scratch:
             save_file({"images": ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)}, scratch)
+        self._seal()
 
     def keep_classes(self, rounds: int, classes: Mapping[str, torch.Tensor]) -> None:
         """Write what the model after so many rounds says of the test examples of each class."""
         frame = pd.DataFrame({"rounds": rounds, **{name: column.numpy() for name, column in classes.items()}})
-        with self.writing(), whole(self.folder / "classes.parquet") as scratch:
-            frame.to_parquet(scratch, index=False)
+        with self.writing():
+            parquet.write(frame, self.folder / "classes.parquet")
 
     def keep_plane(self, plane: Mapping[str, torch.Tensor]) -> None:
         """Write points, and what the model says of the plane around them."""
         with self.writing(), whole(self.folder / "plane.safetensors") as scratch:
             save_file(dict(plane), scratch)
+        self._seal()
 
     def close(self) -> None:
         """Let another process have it."""
         self._lock.close()
 
 
-def _event(line: str) -> dict[str, Any] | None:
-    """Return a line of the events, None for one that was being written when the process was killed."""
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
+def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
+    """Return the keys at which two mappings differ."""
+    return {k for k in was.keys() | now.keys() if was.get(k) != now.get(k)}
+
+
+def _round(event: Mapping[str, Any]) -> float:
+    """Return the round of an event; of one that does not say, that it is of none to come."""
+    found = event.get("round")
+    return found if isinstance(found, int) else -1
 
 
 def locked(folder: Path) -> IO[str]:
     """Lock a run folder for as long as the process lives. Raises ConfigError where another one has it."""
     try:
-        file = (folder / LOCK).open("a", encoding="utf-8")
+        file = opened(folder / LOCK, os.O_WRONLY | os.O_CREAT | os.O_APPEND, "a")
     except OSError as e:
-        raise ConfigError(f"{folder}: cannot be written ({e.strerror}): give a folder you may write to") from None
+        raise ConfigError(
+            f"{folder}: cannot be written ({LOCK}: {e.strerror}): give a folder you may write to"
+        ) from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.close()
         raise ConfigError(f"{folder}: another process is at work in it: wait for it, or stop it") from None
     return file
-
-
-def summary_of(folder: Path) -> dict[str, Any]:
-    """Return the summary of a run; empty where there is none, or none that can be read."""
-    try:
-        found = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def save_model(path: Path, z: Tree, about: Mapping[str, str] | None = None) -> None:
@@ -254,10 +288,3 @@ def environment() -> dict[str, Any]:
         "cuda_devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "packages": packages("torchmetrics"),
     }
-
-
-def _finite(value: Any) -> Any:
-    """Replace what JSON has no number for, NaN and infinities, by None."""
-    if isinstance(value, Mapping):
-        return {k: _finite(v) for k, v in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -88,7 +88,7 @@ class Runner:
         early = bool(done % every) and done < self.to
         missing = 0 < done == self.to and not found.account["evaluated"]
         self.unevaluated = (found.account["unevaluated"] and not early) or missing
-        self.folder.restore(done, every=every, evaluated=not (early or self.unevaluated))
+        self.folder.restore(done, found.account, every=every, evaluated=not (early or self.unevaluated))
         if unknown := [what for about in self.x.own.values() for what in about["not_recorded"]]:
             with self.folder.writing():
                 self.folder.log([{"round": done, "event": "not_compared", "of": unknown, "bit_exact": False}])
@@ -323,7 +323,7 @@ class Runner:
         if self.initial is not None:
             with self.folder.writing():
                 self.folder.tables.flush()
-                path = self.folder.checkpoints.write(self.at, account)
+                path = self.folder.checkpoints.write(self.at, account | self.folder.account)
             self.told.checkpoint(self.at.index, path)
         self.saved = time.monotonic()
 

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from fedfleet.experiments.runfolder import RunFolder, summary_of
+from fedfleet.experiments.runfolder import RunFolder
+from fedfleet.files import parquet
+from fedfleet.files.documents import json_of
+from fedfleet.files.summary import summary_of
+from fedfleet.files.writing import replacing
 from fedfleet.simulator.driver.evaluation import less_is_better
-from fedfleet.simulator.errors import FedfleetError
+from fedfleet.simulator.errors import ConfigError, FedfleetError
 from fedfleet.tracking.base import numbers
 from fedfleet.tracking.callback import Begun, Callback
 
@@ -86,11 +88,9 @@ class Status(Callback):
             return
         self._next_s = time.monotonic() + EVERY_S
         path = self._folder.folder / STATUS
-        scratch = path.with_suffix(".json.tmp")
         try:
-            with self._folder.writing():
+            with self._folder.writing(), replacing(path) as scratch:
                 scratch.write_text(json.dumps(self._found()), encoding="utf-8")
-                scratch.replace(path)
         except FedfleetError:
             return  # what a run needs is written elsewhere, and says so
 
@@ -146,16 +146,16 @@ def status_of(folder: Path) -> dict[str, Any]:
     if summary:
         return {"state": summary.get("status", "?"), "summary": summary, **_of_tables(folder, summary)}
     try:
-        found = json.loads((folder / STATUS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json_of(folder / STATUS)
+    except (OSError, ConfigError):
         return {"state": "killed" if (folder / "rounds.parquet").exists() else "starting"}
     return found if _at_work(found) else {**found, "state": "killed"}
 
 
 def _of_tables(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        rows = pd.read_parquet(folder / "rounds.parquet")
-    except (OSError, ValueError):
+        rows = parquet.read(folder / "rounds.parquet")
+    except (OSError, ConfigError):
         return {}
     each: list[dict[Any, Any]] = rows.to_dict("records")
     found = [(r["round"] + 1, numbers({k: v for k, v in r.items() if k.startswith("eval/")})) for r in each]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -9,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from fedfleet.experiments.files import whole
 from fedfleet.experiments.parts import Parts
+from fedfleet.files import parquet
 from fedfleet.simulator.driver.records import PhaseRecord
 from fedfleet.simulator.driver.simulate import RoundRecord
 from fedfleet.simulator.fleet.responses import Fate
@@ -45,6 +45,8 @@ class Tables:
         self._phases: list[dict[str, Any]] = []
         self._fates = Parts(folder / "fates.parquet", _frame([], FATES))
         self._each: dict[str, Parts] = {}
+        self._counts: Counter[str] = Counter()
+        self._newest: dict[str, tuple[int, int]] = {}
         self._pool = ThreadPoolExecutor(1, "tables")
         self._writing: Future[None] | None = None
 
@@ -55,6 +57,7 @@ class Tables:
     def add(self, record: RoundRecord, metrics: Mapping[str, float]) -> dict[str, Any]:
         """Add a round and its evaluation; return its row of ``rounds.parquet``."""
         phases = self.add_phases(record.index, record.phases)
+        self._counts["fates"] += sum(len(p.clients) for p in record.phases)
         losses = [p["train_loss"] for p in phases if p["train_loss"] is not None]
         row = {"round": record.index, "seconds": record.seconds}
         row |= {k: sum(p[k] for p in phases) for k in COUNTS}
@@ -93,6 +96,8 @@ class Tables:
         if name not in self._each:
             self._each[name] = Parts(self.folder / f"{name}.parquet", frame.head(0))
         self._each[name].add(frame)
+        self._counts[name] += size
+        self._newest[name] = index, size
         if self._each[name].full:
             self._take(self._each[name])
 
@@ -117,8 +122,7 @@ class Tables:
 
         def write() -> None:
             for name, frame in frames.items():
-                with whole(self.folder / f"{name}.parquet") as scratch:
-                    frame.to_parquet(scratch, index=False)
+                parquet.write(frame, self.folder / f"{name}.parquet")
             for table in grown:
                 table.write()
 
@@ -157,26 +161,40 @@ class Tables:
         """The rows of ``rounds.parquet`` so far."""
         return tuple(self._rounds)
 
+    @property
+    def counts(self) -> dict[str, list[int]]:
+        """The rows of fates, clients and domains that are of rounds done, and of all but the last evaluation, for ``restore``."""
+        last = {name: size for name, (index, size) in self._newest.items() if index == len(self) - 1}
+        return {name: [rows, rows - last.get(name, 0)] for name, rows in self._counts.items()}
+
     def evaluations(self) -> list[dict[str, float]]:
         """Return the metrics of the rounds that were evaluated."""
         return [{k: self._rounds[i][k] for k in self.metrics} for i in self._evaluated]
 
-    def restore(self, rounds: int, *, every: int, evaluated: bool) -> None:
-        """Go back to the tables after so many rounds, evaluated ``every`` so many, the last of them ``evaluated`` or not."""
-        frame = pd.read_parquet(self.folder / "rounds.parquet")
+    def restore(
+        self, rounds: int, *, every: int, evaluated: bool, counts: Mapping[str, Sequence[int]] | None = None
+    ) -> None:
+        """Go back to the tables after so many rounds, evaluated ``every`` so many, the last of them ``evaluated`` or not.
+
+        ``counts`` are of the checkpoint. Raises ConfigError for tables that cannot be read or lack rows, and ValueError.
+        """
+        frame = parquet.read(self.folder / "rounds.parquet")
         self.metrics = tuple(c for c in frame.columns if c.startswith("eval/"))
         self._rounds = frame[frame["round"] < rounds].to_dict("records")  # pyright: ignore
         if len(self) < rounds:
             raise ValueError(f"rounds.parquet has {len(self)} of {rounds} rounds")
-        frame = pd.read_parquet(self.folder / "phases.parquet")
+        frame = parquet.read(self.folder / "phases.parquet")
         self._phases = frame[frame["round"] < rounds].to_dict("records")  # pyright: ignore
-        self._fates.finish(lambda table: table.filter(pc.less(table["round"], rounds)))  # pyright: ignore
         measured = rounds if evaluated else rounds - 1
         for name in EACH:
-            path = self.folder / f"{name}.parquet"
-            if (like := _like(path)) is not None:
-                self._each[name] = Parts(path, like)
-                self._each[name].finish(lambda table: table.filter(pc.less(table["round"], measured)))  # pyright: ignore
+            if (like := _like(self.folder / f"{name}.parquet")) is not None:
+                self._each[name] = Parts(self.folder / f"{name}.parquet", like)
+        for name, table, end in [("fates", self._fates, rounds), *((n, t, measured) for n, t in self._each.items())]:
+            self._counts[name] = table.finish(lambda rows, end=end: rows.filter(pc.less(rows["round"], end)))  # pyright: ignore
+        for name, (whole, before) in (counts or {}).items():
+            wanted = whole if evaluated or name == "fates" else before
+            if self._counts[name] != wanted:
+                raise ValueError(f"{name}.parquet has {self._counts[name]} of {wanted} rows")
         if not evaluated and self._rounds:
             self._rounds[-1] |= dict.fromkeys(self.metrics)
         last = [rounds - 1] if evaluated and rounds % every and _any(self._rounds[-1], self.metrics) else []
@@ -189,7 +207,10 @@ class Tables:
 def _like(path: Path) -> pd.DataFrame | None:
     """Return a table without rows, from its file or a part of it; None where there is neither."""
     first = path if path.exists() else next(path.with_suffix("").glob("*.parquet"), None)
-    return None if first is None else pa.parquet.read_schema(first).empty_table().to_pandas()  # pyright: ignore
+    if first is None:
+        return None
+    with parquet.readable(first) as file:
+        return file.schema_arrow.empty_table().to_pandas()
 
 
 def _any(row: Mapping[str, float], names: tuple[str, ...]) -> bool:

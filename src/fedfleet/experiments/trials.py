@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from fedfleet.report.words import joined
 from fedfleet.simulator.errors import ConfigError
 
 TARGET = "domains.target"
+LONGEST = 255  # bytes of a folder's name
 OWN_KEYS = {
     "label": "the name of the entry is the label",
     "seed": "set seed or seeds at the top",
@@ -71,6 +73,10 @@ def planned(config: Config, data: Data | None = None) -> list[Trial]:
             for seed in seeds:
                 below = f"seed-{seed}" if config.seeds else "."
                 place = str(Path(_safe(name) if name else ".", below))
+                if len(os.fsencode(_safe(name))) > LONGEST:
+                    raise ConfigError(
+                        f"compare or vary: {show(name)} names a folder, and is longer than {LONGEST} letters: give a shorter label"
+                    )
                 trial = Trial(with_overrides(one, {"seed": seed}), name, place, label, point, lost)
                 if (other := found.setdefault(trial.place, trial)) is not trial:
                     raise ConfigError(

@@ -18,9 +18,10 @@ from fedfleet.config import schema as C
 from fedfleet.config.own_data import Data
 from fedfleet.config.reading import read
 from fedfleet.config.schema import Config
+from fedfleet.config.trust import check as check_trusted
 from fedfleet.datasets.vocabulary import VOCABULARY, Vocabulary
 from fedfleet.experiments import learnt
-from fedfleet.experiments.files import whole
+from fedfleet.files.writing import check_regular, whole
 from fedfleet.simulator.algorithm import Task
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
@@ -73,13 +74,15 @@ def check_vocabularies(config: Config, mine: Vocabulary | None) -> None:
             )
 
 
-def net_of(folder: Path, summary: Mapping[str, Any], file: str | None, task: Task | None) -> nn.Module:
+def net_of(
+    folder: Path, summary: Mapping[str, Any], file: str | None, task: Task | None, *, trust: bool = False
+) -> nn.Module:
     """Return the net of a run with the weights in one of its files, adapters among them, in eval mode; ``task`` is the run's.
 
     Without a file it is what adapters were put on. Raises ConfigError where the task is of no single net, or was made in Python and
     is not given.
     """
-    task = task_of(folder, summary) if task is None else task
+    task = task_of(folder, summary, trust=trust) if task is None else task
     if file is not None:
         net = with_weights(folder, file, task)
     elif isinstance(make := getattr(task, "make", None), Adapted):
@@ -110,9 +113,11 @@ def save_state_dict(net: nn.Module, path: Path, about: Mapping[str, str]) -> Pat
     return path
 
 
-def save_adapters(folder: Path, summary: Mapping[str, Any], file: str, task: Task | None, out: Path) -> Path:
+def save_adapters(
+    folder: Path, summary: Mapping[str, Any], file: str, task: Task | None, out: Path, *, trust: bool = False
+) -> Path:
     """Write the adapters in one of a run's files as PEFT does. Raises ConfigError where it has none."""
-    task = task_of(folder, summary) if task is None else task
+    task = task_of(folder, summary, trust=trust) if task is None else task
     if not isinstance(make := getattr(task, "make", None), Adapted):
         raise ConfigError(f"{folder}: its task has no adapters: give it task.adapters")
     return peft_files.write(out, with_weights(folder, file, task), make.adapters, make.digest())
@@ -125,6 +130,7 @@ def with_weights(folder: Path, file: str, task: Task) -> nn.Module:
         raise ConfigError(f"{folder}: its task is of no single net: read {file} with safetensors.torch.load_file")
     net: nn.Module = make()
     try:
+        check_regular((folder / file).stat())
         found = load_file(folder / file)
     except (OSError, SafetensorError) as e:
         raise FedfleetError(f"{folder / file}: cannot be read ({one_line(e)}): let the run come to its end") from None
@@ -137,8 +143,8 @@ def with_weights(folder: Path, file: str, task: Task) -> nn.Module:
     return net
 
 
-def task_of(folder: Path, summary: Mapping[str, Any]) -> Task:
-    """Return the task that a run's folder tells of. Raises ConfigError."""
+def task_of(folder: Path, summary: Mapping[str, Any], *, trust: bool = False) -> Task:
+    """Return the task that a run's folder tells of; ``trust`` its code wherever it was written. Raises ConfigError."""
     raw, examples = read(folder / "config.yaml"), summary.get("examples")
     if "own" in (raw.get("task") or {}):
         raise ConfigError(
@@ -149,6 +155,7 @@ def task_of(folder: Path, summary: Mapping[str, Any]) -> Task:
         raise ConfigError(
             f"{folder}: its summary does not say of what shape examples were: give the run one more round"
         )
+    check_trusted(folder / "config.yaml", trust=trust, section="task.")
     config = C.load(C.without_own(raw, ("task", "algorithm", "data", "population")))
     adapters = getattr(config.task, "adapters", None)  # of which the base is where it was
     if adapters is None and (folder / NET).exists():

@@ -3,12 +3,11 @@
 It reads run folders and nothing else, so it also serves runs that were made on another machine or were cut short.
 `tables` reads them, `figures` draws, `overview` says what happened, `page` puts together what `sheet` writes as HTML.
 
-May import: simulator, simulator.driver.evaluation.
+May import: files, simulator, simulator.driver.evaluation.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -68,12 +67,13 @@ def told(run: Path) -> list[str]:
 
 def finals(runs: Sequence[Path]) -> list[str]:
     """Return a line a label: final metrics, mean and sample standard deviation over its runs, of ``summary.json`` alone."""
+    from fedfleet.files.summary import read_summary
     from fedfleet.report.words import mean_sd
 
     by_label: dict[str, list[dict[str, float | None]]] = {}
     for folder in runs:
-        said = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        by_label.setdefault(said["label"], []).append(said.get("final") or {})
+        said, _ = read_summary(folder)
+        by_label.setdefault(str(said.get("label")), []).append(said.get("final") or {})
     width = max(map(len, by_label), default=0)
     lines = []
     for label, found in by_label.items():

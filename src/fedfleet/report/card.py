@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from fedfleet.files.writing import write_text
 from fedfleet.report.overview import headline, of_run
 from fedfleet.report.settings import settings
 from fedfleet.report.sheet import Grid
@@ -44,7 +45,7 @@ AGAIN = (
 def write(run: Run) -> None:
     """Write the card of a run that has a model into its folder."""
     if (run.path / WEIGHTS).is_file():
-        (run.path / CARD).write_text(card(run), encoding="utf-8")
+        write_text(run.path / CARD, card(run))
 
 
 def card(run: Run) -> str:

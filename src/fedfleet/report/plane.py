@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from fedfleet.files.writing import check_regular
 from fedfleet.report import canvas
 from fedfleet.report.canvas import Groups
 from fedfleet.report.picture import Picture
@@ -81,6 +82,7 @@ def _legend(figure: Figure, groups: Groups, labels: list[str], domains: list[tup
 def _kept(run: Run) -> Table | None:
     """Return what a run has kept of the plane; None where there is nothing, or nothing that can be drawn."""
     try:
+        check_regular((run.path / "plane.safetensors").stat())
         found = load_file(run.path / "plane.safetensors")
         first, second = found["axes"]
         whole = found["log_probability"].shape[:2] == (len(second), len(first)) and found["x"].shape[1:] == (2,)

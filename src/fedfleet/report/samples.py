@@ -6,6 +6,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from fedfleet.files.writing import check_regular
 from fedfleet.report import canvas
 from fedfleet.report.canvas import Groups
 from fedfleet.report.picture import Picture
@@ -37,6 +38,7 @@ def draw(groups: Groups) -> Picture | None:
 def _grid(run: Run) -> np.ndarray | None:
     """Return the images as one (height, width) or (height, width, 3) uint8 picture; None where there are none."""
     try:
+        check_regular((run.path / "samples.safetensors").stat())
         images = load_file(run.path / "samples.safetensors")["images"]
     except (OSError, SafetensorError, KeyError):
         return None

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from fedfleet.files.writing import own_folder, replacing
 from fedfleet.report.picture import Picture
+from fedfleet.simulator.errors import ConfigError, one_line
 
 HERE = Path(__file__).parent
 FIGURES = "figures"
@@ -81,15 +83,24 @@ def fill(*, blocks: Sequence[Block], **parts: Any) -> str:
 
 
 def write(out: Path, html: str, pictures: Sequence[Picture]) -> Path:
-    """Write `report.html`, which stands alone, and the pictures as files in `figures`; return the page's path."""
-    folder = out / FIGURES
-    folder.mkdir(parents=True, exist_ok=True)
-    for picture in pictures:
-        (folder / f"{picture.name}.png").write_bytes(picture.png)
+    """Write `report.html`, which stands alone, and the pictures as files in `figures`; return the page's path.
+
+    Whoever has the page open never sees half of it. Raises ConfigError where the folder cannot be written.
+    """
     target = out / "report.html"
-    partial = target.with_suffix(".html.partial")  # whoever has the page open never sees half of it
-    partial.write_text(html, encoding="utf-8")
-    return partial.replace(target)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        folder = own_folder(out / FIGURES)
+        for picture in pictures:
+            with replacing(folder / f"{picture.name}.png") as scratch:
+                scratch.write_bytes(picture.png)
+        with replacing(target) as scratch:
+            scratch.write_text(html, encoding="utf-8")
+    except OSError as e:
+        raise ConfigError(
+            f"{out}: cannot be written ({one_line(e.strerror or e)}): give a folder you may write to"
+        ) from None
+    return target
 
 
 def _data(charts: dict[str, Any]) -> str:

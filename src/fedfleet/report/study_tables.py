@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from fedfleet.files import parquet
+from fedfleet.files.summary import KEPT
 from fedfleet.report.significance import Ranks, difference, ranked
 from fedfleet.report.tables import Run, answered, gini, read, told_in
 from fedfleet.report.values import names, plain
@@ -89,9 +91,7 @@ class Tables:
     def write(self, folder: Path) -> None:
         """Write the three as Parquet, each at once."""
         for name in ("study", "curves", "participation"):
-            partial = folder / f"{name}.parquet.partial"
-            getattr(self, name).to_parquet(partial, index=False)
-            partial.replace(folder / f"{name}.parquet")
+            parquet.write(getattr(self, name), folder / f"{name}.parquet")
 
 
 def collect(entries: Sequence[Entry], varied: Mapping[str, Sequence[Any]], target: Target | None) -> Tables:
@@ -104,7 +104,9 @@ def collect(entries: Sequence[Entry], varied: Mapping[str, Sequence[Any]], targe
     rows, curves, counts, runs = [], [], [], []
     for entry in entries:
         keys = {name: words[name][plain(value)] if name in words else value for name, value in entry.keys.items()}
-        run = None if entry.error is not None else read(entry.folder)
+        run = (
+            None if entry.error is not None else read(entry.folder, KEPT)
+        )  # its configuration is compared with the study's
         if run is None or run.summary.get("status") not in DONE:
             error = entry.error or str((run and run.summary.get("error")) or "it did not end")
             rows.append({**keys, "status": "failed", "error": error})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import yaml
 
+from fedfleet.files import parquet
+from fedfleet.files.documents import YAML_BYTES, json_of, parse, text_of
+from fedfleet.files.summary import KEPT, MODELS, TOLD, check_files, read_summary
 from fedfleet.report.curves import Curve, at
-from fedfleet.simulator.errors import one_line
+from fedfleet.simulator.errors import ConfigError, one_line
 
 Table = dict[str, np.ndarray]  # columns (n,): float64 with nan for null, or str objects
 COUNTS = ("seconds", "invited", "heard", "stale", "merged_stale", "late", "failed", "offline", "client_steps")
@@ -223,20 +224,24 @@ def fate_shares(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray] | None:
     return index, np.stack([np.bincount(at_row, column) / np.bincount(at_row) for column in columns], axis=1)
 
 
-def read(path: Path) -> Run:
-    """The run folder `path`, of which any file but `rounds.parquet` may be missing.
+def read(path: Path, checked: Sequence[str] = (*KEPT, *TOLD)) -> Run:
+    """The run folder `path`, of which any file but `rounds.parquet` may be missing that the summary has no digest of.
+
+    Args:
+        path: of the folder.
+        checked: files that are to have the digests in the summary, if it has any; models may be missing.
 
     Raises:
-        ValueError: a file that is there cannot be read; the line names it and the mend.
+        ConfigError: a file that is there cannot be read, or one that the summary has a digest of is missing or another; the
+            line names it and the mend.
     """
+    summary, files = read_summary(path)
+    check_files(path, files, checked, may_lack=MODELS)
     config_text = _text(path / "config.yaml")
     try:
-        config = _mapping(yaml.safe_load(config_text))
-    except yaml.YAMLError as error:
-        raise ValueError(
-            f"{path / 'config.yaml'}: not readable as YAML; mend or remove it ({one_line(error)})"
-        ) from error
-    summary = _json(path / "summary.json")
+        config = _mapping(parse(config_text))
+    except ValueError as error:
+        raise ConfigError(f"{path / 'config.yaml'}: not readable as YAML; mend or remove it ({error})") from None
     algorithm = config.get("algorithm")
     named = _mapping(algorithm).get("name") or _mapping(_mapping(algorithm).get("own")).get("name")
     return Run(
@@ -272,11 +277,9 @@ def _table(path: Path) -> Table:
     if not path.is_file():
         return {}
     try:
-        frame: Any = pd.read_parquet(path)
-    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
-        raise ValueError(
-            f"{path}: not readable as Parquet; resume the run to rewrite it ({one_line(error)})"
-        ) from error
+        frame: Any = parquet.read(path)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; resume the run to rewrite it") from None
     return {str(name): _column(frame[name]) for name in frame.columns}
 
 
@@ -289,13 +292,20 @@ def _column(series: Any) -> np.ndarray:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return _mapping(json.loads(_text(path) or "null"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not readable as JSON; mend or remove it ({one_line(error)})") from error
+        return json_of(path)
+    except FileNotFoundError:
+        return {}
+    except ConfigError as error:
+        raise ConfigError(f"{error}; mend or remove it") from None
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    try:
+        return text_of(path, YAML_BYTES)
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read; mend or remove it ({one_line(error)})") from None
 
 
 def _mapping(value: Any) -> dict[str, Any]:

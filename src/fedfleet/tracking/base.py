@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedfleet.files.documents import json_of
+from fedfleet.files.writing import own_folder
+from fedfleet.simulator.errors import ConfigError
 from fedfleet.tracking.callback import Begun, Callback
 
 OF = "run.txt"
@@ -101,10 +104,9 @@ def concluded(summary: Mapping[str, Any]) -> dict[str, float]:
 def noted(path: Path) -> dict[str, Any]:
     """Return what a tracker wrote down of a run, empty if nothing that can be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return json_of(path)
+    except (OSError, ConfigError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def place(given: str | None, run: Begun, name: str) -> Path:
@@ -113,9 +115,7 @@ def place(given: str | None, run: Begun, name: str) -> Path:
     That is numbered where another run has it, as the file ``OF`` in it says.
     """
     if given is None:
-        folder = run.folder / name
-        folder.mkdir(exist_ok=True)
-        return folder
+        return own_folder(run.folder / name) if name else run.folder
     called = "".join(c if c.isalnum() or c in "-_.+=" else "-" for c in run.name)
     whose = f"{run.folder.absolute()}\n"
     for number in itertools.count(1):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedfleet.files.writing import appending, replacing
 from fedfleet.simulator.registry import Options
 from fedfleet.tracking.base import Tracker, place
 from fedfleet.tracking.callback import Begun
@@ -43,7 +44,7 @@ class Csv(Tracker):
         if new or step == self._last:
             self._rewrite(line)
         else:
-            with self._path.open("a", newline="", encoding="utf-8") as file:
+            with appending(self._path) as file:
                 csv.DictWriter(file, self._columns).writerow(line)
         self._last = step
 
@@ -56,12 +57,10 @@ class Csv(Tracker):
             lines[-1] |= line
         else:
             lines.append(dict(line))
-        scratch = self._path.with_suffix(".csv.tmp")
-        with scratch.open("w", newline="", encoding="utf-8") as file:
+        with replacing(self._path) as scratch, scratch.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
             writer.writerows(lines)
-        scratch.replace(self._path)
 
     def flush(self) -> None:
         """Nothing waits."""

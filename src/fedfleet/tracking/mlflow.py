@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
+from fedfleet.files.writing import write_text
 from fedfleet.simulator.registry import Options
 from fedfleet.tracking.base import Tracker, concluded, noted, parameters
 from fedfleet.tracking.callback import Begun
@@ -56,7 +57,7 @@ class Mlflow(Tracker):
         self._run = before["run"] if before.get("uri") == uri else None
         if self._run is None:
             self._run = self._client.create_run(self._experiment(), run_name=run.name).info.run_id
-            note.write_text(json.dumps({"uri": uri, "run": self._run}) + "\n", encoding="utf-8")
+            write_text(note, json.dumps({"uri": uri, "run": self._run}) + "\n")
         else:
             self._client.update_run(self._run, status="RUNNING")
         there = self._client.get_run(self._run).data

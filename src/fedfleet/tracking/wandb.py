@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from fedfleet.files.writing import NO_LINK, write_text
 from fedfleet.simulator.registry import Options
 from fedfleet.tracking.base import Tracker, concluded, noted, parameters
 from fedfleet.tracking.callback import Begun
@@ -56,7 +57,7 @@ class Wandb(Tracker):
         called = before["run"] if goes_on else uuid.uuid4().hex[:8]
         if not goes_on:
             (run.folder / "wandb.step").unlink(missing_ok=True)
-            note.write_text(json.dumps({**project, "run": called}) + "\n", encoding="utf-8")
+            write_text(note, json.dumps({**project, "run": called}) + "\n")
         self._run: Any = wandb.init(
             **project,
             id=called,
@@ -72,7 +73,7 @@ class Wandb(Tracker):
         )
         self._run.define_metric(STEP)
         self._run.define_metric("*", step_metric=STEP)
-        self._done = os.open(run.folder / "wandb.step", os.O_RDWR | os.O_CREAT)
+        self._done = os.open(run.folder / "wandb.step", os.O_RDWR | os.O_CREAT | NO_LINK, 0o666)
         text = os.read(self._done, 2 * WIDTH + 1).split()
         self._rows, self._evaluations = map(int, text) if len(text) == 2 else (-1, -1)
         self.where = f"wandb sync {self._run.dir.removesuffix('/files')}" if self._run.offline else self._run.url

@@ -12,8 +12,9 @@ import yaml
 from fedfleet.config import tuning
 from fedfleet.config.search import Choice
 from fedfleet.experiments import campaign
-from fedfleet.experiments.files import write_text
-from fedfleet.experiments.runfolder import summary_of
+from fedfleet.files import parquet
+from fedfleet.files.summary import summary_of
+from fedfleet.files.writing import write_text
 from fedfleet.report.tuning_page import write_tuning_report
 from fedfleet.report.tuning_tables import Findings
 from fedfleet.simulator.errors import FedfleetError
@@ -30,7 +31,7 @@ def write(search: Search, trials: Sequence[Trial], out: Path) -> Findings:
     Raises FedfleetError, after the table and the report, where all trials failed.
     """
     found = collect(search, trials, out)
-    pd.DataFrame(found.rows).to_parquet(out / TABLE, index=False)
+    parquet.write(pd.DataFrame(found.rows), out / TABLE)
     if found.best is not None:
         write_text(out / BEST, found.best)
     write_tuning_report(found, out, campaign.as_given(search.config))

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedfleet.experiments.files import write_text
+from fedfleet.files.documents import json_lines
+from fedfleet.files.writing import appending, write_text
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tuning.schedules import Step, Trial
 
@@ -42,7 +43,7 @@ class Journal:
 
     def _add(self, event: dict[str, Any]) -> None:
         self._enter(**event)
-        with self._path.open("a", encoding="utf-8") as file:
+        with appending(self._path) as file:
             file.write(json.dumps(event) + "\n")
 
     def _enter(
@@ -68,8 +69,7 @@ class Journal:
 
 def _whole(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the events of a journal up to a line that is none."""
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            yield json.loads(line)
-        except ValueError:
+    for event in json_lines(path):
+        if event is None:
             return
+        yield event

@@ -20,13 +20,15 @@ from fedfleet.config.population import Data
 from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
 from fedfleet.config.search import Distribution
+from fedfleet.config.trust import dumped
 from fedfleet.config.tuning import Tuning
 from fedfleet.experiments import campaign, trials
-from fedfleet.experiments.files import write_text
 from fedfleet.experiments.progress import Progress
-from fedfleet.experiments.runfolder import claim, locked, summary_of
+from fedfleet.experiments.runfolder import claim, locked
 from fedfleet.experiments.same_run import WHERE, differences, without
 from fedfleet.experiments.side_by_side import Job, at_a_time, run_jobs
+from fedfleet.files.summary import summary_of
+from fedfleet.files.writing import write_text
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.tuning import searchers
 from fedfleet.tuning.journal import Journal
@@ -109,9 +111,9 @@ def prepare(config: Config, progress: Progress, *, in_process: bool = True) -> S
     return search
 
 
-def again(out: Path, overrides: list[str] | None, progress: Progress) -> Search:
-    """Return the search in a folder, prepared to go on. Raises ConfigError."""
-    config = C.load(out / MARK, overrides)
+def again(out: Path, overrides: list[str] | None, progress: Progress, *, trust: bool = False) -> Search:
+    """Return the search in a folder, prepared to go on; ``trust`` its code wherever it was written. Raises ConfigError."""
+    config = C.load(out / MARK, overrides, trust=trust)
     return prepare(config, progress)
 
 
@@ -126,7 +128,7 @@ def run(search: Search, out: Path, progress: Progress, jobs: int = 1) -> list[Tr
     else:
         claim(out)
     with closing(locked(out)):
-        write_text(out / MARK, campaign.as_given(search.config))
+        write_text(out / MARK, dumped(campaign.given(search.config)))
         tuner = _Tuner(search, out, Journal(out), progress)
         for job, error in run_jobs(tuner.next_job, search.data, jobs, search.base.executor.address):
             tuner.enter(job, error)
@@ -135,7 +137,7 @@ def run(search: Search, out: Path, progress: Progress, jobs: int = 1) -> list[Tr
 
 def _check_same(search: Search, out: Path) -> None:
     """Refuse to go on with another search than was begun; more trials may be drawn where that changes no earlier step."""
-    there = C.load(out / MARK)
+    there = C.load(out / MARK, trust=True)  # it is compared, and nothing of it is called
     aside = WHERE if search.given.scheduler == "sha" else (*WHERE, "tune.trials")
     for key, was, now in differences(*(without(c.model_dump(mode="json"), aside) for c in (there, search.config))):
         raise ConfigError(f"{key}={show(now)}: the search in {out} has {show(was)}: choose another --out")

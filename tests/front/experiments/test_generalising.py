@@ -16,8 +16,8 @@ import fedfleet
 from fedfleet.commands import paper
 from fedfleet.commands import study as studying
 from fedfleet.experiments.progress import Progress
-from fedfleet.experiments.runfolder import summary_of
 from fedfleet.experiments.weights import load_model
+from fedfleet.files.summary import summary_of
 from fedfleet.simulator.author import Batch
 from fedfleet.simulator.driver.evaluation import by_roles_of_domains
 from tests.front.experiments.resuming import THREE

@@ -14,8 +14,8 @@ import fedfleet
 from fedfleet.commands.plan import describe
 from fedfleet.datasets.digits import load
 from fedfleet.experiments import trials
-from fedfleet.experiments.runfolder import summary_of
 from fedfleet.experiments.weights import load_model
+from fedfleet.files.summary import summary_of
 from fedfleet.simulator.author import Algorithm, Batch, BatchPlan, LocalWork, Mean, Message, Phase, Stage, Store, View
 from fedfleet.simulator.driver.round import EngineRound
 from fedfleet.simulator.errors import ConfigError

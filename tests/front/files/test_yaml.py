@@ -5,7 +5,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfleet.config.reading import parse
+from fedfleet.files.documents import parse
 
 KEYS = st.text("abcdef", min_size=1, max_size=3)
 TREES = st.recursive(
