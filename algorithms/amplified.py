@@ -103,7 +103,11 @@ def amplified_fedavg(options: AmplifiedFedAvgOptions, task: Task, cohort: Cohort
         z = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))["z"]
         return State(*options.amplified(rnd.index, z, state.anchor)), {}
 
-    made = Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, buffers=True)
+    def skipped(state: State, rnd: Round) -> State:
+        return State(*options.amplified(rnd.index, *state))
+
+    view = View(lambda state: state.z)
+    made = Algorithm(init, round, (train,), {"global": view}, buffers=True, skipped=skipped)
     return correcting(options.correction, made, "train", "z", model=True, rates=True)
 
 
@@ -181,8 +185,14 @@ def amplified_scaffold(options: PeriodOptions, task: Task, cohort: CohortOptions
         config = {"lr": options.rates(t, task.parts), "period": float(t // options.period)}
         shared = Message(send={"z": state.z, "c": state.c}, config=config)
         found = rnd.map_reduce(train, shared=shared, cohort=rnd.invite(cohort.invite))
-        z, anchor = options.amplified(t, T.add(state.z, found["dz"]), state.anchor)
         c_next = T.axpy(share(found.received, rnd.problem, options.weight), found["dc"], state.c_next)
-        return Controlled(z, anchor, c_next if options.ends(t) else state.c, c_next), {}
+        return after(t, T.add(state.z, found["dz"]), state._replace(c_next=c_next)), {}
 
-    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)})
+    def skipped(state: Controlled, rnd: Round) -> Controlled:
+        return after(rnd.index, state.z, state)
+
+    def after(t: int, z: Tree, state: Controlled) -> Controlled:
+        z, anchor = options.amplified(t, z, state.anchor)
+        return Controlled(z, anchor, state.c_next if options.ends(t) else state.c, state.c_next)
+
+    return Algorithm(init, round, (train,), {"global": View(lambda state: state.z)}, skipped=skipped)

@@ -67,4 +67,6 @@ class Counts(NamedTuple):
 
     def _cut(self, at: Tensor, now: Tensor, cutoff: int | None) -> Tensor:
         """Return how many intervals (S,) of the cutoff's length have been completed by silence since the last answer."""
-        return torch.zeros_like(now) if cutoff is None else (now - self.last[at] - 1) // cutoff
+        if cutoff is None:
+            return torch.zeros_like(now)
+        return ((now - self.last[at] - 1) // cutoff).clamp(min=0)  # -1 of who has answered in this round already

@@ -178,15 +178,15 @@ def correcting(
         return Corrected(state, turn.memory), {**metrics, **turn.metrics}
 
     def skipped(at: Corrected, rnd: Round) -> Corrected:
-        if (
-            how.kind == "mifa" and len(phases) == 1 and at.memory is not None
-        ):  # a round with nobody heard is a step, too
-            state, _ = algorithm.round(at.state, cast(Round, _Recalling(rnd, phases, of, at.memory)))
-            return Corrected(state, at.memory)
+        steps = how.kind == "mifa" and len(phases) == 1  # also where nobody is heard
         memory = at.memory
+        if steps and memory is not None:
+            state, _ = algorithm.round(at.state, cast(Round, _Recalling(rnd, phases, of, memory)))
+            return Corrected(state, memory)
         if how.count == "invitations":
             for record in cast(Any, rnd).records:
-                memory = memory.with_new(record.clients).invited(record.clients) if record.phase == phase else memory
+                if record.phase == phase:
+                    memory = cast(Counts, memory).with_new(record.clients).invited(record.clients)
         return Corrected(algorithm.skipped(at.state, rnd), memory)
 
     found = beneath(algorithm, lambda at: at.state)
@@ -276,7 +276,8 @@ class _Correcting(Exchanging):
 
     def __init__(self, rnd: Round, phases: Mapping[str, Phase], of: _Slot, memory: Any):
         super().__init__(rnd, phases)
-        self._of, self.memory = of, memory
+        self._of = of
+        self.memory: Any = memory
         self.metrics = dict[str, float]()
 
     def map_reduce(
@@ -298,7 +299,7 @@ class _Correcting(Exchanging):
         """Return by how much the server multiplies each answer of a cohort (S,)."""
         how = self._of.how
         if how.kind == "fedau":
-            counts = self.memory.with_new(cohort.clients)
+            counts: Counts = self.memory.with_new(cohort.clients)
             return counts.weights(cohort.clients, self._now(counts, cohort.clients), how.cutoff)
         phase = self._phases[phase.name]
         weights, capped = inverse_chances(self._round, phase, how.cap, shared=shared, cohort=cohort, **given)

@@ -42,8 +42,8 @@ class Apart:
         values, wide, kept = values[finite], wide[finite], kept[finite]
         if not len(wide):
             return
-        self._first = wide[0] if self._first is None else self._first
-        away = wide - self._first
+        first = self._first = float(wide[0]) if self._first is None else self._first
+        away = wide - first
         self._count += len(away)
         self._sum += float(away.sum())
         self._squares += float(np.square(away).sum())

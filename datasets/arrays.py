@@ -295,7 +295,7 @@ def targets(df: pd.DataFrame, target: str | Sequence[str], at: Any) -> Tensor:
     return found[:, 0] if isinstance(target, str) and df[target].dtype != object else found
 
 
-def _holds_lists(column: pd.Series) -> bool:
+def _holds_lists(column: Any) -> bool:
     """Return whether a column has lists or arrays, in Arrow's memory or as objects."""
     import pandas as pd
 
@@ -314,7 +314,7 @@ def example_columns(df: pd.DataFrame, features: Sequence[Any], at: Any) -> Tenso
     import pandas as pd
 
     if len(features) == 1 and (df[features[0]].dtype == object or _holds_lists(df[features[0]])):
-        column = df[features[0]]
+        column: Any = df[features[0]]
         of_arrow = isinstance(column.dtype, pd.ArrowDtype)  # whose nulls pandas would make NaN
         return given.inputs(column.array.__arrow_array__() if of_arrow else column.tolist(), at(features[0]))
     found = []

@@ -69,7 +69,12 @@ def absent(path: Path, source: str) -> DataError:
 
 
 def entries(folder: Path) -> list[Path]:
-    """Return what lies in a folder, by name, without what systems put there: hidden files, as macOS' ``._x``, and ``__MACOSX``."""
+    """Return what lies in a folder, by name, without what systems put there: hidden files, as macOS' ``._x``, and ``__MACOSX``.
+
+    Nothing lies in one that is not there.
+    """
+    if not folder.is_dir():
+        return []
     return sorted(at for at in folder.iterdir() if not at.name.startswith(".") and at.name != "__MACOSX")
 
 

@@ -126,7 +126,11 @@ class Registry(Mapping[str, Entry[Build]]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    __hash__, __eq__ = object.__hash__, object.__eq__  # annotations have to be hashable
+    def __hash__(self) -> int:  # annotations have to be hashable
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
     def about(self, name: str) -> str:
         """Return a line on a row: its own, or what its options say of themselves."""

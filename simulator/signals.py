@@ -47,7 +47,7 @@ def _by_signal(error: BaseException) -> bool:
     """Say whether an error was raised by the handler of a signal."""
     if threading.current_thread() is not threading.main_thread():
         return False
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    handlers: list[Any] = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = {handler.__code__ for handler in handlers if hasattr(handler, "__code__")}
     if any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__)):
         return True
@@ -108,15 +108,22 @@ def after_imports(handler: Callable[[int, FrameType | None], Any]) -> Callable[[
     An import of code in C that is torn apart leaves errors, or an abort. One that takes longer than ``IMPORT_S`` is torn apart.
     """
     until: list[float] = []
+    waiting = threading.Event()  # several signals in one import are one interruption
+
+    def again(number: int) -> None:
+        waiting.clear()
+        _signal_main_thread(number)
 
     def after(number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if any(IMPORTS in each.f_code.co_filename for each, _ in traceback.walk_stack(frame)):
             until[:] = until or [now + IMPORT_S]
             if now < until[0]:
-                again = threading.Timer(AGAIN_S, _signal_main_thread, [number])
-                again.daemon = True
-                again.start()
+                if not waiting.is_set():
+                    waiting.set()
+                    timer = threading.Timer(AGAIN_S, again, [number])
+                    timer.daemon = True
+                    timer.start()
                 return
         until.clear()
         handler(number, frame)

@@ -281,7 +281,6 @@ class EngineRound:
     def _flown(self, phase: Phase, shared: Message, version: int, flights: list[Flight], invited: int) -> Group:
         """Return the work behind answers that started from one version."""
         clients = torch.tensor([f.client for f in flights])
-        partial = self._federation.during(phase).partial_work
         asked = Assignment(
             phase=phase.name,
             round=version,
@@ -290,7 +289,7 @@ class EngineRound:
             copies=torch.tensor([f.number for f in flights]),
             key=rng.fold(self._root, "client", version, 0),
             steps=None,
-            limit=torch.tensor([f.steps for f in flights]) if partial else None,
+            limit=torch.tensor([f.steps for f in flights]) if self._federation.during(phase).partial_work else None,
             inbox=None,
             seconds=torch.tensor([f.ends_s for f in flights], dtype=torch.float64) - self.clock_s,
             num_examples=self._examples(clients),

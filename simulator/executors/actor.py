@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.errors import ClientError, one_line
 from fedfleet.simulator.executors.base import Job
 from fedfleet.simulator.executors.cluster import R, loads, ray, share_tensors
-from fedfleet.simulator.executors.likeness import Place, of_modules, of_process, unread
+from fedfleet.simulator.executors.likeness import Loaded, Place, of_process, unread
 from fedfleet.simulator.executors.near import Line, Offer
 from fedfleet.simulator.executors.worker import prepare
 from fedfleet.simulator.signals import deaf
@@ -27,15 +28,21 @@ class Ready(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What came of a task: its result, or where client code is at ``fault`` what that is, and the seconds it took."""
+    """What came of a task: its result, or where client code is at ``fault`` what that is, and the seconds it took.
+
+    ``modules`` are the author's that were loaded meanwhile, by digest: client code may import some only as it is called.
+    """
 
     result: Any
     fault: str | None
     seconds: float
+    modules: Mapping[str, str]
 
 
 class ClientActor:
     """A Ray actor that runs blocks, as calls of Ray's or, on the driver's machine, as calls by a line."""
+
+    _loaded = Loaded()  # of the process, until there is a run
 
     def __init__(self, setup: list[Any], threads: int):
         share_tensors()
@@ -51,7 +58,8 @@ class ClientActor:
             found: Setup = ray.get(setup[0])
         except R.RaySystemError as e:  # it cannot be read, as where a module is not there
             return Place(node, has, _cause(e), mine)
-        has |= of_modules()  # by now those that the setup names are loaded
+        self._loaded = Loaded()  # another driver knows of none
+        has |= self._loaded.new()  # by now those that the setup names are loaded
         try:
             has |= found.read_here()
         except Exception as e:
@@ -84,7 +92,7 @@ class ClientActor:
             result, fault = job(self._setup, shared, task), None
         except ClientError as e:
             result, fault = None, e.told()
-        return Done(result, fault, time.perf_counter() - started)
+        return Done(result, fault, time.perf_counter() - started, self._loaded.new())
 
     def run_apart(self, job: Job, shared: Message, task: Any) -> tuple[Done, Any]:
         """Return what came of a task, and its result apart, as two objects of Ray's: a large result stays in this node's store."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedfleet.simulator.errors import FedfleetError, one_line
+from fedfleet.simulator.executors.session import Session
 from fedfleet.simulator.named import sent_whole
 from fedfleet.simulator.signals import put_off
 
@@ -33,6 +37,7 @@ dumps, loads = ray.cloudpickle.dumps, ray.cloudpickle.loads  # pyright: ignore[r
 
 LOOPBACK = "127.0.0.1"
 SAID = 300  # letters of what Ray says, at most
+_sessions: list[Session] = []  # that of the Ray which this process has started, if any
 DIRECT_BYTES = 4 << 20
 """What goes with a call, as above; under another limit results are the same, and come later."""
 
@@ -49,13 +54,18 @@ def start_ray(address: str | None, cpus: int | None) -> bool:
     if ray.is_initialized():
         return False
     where: dict[str, Any] = {"address": address}
-    if address is None:
-        where = {"address": "local", "_node_ip_address": LOOPBACK, "num_cpus": cpus}
     ray_worker.print_to_stdstream = _say_nothing
     try:
         # An interruption in the middle would leave processes behind, or crash this one; and Ray's handlers end in an abort.
         with put_off(), _without_handlers(), _on_loopback() if address is None else nullcontext():
+            if address is None:
+                _sessions.append(_session())
+                atexit.register(stop_ray)
+                temporary = str(_sessions[-1].temporary)
+                where = {"address": "local", "_node_ip_address": LOOPBACK, "num_cpus": cpus, "_temp_dir": temporary}
             ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **where)
+    except FedfleetError:
+        raise
     except ConnectionError as e:
         raise FedfleetError(
             f"executor.address={address!r}: no Ray cluster answers there ({one_line(e)}): start one with "
@@ -67,8 +77,8 @@ def start_ray(address: str | None, cpus: int | None) -> bool:
                 f"executor.address={address!r}: the cluster there has another Ray or Python ({one_line(e)}): give this environment "
                 f"the cluster's"
             ) from e
-        with put_off(), suppress(Exception):  # what of it has come up
-            ray.shutdown()
+        with suppress(Exception):  # what of it has come up
+            stop_ray()
         where_to = "on this machine" if address is None else f"and join the cluster at executor.address={address!r}"
         raise FedfleetError(
             f"executor: Ray cannot start {where_to} ({type(e).__name__}: {one_line(e)[:SAID]}): mend that, or do without it: set "
@@ -77,16 +87,45 @@ def start_ray(address: str | None, cpus: int | None) -> bool:
     return True
 
 
+def _session() -> Session:
+    """Make a folder for a Ray of our own. Raises FedfleetError where none can be made."""
+    try:
+        return Session()
+    except OSError as e:
+        raise FedfleetError(
+            f"executor: Ray needs a folder for its files, and none can be made ({one_line(e)}): set RAY_TMPDIR to one that you may "
+            f"write to, of a short path"
+        ) from None
+
+
 def send_whole() -> None:
     """Have the code of modules that a configuration names travel with what refers to it, for workers' Python need not find them."""
     for module in sent_whole():
         ray.cloudpickle.register_pickle_by_value(module)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def stop_ray() -> None:
-    """Leave Ray, and stop what was started with it."""
+def stop_ray(*, dead: bool = False) -> None:
+    """Leave Ray, and stop what was started with it; of one that is ``dead`` also the raylet's agents, which wait for the GCS."""
     with put_off():
+        agents = _children_of_raylet() if dead else []
         ray.shutdown()
+        for agent in agents:
+            with suppress(OSError):  # it has ended by itself
+                signal.pidfd_send_signal(agent, signal.SIGKILL)
+            os.close(agent)
+        while _sessions:
+            _sessions.pop().close()
+        atexit.unregister(stop_ray)
+
+
+def _children_of_raylet() -> list[int]:
+    """Return descriptors of the processes that a raylet of ours has started; none where the system does not tell."""
+    found: list[int] = []
+    with suppress(AttributeError, LookupError, OSError, ValueError):
+        raylet = ray_worker._global_node.all_processes[ray_constants.PROCESS_TYPE_RAYLET][0].process.pid  # pyright: ignore
+        for path in Path(f"/proc/{raylet}/task").glob("*/children"):
+            found += [os.pidfd_open(int(pid)) for pid in path.read_text().split()]
+    return found
 
 
 def _say_nothing(data: Any, ignore_prefix: bool) -> None:

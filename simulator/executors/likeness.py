@@ -13,7 +13,8 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ DATA = "data"
 """What a worker has under this name is compared whatever else may differ: other data are another run."""
 MEND = "copy the driver's there, or give a path that all nodes share"
 SHORT = 12  # digits of a digest
+MODULE, CODE = "module ", (".py", ".pyc")
 INSTALLED = {"site-packages", "dist-packages"}
 ELSEWHERE = ("fedfleet", "torch", "__main__")  # told in other ways; torch writes modules of its own as it compiles
 
@@ -85,17 +87,70 @@ def source(folder: Path) -> str:
 
 def of_modules() -> dict[str, str]:
     """Return a digest of each module that is loaded and neither installed nor fedfleet's: code of authors, a copy on each node."""
-    installed = {Path(path).resolve() for path in sysconfig.get_paths().values()}
     found = {}
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or not file.endswith(".py") or name.partition(".")[0] in ELSEWHERE:
-            continue
-        path = Path(file).resolve()
-        if not (INSTALLED & {*path.parts} or installed & {*path.parents}):
+        if isinstance(file, str) and file.endswith(CODE) and name.partition(".")[0] not in ELSEWHERE:
             with suppress(OSError):
-                found[f"module {name}"] = f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()[:SHORT]}"
+                if _is_authors(file):
+                    found[f"{MODULE}{name}"] = _digest(file)
     return found
+
+
+@cache
+def _is_authors(file: str) -> bool:
+    """Say whether a file is neither installed nor Python's."""
+    path = Path(file).resolve()
+    return not (INSTALLED & {*path.parts} or _installed() & {*path.parents})
+
+
+@cache
+def _installed() -> frozenset[Path]:
+    return frozenset(Path(path).resolve() for path in sysconfig.get_paths().values())
+
+
+def _digest(file: str) -> str:
+    told = Path(file).stat()
+    return _digest_of(file, told.st_mtime_ns, told.st_size)
+
+
+@lru_cache(1 << 12)
+def _digest_of(file: str, mtime_ns: int, size: int) -> str:
+    return f"sha256 {hashlib.sha256(Path(file).read_bytes()).hexdigest()[:SHORT]}"
+
+
+def on_path(name: str) -> str | None:
+    """Return the digest of the module that this process would load by a name, which it does not load; None where there is none."""
+    found = _spec(name)
+    with suppress(OSError):
+        return _digest(found.origin) if found is not None and found.origin is not None else None
+    return None
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """Find a module in its package, and that in its own, without loading any."""
+    above, _, _ = name.rpartition(".")
+    package = _spec(above) if above else None
+    if above and (package is None or package.submodule_search_locations is None):
+        return None
+    return PathFinder.find_spec(name, None if package is None else package.submodule_search_locations)
+
+
+class Loaded:
+    """The author's modules that this process has loaded, of which each is told once."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._told: dict[str, str] = {}
+
+    def new(self) -> dict[str, str]:
+        """Return the digests of those that were loaded since the last call; where none was, that costs next to nothing."""
+        if len(sys.modules) == self._count:
+            return {}
+        self._count = len(sys.modules)
+        found = {name: digest for name, digest in of_modules().items() if self._told.get(name) != digest}
+        self._told |= found
+        return found
 
 
 def _processor() -> str:
@@ -115,12 +170,16 @@ class Likeness:
 
     def __init__(self, mine: Mapping[str, str], events: list[dict[str, Any]], *, allow: bool):
         self._wanted, self._events, self._allow = dict(mine), events, allow
-        self._said: set[str] = set()
+        self._said: set[tuple[str, str]] = set()  # nodes, and in what they differ
 
     def fault(self, place: Place) -> str | None:
         """Return in one line why a worker is not taken; None where it is."""
-        if any(name not in self._wanted for name in place.has):
+        lacking = [name for name in place.has if name not in self._wanted]
+        if lacking:
             self._wanted = {**of_modules(), **self._wanted}
+        for name in lacking:
+            if name not in self._wanted and name.startswith(MODULE) and (here := on_path(name.removeprefix(MODULE))):
+                self._wanted[name] = here
         differs = {k: v for k, v in place.has.items() if self._wanted.setdefault(k, v) != v}
         data = differs.pop(DATA, None)
         if differs and not self._allow:
@@ -133,8 +192,7 @@ class Likeness:
             return f"executor: node {place.node} has other data than the driver ({data}, here {self._wanted[DATA]}): {MEND}"
         if place.fault is not None:
             return f"executor: node {place.node} cannot take part: {place.fault}"
-        if differs and place.node not in self._said:
-            self._said.add(place.node)
-            both = {name: [self._wanted[name], there] for name, there in differs.items()}
+        if both := {k: [self._wanted[k], v] for k, v in differs.items() if (place.node, k) not in self._said}:
+            self._said |= {(place.node, name) for name in both}
             self._events.append({"event": "unlike_node", "node": place.node, "differs": both, "bit_exact": False})
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -270,6 +270,11 @@ class Pool:
             slot.used.add(task.phase)
         self.rest(slot)
 
+    def check_modules(self, slot: Slot, modules: Mapping[str, str]) -> None:
+        """Compare modules that client code has just loaded on an actor. Raises Unlike where other processes have others."""
+        if modules and slot.place is not None and (fault := self._fault(slot.place._replace(has=modules))) is not None:
+            raise Unlike(fault)
+
     @property
     def hosts(self) -> list[Host]:
         """Who has done what, by the address of the node."""
@@ -341,6 +346,11 @@ class Pool:
         """Raise FedfleetError where no actor is up and none has come for long."""
         if self.patience_s == 0.0:
             raise self._none_came()
+
+    @property
+    def dead(self) -> bool:
+        """Whether Ray itself is, as far as is known."""
+        return self._vitals is not None and self._vitals.dead
 
     def close(self) -> None:
         """Let all actors go."""

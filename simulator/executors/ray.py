@@ -290,7 +290,7 @@ class RayExecutor:
             if run.slab is not None and run.slot.near is not None:
                 run.slot.near.free.append(run.slab)
         try:
-            result, fault, seconds = future.result()
+            result, fault, seconds, modules = future.result()
             if run.slab is not None:
                 result = run.slab.unpack(result)
         except LOST as e:
@@ -301,6 +301,7 @@ class RayExecutor:
             self._took(run, ClientError(fault) if fault is not None else run.held or result)
             if current:
                 self._pool.took(run.slot, run.part.task, seconds)
+            self._pool.check_modules(run.slot, modules)
 
     def _took(self, run: Run, found: Any) -> None:
         """Take what came of a part; once all parts of its task are there, they are joined."""
@@ -382,11 +383,12 @@ class RayExecutor:
         with put_off():
             if self._watch is not None:
                 self._watch.close()
+            dead = self._opened is not None and self._opened.dead
             if self._opened is not None:
                 self._opened.close()
             self._joins.close()
             self._watch, self._opened, self._setup, self._batches = None, None, None, []
             self._running, self._messages = {}, Messages()
             if self._started_ray:
-                stop_ray()
+                stop_ray(dead=dead)
                 self._started_ray = False

@@ -37,7 +37,7 @@ class Vitals:
         self._watched: dict[int, str] = {}
         self._gcs: Ping | None = None
         node: Any = ray_worker._global_node
-        started = {} if node is None else node.all_processes
+        started: Any = getattr(node, "all_processes", {})
         for kind, what in ((ray_constants.PROCESS_TYPE_RAYLET, RAYLET), (ray_constants.PROCESS_TYPE_GCS_SERVER, GCS)):
             with suppress(AttributeError, LookupError, OSError):  # a system without such descriptors
                 if kind in started:
@@ -55,9 +55,14 @@ class Vitals:
 
     def check(self, ready: Iterable[Any] | None = None) -> None:
         """Raise FedfleetError where one is dead: of those that are ``ready``, as far as was waited for them."""
-        for descriptor in wait(self.descriptors, 0) if ready is None else ready:
-            if descriptor in self._watched:
-                raise FedfleetError(f"executor: {self._watched[descriptor]} {AFTER}")
+        found = list[Any](wait(self.descriptors, 0) if ready is None else ready)
+        for what in (self._watched[descriptor] for descriptor in found if descriptor in self._watched):
+            raise FedfleetError(f"executor: {what} {AFTER}")
+
+    @property
+    def dead(self) -> bool:
+        """Whether one of them is dead."""
+        return bool(wait(self.descriptors, 0))
 
     def close(self) -> None:
         """Watch no more."""

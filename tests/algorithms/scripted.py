@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from harness import Bowl, Game, World, play, point, rows
 from torch import Tensor
 
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.fleet.responses import Federation
+from tests.algorithms.harness import Bowl, Game, World, play, point, rows
 
 P = (0.9, 0.5, 0.3, 0.1)
 BOWLS = World(Bowl(), rows([(1.0, 0.0)], [(2.0, 1.0)], [(1.0, 4.0)], [(3.0, -1.0)]))

@@ -394,3 +394,23 @@ def test_drawn_clients_count_one_of_m_each_over_their_chances(monkeypatch):
             (z,) = scripted(made, BOWLS, [heard])
         d = [(1 - (1 - 0.1 * a) ** 2) * (c - 1) for a, c in zip(A, C, strict=True)]
         assert w(z) == pytest.approx(1 + expected(d), abs=1e-12)
+
+
+def test_a_period_ends_also_with_a_round_that_nobody_answers():
+    for name, options in (("amplified_fedavg", {}), ("amplified_scaffold", {})):
+        made = build(name, BOWLS.task, ALL, **TWO, period=2, amplification=2.0, **options)
+        given = {"federation": Federation(availability=Scripted([(0, 2), (), (0,)])), "skip_void": True}
+        found = list(records(made, BOWLS, 3, **given))
+        first = w(found[0].state.z)
+        assert w(found[1].state.z) == pytest.approx(1 + 2 * (first - 1), abs=1e-12)
+        assert w(found[1].state.anchor) == w(found[1].state.z)
+    # c of the first period is in force in the second: the mean of four, of two gradients each
+    x, c, mine = w(found[1].state.z), 0.0, 0.0
+    for i in (0, 2):
+        g = [A[i] * (1 - C[i]), A[i] * (1 - 0.1 * A[i] * (1 - C[i]) - C[i])]
+        c += sum(g) / 2 / 4
+        mine = sum(g) / 2 if i == 0 else mine
+    y = x
+    for _ in range(2):
+        y -= 0.1 * (A[0] * (y - C[0]) - mine + c)
+    assert w(found[2].state.z) == pytest.approx(y, abs=1e-12)

@@ -53,7 +53,18 @@ def test_a_weight_may_have_a_higher_rank_where_it_is_used_for_the_last_time(monk
 OWN = "add with a tensor of each client's own"
 STANDS_IN_THE_WAY = {
     **{"fedopt": "mul", "qffl": "mul", "scaffold": OWN, "codasca": OWN, "fedmm": OWN, "gt_gda": OWN, "gt_hsgd": OWN},
-    **{"fact": OWN, "mcd": OWN, "ditto": OWN, "fedsam": "mul", "mofedsam": "mul", "fedas": "mul"},
+    **{
+        "feddyn": f"sub {OWN[4:]}",
+        "fedawe": OWN,
+        "amplified_scaffold": OWN,
+        "fedlaavg": f"sub {OWN[4:]}",
+        "fact": OWN,
+        "mcd": OWN,
+        "ditto": OWN,
+        "fedsam": "mul",
+        "mofedsam": "mul",
+        "fedas": "mul",
+    },
     "fedga": "linear with a tensor of each client's own",  # it measures what it has trained
 }
 KEPT = {"fedper": {"x.5.weight"}, "fedrep": {"x.5.weight"}, "lg_fedavg": {"x.1.weight", "x.3.weight"}}

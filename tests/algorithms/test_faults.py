@@ -194,8 +194,9 @@ def test_where_everybody_is_dropped_the_run_ends_with_the_reason(monkeypatch):
         list(records(fedavg(world), world, 1, faults=DROP, attempts=3))
     assert str(e.value) == (
         "round 0, phase 'train': 0 of 2 invited answered, and 2 dropped, the first client 0 (it sends a value that is not finite "
-        "in 'z', first seen after stage 0, step 0), in 3 cohorts in a row (needed: 1): raise cohort.invite, the rate of "
-        "availability or cohort.deadline_s, or, where all are offline together, cohort.retry_s"
+        "in 'z', first seen after stage 0, step 0), in 3 cohorts in a row (needed: 1): let such a round count "
+        "(cohort.void=skip), or raise cohort.invite, the rate of availability, cohort.deadline_s or, where all are offline "
+        "together, cohort.retry_s"
     )
     script(monkeypatch, [[2, 1]])
     with pytest.raises(ClientError) as e:

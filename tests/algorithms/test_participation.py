@@ -273,6 +273,25 @@ def test_over_all_cohorts_the_mean_step_is_the_full_one():
     assert sum(second) + nobody * remembered == pytest.approx(full, abs=1e-12)
 
 
+def test_moments_of_the_estimators():
+    """v = (0, 1, 4, -1), mean 1, over all cohorts: means, and errors about 1, as the specification has them."""
+    where = World(BOWLS.task, rows(*[[(1.0, 1.0 + v)] for v in (0.0, 1.0, 4.0, -1.0)]))  # one step of rate 1 goes to c
+    nobody = 0.1 * 0.5 * 0.7 * 0.9
+    found = {}
+    for name in ("none", "hajek", "known_p"):
+        correction = EVERY_KIND.get(name, "none")
+        made = build("fedavg", where.task, ALL, steps=1, lr=1.0, batch_size=1, correction=correction)
+        moments = torch.zeros(2, dtype=torch.float64)
+        for chance, heard in subsets():
+            v = w(scripted(made, where, [heard])[0]) - 1
+            moments += chance * torch.tensor([v, (v - 1) ** 2], dtype=torch.float64)
+        found[name] = moments
+    mean, error = found["known_p"]
+    assert (float(mean), float(error) + nobody * 1.0) == pytest.approx((1.0, 2.9583333), abs=1e-6)
+    assert (found["hajek"] / (1 - nobody)).tolist() == pytest.approx([0.94489988, 1.48736580], abs=1e-7)
+    assert (found["none"] / (1 - nobody)).tolist() == pytest.approx([0.74186887, 0.82825675], abs=1e-7)
+
+
 def test_two_of_four_invited_the_mean_is_right():
     """(1/S) sum_H v_i / p_i over uniform invitations and then who is online, v = (0, 1, 4, -1): mean 1, variance 7.0833333."""
     where = World(BOWLS.task, rows(*[[(1.0, 1.0 + v)] for v in (0.0, 1.0, 4.0, -1.0)]))  # one step of rate 1 goes to c
@@ -413,6 +432,17 @@ def test_the_others_stay_and_count_the_round():
     given = {"federation": Federation(availability=Scripted(SILENT)), "skip_void": True}
     counts = list(records(made, BOWLS, 3, **given))[-1].state.memory
     assert (counts.asked.tolist(), counts.last.tolist()) == ([3] * 4, [2, -1, 0, -1])
+
+
+def test_a_cutoff_that_is_not_reached_changes_no_weight_of_either_phase():
+    """In the second phase, clients are weighed that have answered in this round already."""
+    heard = [(0, 2), (0, 2), (1,), (0, 2), (0, 2), (0, 2)]
+    ends = []
+    for cutoff in (None, 50):
+        how = {"kind": "fedau", "cutoff": cutoff}
+        made = build("cdma_one", GAMES.task, ALL, steps=2, lr=0.05, batch_size=1, correction=how, weigh_models=True)
+        ends.append(xy(scripted(made, GAMES, heard, P_GAME, z=origin())[-1]))
+    assert ends[0] == ends[1]
 
 
 def test_options_that_a_kind_does_not_have_are_refused():

@@ -179,7 +179,7 @@ class Crashing:
 def test_a_file_that_crashes_its_reader_is_refused_and_the_next_one_read(tmp_path, monkeypatch):
     savemat(tmp_path / "a.mat", {"X": pixels(1, 5, 4)})
     with monkeypatch.context() as patched:
-        patched.setattr("scipy.io.loadmat", Crashing())
+        patched.setattr("fedfleet.datasets.matlab._load", Crashing())
         tells(lambda: read_mat(tmp_path / "a.mat", ["X"], "a site"), "a.mat: crashes scipy's reader", DataError)
     (found,) = read_mat(tmp_path / "a.mat", ["X"], "a site")
     assert np.array_equal(found, pixels(1, 5, 4))

@@ -179,7 +179,7 @@ def test_a_folder_of_peft_has_its_names_and_starts_a_run(tmp_path):
     } == {k: v.sum() for k, v in mine.items()}
     said = json.loads((folder / "adapter_config.json").read_text())
     assert (said["r"], said["lora_alpha"], said["target_modules"], said["modules_to_save"]) == (3, 5, ["1", "3"], ["5"])
-    digest = fedfleet.load(tmp_path / "run" / "config.yaml").task["adapters"]["digest"]
+    digest = fedfleet.load(tmp_path / "run" / "config.yaml").task.adapters.digest
     assert digest in (folder / "README.md").read_text()
     again = {"warm_start": str(folder), "task.adapters.full": ["5"]}
     assert fedfleet.run(CONFIG, again, out=tmp_path / "again").summary["initial"] == run.summary["final"]

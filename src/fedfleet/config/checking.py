@@ -111,8 +111,8 @@ def _instead(place: _Place, top: Mapping[str, Any] | None) -> str:
     """Say what was meant by an unknown key: one like it, one of that name elsewhere, or which there are."""
     tag = place.names.registry.key if place.names is not None else None
     names = [key for key in place.model.model_fields if key != tag] if place.model is not None else []
-    for key, field in place.model.model_fields.items() if place.model is not None and top is not None else ():
-        inner = _inner(field.annotation, field.metadata, top.get(key))[0]
+    for key, field in place.model.model_fields.items() if place.model is not None else ():
+        inner = _inner(field.annotation, field.metadata, top.get(key))[0] if top is not None else None
         if inner is not None and place.last in inner.model_fields:
             return f"did you mean {key}.{place.last}?"
     usual = USUALLY.get(place.last, "")

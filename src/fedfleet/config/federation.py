@@ -15,7 +15,7 @@ from fedfleet.config.trials import check_online, check_selection, check_times, c
 from fedfleet.simulator.algorithm import Problem
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.errors import ConfigError
-from fedfleet.simulator.fleet.availability import Availability
+from fedfleet.simulator.fleet.availability import Availability, InRounds
 from fedfleet.simulator.fleet.online.trace import Trace
 from fedfleet.simulator.fleet.policies import Deadline, First, ResponsePolicy, Siwer, WaitAll
 from fedfleet.simulator.fleet.responses import Federation
@@ -59,7 +59,7 @@ def steps(config: Config, way: str) -> list[Step]:
     return found
 
 
-def check_answers(config: Config, online: Availability) -> None:
+def check_answers(config: Config, online: Availability | InRounds) -> None:
     """Refuse to wait for more answers than there are clients that are ever online. Raises ConfigError."""
     if not isinstance(online, Trace) or online.numbers is None:
         return  # under all others, any client can be online

@@ -364,9 +364,9 @@ def _unamplified(config: Config, given: Privacy) -> str | None:
             f"availability.kind={kind!r} goes by the clock, hence who is online by how long those took who were asked before: "
             f"choose another"
         )
-    for kind, part in ((part.kind, part) for part in (config.availability, config.devices)):
-        if isinstance(part, ByPath):
-            return f"of {kind!r}, your own, nobody knows whether it goes by the data that are to be hidden: choose a built-in one"
+    parts = {kind: config.availability, config.devices.kind: config.devices}
+    if own := [name for name, part in parts.items() if isinstance(part, ByPath)]:
+        return f"of {own[0]!r}, your own, nobody knows whether it goes by the data that are to be hidden: choose a built-in one"
     if config.devices.failures_per_hour:
         return "devices.failures_per_hour makes clients with more to do fail more often: leave it out"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ from fedfleet.experiments.executors import on_ray
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.own import read_by_workers
 from fedfleet.experiments.resume import run_or_go_on
+from fedfleet.experiments.runfolder import CHECKPOINTS
 from fedfleet.experiments.workers import Workers
+from fedfleet.files.summary import SUMMARY
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
-from fedfleet.simulator.executors.likeness import Likeness, Place, of_process, unread
+from fedfleet.simulator.executors.likeness import Likeness, Place, of_modules, of_process, unread
 
 RETRIES = 2  # of a run whose process died
 LOOK_S = 1.0  # between two looks at whether Ray is still there
@@ -111,7 +114,8 @@ def _in_tasks(
         send_whole()
         kept: dict[str, Any] = {}
         wanted: dict[str, Any] = {}  # of processes of other nodes, by the data that they read
-        task = ray.remote(_task)
+        likeness = Likeness({}, [], allow=False)  # of modules that client code loads only as it is called
+        task = ray.remote(_task_told)
         while True:
             while len(under_way) < jobs and (job := next_job()) is not None:
                 if (error := _lacking(job, data)) is not None:
@@ -133,7 +137,9 @@ def _in_tasks(
                 continue
             job = under_way.pop(ready[0])
             try:
-                error = ray.get(ready[0])
+                error, place = ray.get(ready[0])
+                if error is None and mine is not None and (error := _unlike(likeness, place)) is not None:
+                    _undo(job.folder)
             except ray.exceptions.RayError as e:  # pyright: ignore[reportAttributeAccessIssue]
                 error = f"its process died ({one_line(e)}): if memory ran out, lower --jobs"
             yield job, error
@@ -141,9 +147,10 @@ def _in_tasks(
         try:
             _cancel(list(under_way))
         finally:
+            dead = vitals.dead
             vitals.close()
             if started:
-                stop_ray()
+                stop_ray(dead=dead)
 
 
 def _cancel(references: list[Any]) -> None:
@@ -157,6 +164,18 @@ def _cancel(references: list[Any]) -> None:
             _, references = ray.wait(references, num_returns=len(references), timeout=GRACE_S)
 
 
+def _unlike(likeness: Likeness, place: Place) -> str | None:
+    """Return why what a process has computed does not count, if so."""
+    fault = likeness.fault(place)
+    return None if fault is None else fault.partition(", or set ")[0]  # a run of one process has no key for it
+
+
+def _undo(folder: Path) -> None:
+    """Let a run begin again the next time."""
+    (folder / SUMMARY).unlink(missing_ok=True)
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+
+
 def _task(job: Job, data: list[Any], wanted: dict[str, str] | None) -> str | None:
     """Run a job in a worker process, if that has what is wanted; the data are mapped, not copied."""
     from fedfleet.simulator.executors.cluster import ray, share_tensors
@@ -165,9 +184,18 @@ def _task(job: Job, data: list[Any], wanted: dict[str, str] | None) -> str | Non
     found: Any = ray.get(data[0])
     if wanted is not None:
         node = ray.util.get_node_ip_address()  # pyright: ignore[reportAttributeAccessIssue]
-        if (fault := Likeness(wanted, [], allow=False).fault(_place(node, found))) is not None:
-            return fault.partition(", or set ")[0]  # a run of one process has no key for it
+        if (fault := _unlike(Likeness(wanted, [], allow=False), _place(node, found))) is not None:
+            return fault
     return _run(job, found)
+
+
+def _task_told(job: Job, data: list[Any], wanted: dict[str, str] | None) -> tuple[str | None, Place]:
+    """Run a job in a worker process; return its error, and the modules of authors that the process has loaded by then."""
+    from fedfleet.simulator.executors.cluster import ray
+
+    error = _task(job, data, wanted)
+    node = ray.util.get_node_ip_address()  # pyright: ignore[reportAttributeAccessIssue]
+    return error, Place(node, of_modules())
 
 
 def _place(node: str, data: Data) -> Place:

@@ -92,7 +92,7 @@ class _Loader(yaml.SafeLoader):
 
     def _merged(self, value: yaml.Node) -> list[yaml.MappingNode]:
         """Return the mappings that a value of ``<<`` is of. Raises ValueError."""
-        found = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        found: list[Any] = value.value if isinstance(value, yaml.SequenceNode) else [value]
         if wrong := [one for one in found if not isinstance(one, yaml.MappingNode)]:
             raise ValueError(f"<< merges mappings, and in line {wrong[0].start_mark.line + 1} there is none: give some")
         return found

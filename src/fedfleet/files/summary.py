@@ -48,10 +48,12 @@ def read_summary(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
         return {}, {}
     except ConfigError as e:
         raise ConfigError(f"{e}: {mend}") from None
-    wanted = found.pop(ITSELF, None)
-    if (wanted is not None or FILES in found) and wanted != _digest(found):
+    wanted, whole = found.pop(ITSELF, None), _digest(found)
+    told = wanted is not None or FILES in found
+    files = found.pop(FILES, {})
+    if (told and wanted != whole) or not isinstance(files, dict):
         raise ConfigError(f"{path}: damaged: its digest is not that of its contents: {mend}")
-    return found, found.pop(FILES, {})
+    return found, files
 
 
 def check_files(

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 import yaml
 
-from fedfleet.commands import show_availability, show_named
+from fedfleet.commands import show_availability
 from fedfleet.config.availability import AVAILABILITY
 from fedfleet.config.schema import load
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.report.online_figures import ROWS, figure
+from fedfleet.simulator.fleet.availability import InRounds
 from tests.front.commands.lines import line
 
 TINY: dict[str, Any] = {
@@ -32,12 +33,13 @@ def tiny(tmp_path: Path) -> Path:
 
 def test_rounds_are_shown_as_a_run_has_them():
     config = load(TINY)
-    seen, model = show_availability.look(config), Experiment(config).federation.availability
+    seen, model = show_availability.look(config), cast(InRounds, Experiment(config).federation.availability)
     none = torch.zeros(150, dtype=torch.float64)
     for t in range(30):
         online = model.during(t).online(torch.tensor(0), torch.arange(150), none)
         assert seen.online[:, t].tolist() == online.tolist()
     assert (seen.clients, seen.at.tolist(), seen.unit) == (150, list(range(30)), "round")
+    assert seen.long_run is not None
     assert np.allclose(seen.long_run, 1 / 3)
     drawn = figure(seen).axes
     image = drawn[0].images[0]
@@ -74,9 +76,9 @@ def test_the_table_and_the_picture(command, tiny, tmp_path):
 def test_every_kind_says_its_law(command, subtests):
     for name, kind in AVAILABILITY.items():
         with subtests.test(name):
-            told = show_named.source("availability", name).splitlines()
+            told = kind.source.splitlines()
             assert [line.partition(":")[0] for line in told][:3] == ["online", "chance", "stationary"]
-            assert kind.law.formula in told[0]
+            assert all(line.partition(":")[2].strip() for line in told)
     page = command("show", "availability", "markov_rounds")[1]
     assert "FedAU" in page
     assert "rates.floor" in page

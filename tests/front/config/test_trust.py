@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import fedfleet
 from fedfleet.config import trust
-from fedfleet.config.schema import complete
 from fedfleet.config.trust import check, dumped, key_file, outside
 from fedfleet.simulator.named import found
 from tests.refusals import all_refused, refused
@@ -26,7 +25,7 @@ def _state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 
 def test_what_lies_outside(subtests):
     rows: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        (complete(fedfleet.load({})), {}),
+        (fedfleet.load({}).model_dump(mode="json"), {}),
         ({"task": {"name": "module", "model": "net:Net"}}, {"task.model": "net:Net"}),
         ({"algorithm": "mine:alg"}, {"algorithm": "mine:alg"}),
         ({"algorithm.name": "mine:alg"}, {"algorithm.name": "mine:alg"}),
@@ -117,10 +116,10 @@ def test_what_is_overridden_is_not_asked_about(tmp_path):
 
 def test_one_file_is_asked_about_where_a_run_has_written_it(tmp_path):
     path = written(tmp_path, yaml.safe_dump({"algorithm": "os:system"}))
-    assert fedfleet.load(path).algorithm["name"] == "os:system"  # a file of the user's own
+    assert fedfleet.load(path).algorithm.name == "os:system"  # a file of the user's own
     (tmp_path / "environment.json").write_text("{}")
     refused(lambda: fedfleet.load(path), f"{path}: algorithm='os:system' would be called")
-    assert fedfleet.load(path, trust=True).algorithm["name"] == "os:system"
+    assert fedfleet.load(path, trust=True).algorithm.name == "os:system"
 
 
 def test_what_makes_nothing_here_is_not_called(subtests):

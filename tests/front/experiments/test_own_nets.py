@@ -209,7 +209,7 @@ def test_what_will_not_do_is_refused_in_one_line_before_the_run(subtests, tmp_pa
         ({"name": "module", "model": "mlp"}, "task: model='mlp' is no module:name"),
         ({"name": "module", "model": f"{HERE}mlp", "loss": "mes"}, "task.loss='mes': unknown; did you mean 'mse'?"),
         ({"name": "module", "model": f"{HERE}mlp", "loss": f"{HERE}overall"},
-         "loss=overall gives a tensor of shape () for 3 examples"),
+         "loss=overall gives one number for 3 examples, which is not the mean"),
         ({"name": "module", "model": f"{HERE}mlp", "metrics": ["mae"]},
          "task.metrics='mae': none that goes with loss=cross_entropy"),
         ({"name": "module", "model": f"{HERE}mlp", "metrics": [f"{HERE}wrst"]},

@@ -23,7 +23,7 @@ from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors import actor, gang, likeness, pool
 from fedfleet.simulator.executors import ray as executor
 from fedfleet.simulator.executors.actor import ClientActor, Ready
-from fedfleet.simulator.executors.likeness import DATA, Likeness, Place, of_modules, of_process, source
+from fedfleet.simulator.executors.likeness import DATA, Likeness, Place, of_modules, of_process, on_path, source
 from fedfleet.simulator.executors.pool import Pool, Unlike
 from fedfleet.simulator.executors.ray import RayExecutor
 from fedfleet.simulator.held_out import HeldOut
@@ -106,6 +106,48 @@ def test_modules_of_authors_are_told_by_what_they_hold_and_no_others(tmp_path, m
         assert f"node b is not like the driver's ({name}: {found[name]}, here {of_modules()[name]})" in said
     finally:
         del sys.modules["a_net_of_mine"]
+
+
+LAZY, HELPER = "a_helper_of_mine", "WIDTH = 3\n"
+
+
+@pytest.fixture
+def lazy(tmp_path, monkeypatch):
+    """The file of a module, and of one in a package, that nothing has loaded yet."""
+    (tmp_path / f"{LAZY}s").mkdir()
+    for name in (f"{LAZY}.py", f"{LAZY}s/__init__.py", f"{LAZY}s/inner.py"):
+        (tmp_path / name).write_text(HELPER)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / f"{LAZY}.py"
+    for name in (LAZY, f"{LAZY}s", f"{LAZY}s.inner"):
+        sys.modules.pop(name, None)
+
+
+def test_a_module_that_client_code_imports_as_it_is_called_is_told_once(tmp_path, lazy, monkeypatch):
+    def job(setup, shared, task):
+        importlib.import_module(task)
+
+    one = object.__new__(ClientActor)
+    monkeypatch.setattr(actor.ray, "get", lambda given: given)
+    monkeypatch.setattr(actor.ray.util, "get_node_ip_address", lambda: "10.0.0.3")
+    one._take([on_disk(disk(tmp_path))])
+    told = [set(one.run(job, None, name).modules) for name in (LAZY, LAZY, f"{LAZY}s.inner", "json")]
+    assert told == [{f"module {LAZY}"}, set(), {f"module {LAZY}s", f"module {LAZY}s.inner"}, set()]
+
+
+def test_what_no_process_of_the_drivers_has_loaded_is_compared_with_its_file(lazy):
+    for name in (LAZY, f"{LAZY}s.inner"):
+        known = on_path(name)
+        mine = Likeness(MINE, [], allow=False)
+        assert mine.fault(Place("a", {f"module {name}": str(known)})) is None
+        assert f"(module {name}: sha256 other, here {known})" in str(
+            mine.fault(Place("b", {f"module {name}": "sha256 other"}))
+        )
+        assert name not in sys.modules
+    assert on_path(f"{LAZY}.inner") is on_path("nobody_has_it") is None
+    between = Likeness(MINE, [], allow=False)  # of workers, where the driver has none
+    assert between.fault(Place("a", {"module nobody_has_it": "sha256 one"})) is None
+    assert "here sha256 one" in str(between.fault(Place("b", {"module nobody_has_it": "sha256 other"})))
 
 
 def test_a_digest_of_source_tells_files_their_names_and_what_they_hold(tmp_path):
@@ -272,6 +314,28 @@ def test_a_run_with_an_unlike_node_says_that_its_bits_may_be_others(tmp_path, cl
     assert [(e["event"], e["differs"]) for e in events] == [("unlike_node", {"torch": [of_process()["torch"], "0.1"]})]
     assert run.summary["bit_exact"] is False
     assert experiment(folder).run(tmp_path / "local").summary["bit_exact"] is True
+
+
+class Lazily(ClientActor):
+    """An actor of a node with another copy of a module that client code imports as it is called."""
+
+    def run(self, job, shared, task):
+        return super().run(job, shared, task)._replace(modules={f"module {LAZY}": "sha256 other"})
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("allow", [False, True])
+def test_a_module_that_is_another_on_a_node_is_seen_though_it_comes_late(tmp_path, cluster, monkeypatch, lazy, allow):
+    monkeypatch.setattr(gang, "ClientActor", Lazily)
+    x, out = experiment(disk(tmp_path), monkeypatch, allow_differences=allow), tmp_path / "run"
+    if not allow:
+        text = refused(lambda: x.run(out), "executor: node ", FedfleetError)
+        assert f"(module {LAZY}: sha256 other, here {on_path(LAZY)})" in text
+        assert json.loads((out / "summary.json").read_text())["status"] == "failed"
+        return
+    assert x.run(out).summary["bit_exact"] is False
+    (event,) = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    assert event["differs"] == {f"module {LAZY}": [on_path(LAZY), "sha256 other"]}
 
 
 @pytest.mark.ray

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fedfleet.simulator.executors.cluster import LOOPBACK
+from fedfleet.simulator.executors.session import PREFIX
 
 MARK, CONFIG = "FEDFLEET_TEST_SESSION", "{rounds: 100000, population: {clients: 20}, cohort: {invite: 4}}"
 LISTENS = "0A"
@@ -96,6 +99,20 @@ def test_nothing_listens_beyond_loopback(session):
     assert not [one for one in found if one[1] not in LOCAL]
 
 
+def folders(mark):
+    """Return the folders of Ray's files that processes with a mark have on their command lines."""
+    return {Path(at) for command in processes(mark).values() for at in re.findall(rf"/[^\s=:,]*/{PREFIX}\w+", command)}
+
+
+def test_its_files_are_its_users_alone(session):
+    _, mark, _ = session
+    (folder,) = folders(mark)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    sockets = [path for path in folder.rglob("*") if stat.S_ISSOCK(path.lstat().st_mode)]
+    assert sockets
+    assert max(len(str(path)) for path in sockets) < 104
+
+
 def test_addresses_are_read_as_they_are_written():
     assert address("0100007F") == LOOPBACK
     assert address("00000000") == "0.0.0.0"
@@ -114,6 +131,7 @@ def test_a_run_whose_control_server_dies_fails_in_one_line_and_can_go_on(tmp_pat
 
 def check_end_without(what, run, mark, out):
     """Kill one of Ray's own processes, and see that the run ends in order and leaves none behind."""
+    (folder,) = folders(mark)
     (its,) = [pid for pid, command in processes(mark).items() if what in command.split(" ")[0]]
     os.kill(its, signal.SIGKILL)
     _, said = run.communicate(timeout=60)  # how it went is on the other stream
@@ -129,3 +147,4 @@ def check_end_without(what, run, mark, out):
     while left := processes(mark):
         assert time.monotonic() < until, left
         time.sleep(0.2)
+    assert not folder.exists()
