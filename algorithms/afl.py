@@ -89,7 +89,7 @@ class AflOptions(Options):
     """What answers of some clients say of all: sums, unbiased where all are as likely to be heard, or with ``correction``; or
     shares of those heard, of less variance and biased: in lambda too, unless clients of one domain are heard as often."""
     correction: DomainCorrection = DomainCorrection()
-    """What is done about clients that are heard less often than others, for the model and for lambda. Without it, lambda follows
+    """Correction for clients that are heard less often than others, for the model and for lambda. Without it, lambda follows
     who is heard, too, and does not say which domains are hard."""
     method: Literal["plain", "optimistic", "two_sequence", "best_response"] = "plain"
     """optimistic: steps along twice the gradient minus the last one; two_sequence: the same with the points that were played

@@ -80,7 +80,7 @@ class AmplifiedFedAvgOptions(PeriodOptions):
 
     client_optimizer: ClientOptimizer = ClientOptimizer()
     correction: Correction = Correction()
-    """What is done about clients that are heard less often than others."""
+    """Correction for clients that are heard less often than others."""
 
 
 class State(NamedTuple):

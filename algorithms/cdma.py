@@ -59,7 +59,7 @@ class CdmaOptions(LocalOptions):
     """Examples a client takes at once while it averages its full local gradient. It bounds memory and changes no result, unless
     the task draws noise for a batch, or normalises by it: then it is the B of Eq. (2)."""
     correction: Correction = Correction()
-    """What is done about clients that are heard less often than others: to the gradients of the first phase, where the bias is."""
+    """Correction for clients that are heard less often than others: to the gradients of the first phase, where the bias is."""
     weigh_models: bool = False
     """known_p and fedau: weigh the second phase's mean too, which the fixed point does not need."""
     share_noise: bool = True

@@ -17,8 +17,7 @@ divides by the clients' chances, in both means; or choose clusters whose clients
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from fedfleet.algorithms.agnostic import of_problem
 from fedfleet.algorithms.domain_participation import ChanceCorrection
-from fedfleet.algorithms.local import Local, gradient, local_training
+from fedfleet.algorithms.local import gradient, local_training, send_change
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
 from fedfleet.simulator.author import (
     Algorithm,
@@ -51,7 +50,7 @@ class ClusterFedVarpOptions(LocalOptions):
     weight: Literal["num_examples", "uniform"] = "num_examples"
     """How much a client counts, here and among all."""
     correction: ChanceCorrection = ChanceCorrection()
-    """What is done about clients that are heard less often than others of their cluster."""
+    """Correction for clients that are heard less often than others of their cluster."""
     client_optimizer: ClientOptimizer = ClientOptimizer()
 
 
@@ -64,9 +63,6 @@ class State(NamedTuple):
 
 def cluster_fedvarp(options: ClusterFedVarpOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build ClusterFedVARP."""
-
-    def send_change(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
-        return Message(send={"dz": T.sub(local.z, shared["z"])}), own
 
     how = options.correction
     work = local_training(options.plan(), gradient, options.client_optimizer.build(), send_change)

@@ -46,7 +46,7 @@ class SamplingOptions(LocalOptions):
     law: Literal["clustered", "multinomial"] = "clustered"
     """One client of each cluster, or every draw from all."""
     correction: ChanceCorrection = ChanceCorrection()
-    """What is done about clients that are heard less often than others."""
+    """Correction for clients that are heard less often than others."""
     client_optimizer: ClientOptimizer = ClientOptimizer()
 
 

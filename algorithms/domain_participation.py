@@ -33,7 +33,7 @@ from fedfleet.simulator.author import Cohort, Key, LocalWork, Message, Phase, Pr
 
 
 class ChanceCorrection(ByName):
-    """What is done about clients that are heard less often than others."""
+    """Correction for clients that are heard less often than others."""
 
     naming = "kind"
     kind: Literal["none", "known_p"] = "none"

@@ -73,7 +73,7 @@ class DrfaOptions(Options):
     radius: float | None = Field(default=None, gt=0)
     """W is the ball of that radius around 0, and every step, of clients and server, is projected onto it; null: all models."""
     correction: ChanceCorrection = ChanceCorrection()
-    """What is done about clients that are heard less often than others, for the model and for lambda."""
+    """Correction for clients that are heard less often than others, for the model and for lambda."""
     average: bool = True
     """Evaluate the mean of the models after each round, as the paper returns; otherwise the last."""
 

@@ -21,7 +21,6 @@ availability", 2020 (FedLaAvg): of those online, the K that have not been heard 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -29,7 +28,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedfleet.algorithms.fedau import Counts
-from fedfleet.algorithms.local import Local, gradient, local_training
+from fedfleet.algorithms.local import gradient, local_training, send_change
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
 from fedfleet.algorithms.participation import Correction, correcting
 from fedfleet.simulator.author import (
@@ -129,9 +128,6 @@ def _invited(clients: Tensor, weights: Tensor | None = None) -> Cohort:
 def f3ast(options: F3astOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build F3AST. Raises ConfigError."""
     _check(options, cohort)
-
-    def send_change(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
-        return Message(send={"dz": T.sub(local.z, shared["z"])}), own
 
     work = local_training(options.plan(), gradient, options.client_optimizer.build(), send_change)
     train = Phase(name="train", work=work, reduce={"dz": Total()}, dated=True, reweighted=True)

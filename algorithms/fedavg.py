@@ -47,7 +47,7 @@ class FedAvgOptions(AveragingOptions):
 
     server_optimizer: ServerOptimizer = ServerOptimizer()
     correction: Correction = Correction()
-    """What is done about clients that are heard less often than others."""
+    """Correction for clients that are heard less often than others."""
 
 
 class FedOptOptions(FedAvgOptions):

@@ -18,11 +18,11 @@ about rounds (invite, respond, deadline_s, over_select, late) do not apply.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import Field
 
-from fedfleet.algorithms.local import Local, local_training
+from fedfleet.algorithms.local import local_training, send_change
 from fedfleet.algorithms.options import ClientOptimizer, CohortOptions, LocalOptions
 from fedfleet.simulator.author import Algorithm, Key, Message, Phase, Problem, Round, T, Task, Total, Tree, View
 
@@ -52,9 +52,6 @@ class State(NamedTuple):
 
 def fedbuff(options: FedBuffOptions, task: Task, cohort: CohortOptions) -> Algorithm:
     """Build FedBuff."""
-
-    def send_change(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
-        return Message(send={"dz": T.sub(local.z, shared["z"])}), own
 
     work = local_training(options.plan(), optimizer=options.client_optimizer.build(), finish=send_change)
     train = Phase(name="train", work=work, reduce={"dz": Total()})

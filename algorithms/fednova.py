@@ -58,7 +58,7 @@ class FedNovaOptions(LocalOptions):
     mu: float = Field(default=0.0, ge=0)
     """Weight of the proximal term."""
     correction: Correction = Correction()
-    """What is done about clients that are heard less often than others."""
+    """Correction for clients that are heard less often than others."""
 
 
 class _Path(NamedTuple):

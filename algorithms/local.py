@@ -48,6 +48,11 @@ def send_model(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) 
     return Message(send={"z": local.z}), own
 
 
+def send_change(shared: Mapping[str, Any], own: Tree, inbox: Tree, local: Local) -> tuple[Message, Tree]:
+    """Upload how far the model has moved."""
+    return Message(send={"dz": T.sub(local.z, shared["z"])}), own
+
+
 def local_training(
     plan: BatchPlan, direction: Direction = gradient, optimizer: Optimizer | None = None, finish: Finish = send_model
 ) -> LocalWork:

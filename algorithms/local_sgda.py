@@ -24,7 +24,7 @@ class SgdaOptions(LocalOptions):
     """Options of local SGDA."""
 
     correction: Correction = Correction()
-    """What is done about clients that are heard less often than others."""
+    """Correction for clients that are heard less often than others."""
 
 
 def local_sgda(options: SgdaOptions, task: Task, cohort: CohortOptions) -> Algorithm:

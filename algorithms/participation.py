@@ -35,9 +35,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedfleet.algorithms.fedau import Counts
+from fedfleet.algorithms.local import carried
 from fedfleet.algorithms.options import ByName, refuse_others
 from fedfleet.simulator.author import (
-    BUFFERS,
     Algorithm,
     Cohort,
     ConfigError,
@@ -225,7 +225,7 @@ class _Slot(NamedTuple):
         if self.rates:
             step = T.scale({p: shared.config["lr"][p] for p in step}, step)
         z = T.map(lambda z, d: (z.double() + d).to(z.dtype), learnt(shared.send[self.slot]), step)
-        return {**z, BUFFERS: buffers[BUFFERS]} if BUFFERS in buffers else z
+        return carried(z, buffers)
 
     def changed(self, phase: Phase) -> Phase:
         """Return a phase of the algorithm as it has to be."""
@@ -263,7 +263,7 @@ class _Slot(NamedTuple):
             if self.rates:
                 v = T.scale({p: 1.0 / shared["lr"][p] for p in v}, v)
             e = T.sub(v, own["last"])
-            send = {**message.send, self.slot: {**e, BUFFERS: sent[BUFFERS]} if BUFFERS in sent else e}
+            send = {**message.send, self.slot: carried(e, sent)}
             first = {"first": 1.0 - own["heard"]} if self.how.start != "zeros" else {}
             new = {"last": v, "heard": torch.ones_like(own["heard"])}
             return replace(message, send=send, config={**message.config, **first}), new
@@ -335,7 +335,7 @@ class _Correcting(Exchanging):
         if origin is None:
             return T.scale(share, mean)
         moved = T.axpy(share, T.sub(learnt(mean), learnt(origin)), learnt(origin))
-        return {**moved, BUFFERS: mean[BUFFERS]} if BUFFERS in mean else moved
+        return carried(moved, mean)
 
     def _remembered(self, found: Reduced, shared: Message, invited: int) -> Tree:
         """Return what is remembered of all clients with what is new of those heard, and remember that."""

@@ -44,22 +44,26 @@ class Loss(NamedTuple):
 
     def of_batch(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Return the loss of the rows of a batch that count."""
-        each = self.each(outputs, batch.y)
+        each, counts = self.each(outputs, batch.y), self._counts(batch.y)
         if self.total:
             return batch.mean(each) * batch.count()
-        if self.counts is None or (self.soft and batch.y.is_floating_point()):
+        if counts is None:
             return batch.mean(each)
-        counts = self.counts(batch.y).to(each.dtype)
+        counts = counts.to(each.dtype)
         of = batch.mean(counts)
         return torch.where(of > 0, batch.mean(each * counts) / torch.where(of > 0, of, 1.0), 0.0)
 
     def mean(self, outputs: Tensor, y: Tensor) -> float:
         """Return the mean loss of examples."""
         each = self.each(outputs, y).double()  # after it, as it is in training: a loss may hold weights of float32
-        if self.counts is None or (self.soft and y.is_floating_point()):
+        counts = self._counts(y)
+        if counts is None:
             return float(each.mean())
-        counts = self.counts(y).double()
-        return float((each * counts).sum() / counts.sum())
+        return float((each * counts.double()).sum() / counts.double().sum())
+
+    def _counts(self, y: Tensor) -> Tensor | None:
+        """Return how much each example counts; None where all count 1, as those do whose targets are probabilities."""
+        return None if self.counts is None or (self.soft and y.is_floating_point()) else self.counts(y)
 
     def misfit(self, outputs: Tensor, y: Tensor) -> str | None:
         """Return what is wrong, and the mend, with outputs and labels or targets of the same few examples; None if they fit."""
@@ -130,6 +134,11 @@ def like(outputs: Tensor, y: Tensor) -> Tensor:
 def each_example(values: Tensor) -> Tensor:
     """Return the mean (B,) of the values (B, ...) of each example."""
     return values if values.dim() < 2 else values.flatten(1).mean(1)
+
+
+def summed(values: Tensor) -> Tensor:
+    """Return the sum (B,) of the values (B, ...) of each example."""
+    return values if values.dim() < 2 else values.flatten(1).sum(1)
 
 
 def _entropy(outputs: Tensor, y: Tensor, axis: int) -> Tensor:

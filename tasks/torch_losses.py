@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
 from fedfleet.simulator.errors import ConfigError
-from fedfleet.tasks.targets import Loss, each_example, like
+from fedfleet.tasks.targets import Loss, each_example, like, summed
 
 
 class Kind(NamedTuple):
@@ -120,22 +120,20 @@ def _loss(name: str, options: Mapping[str, Any], reduction: str) -> Loss:
     def counts(y: Tensor) -> Tensor:
         there = y != ignored
         if weight is None:
-            return there.flatten(1).sum(1).double() if y.dim() > 1 else there.double()
-        each = weight.to(y.device).double()[torch.where(there, y, 0)] * there
-        return each.flatten(1).sum(1) if y.dim() > 1 else each
+            return summed(there.double())
+        return summed(weight.to(y.device).double()[torch.where(there, y, 0)] * there)
 
     def each(outputs: Tensor, y: Tensor) -> Tensor:
         found = values(outputs, y)
-        if summed:
-            return found if found.dim() < 2 else found.flatten(1).sum(1)
+        if in_all:
+            return summed(found)
         if not of_labels or y.is_floating_point():
             return each_example(found)
         of = counts(y).to(found.dtype)
-        total = found if found.dim() < 2 else found.flatten(1).sum(1)
-        return torch.where(of > 0, total / torch.where(of > 0, of, 1.0), 0.0)
+        return torch.where(of > 0, summed(found) / torch.where(of > 0, of, 1.0), 0.0)
 
     of_labels = name in ("cross_entropy", "nll_loss") and reduction == "mean"
-    summed = reduction in ("sum", "batchmean")
+    in_all = reduction in ("sum", "batchmean")
     return Loss(
         name,
         each,

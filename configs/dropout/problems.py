@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch.nn.functional import cross_entropy
 
 import fedfleet
 from fedfleet.simulator.author import Batch, Objective, rng
+from fedfleet.tasks.auc import auc_loss
 
 CLIENTS, PER_CLIENT, TEST, CLASSES = 40, 35, 397, 10
 LABELS = ((1.0, 1.0, 1.0, 2.0, -1.0), (3.0, -0.5, 2.0, -4.0, 3.0))
@@ -140,6 +142,7 @@ def games(clients: int = 4) -> Any:
     return fedfleet.data.from_arrays(x, label, client=np.arange(clients), test=(x, label))
 
 
+@cache
 def _digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return training examples in the order of their labels, and test examples: x (n, 64) float32, y (n,)."""
     digits = load_digits()
@@ -180,14 +183,12 @@ class AucRidge(Solved):
 
     def each(self, z: Any, batch: Any) -> Tensor:
         """Return the objective of each example (B,)."""
-        p, score = self._prior, self.predict(z, batch)
-        plus = (batch.y == self._positive).to(score.dtype)
-        minus = 1 - plus
-        x, alpha = z["x"], z["y"]["alpha"]
-        squares = (1 - p) * (score - x["a"]) ** 2 * plus + p * (score - x["b"]) ** 2 * minus
-        linear = 2 * (1 + alpha) * (p * score * minus - (1 - p) * score * plus) - p * (1 - p) * alpha**2
+        x = z["x"]
         ridge = self._ridge / 2 * sum((leaf**2).sum() for leaf in x.values())
-        return squares + linear + ridge
+        return (
+            auc_loss(self.predict(z, batch), batch.y == self._positive, x["a"], x["b"], z["y"]["alpha"], self._prior)
+            + ridge
+        )
 
     def _solve(self, weights: np.ndarray) -> np.ndarray:
         """Return the saddle (a, b, bias, w, alpha): where the gradient, which is linear, vanishes."""
@@ -197,18 +198,17 @@ class AucRidge(Solved):
         plus = (y == self._positive).astype(np.float64)
         features = np.column_stack([np.zeros((n, 2)), np.ones(n), x.astype(np.float64)])  # of the score
         size = features.shape[1]
-        hessian, cross, linear = np.zeros((size, size)), np.zeros(size), np.zeros(size)
+        hessian = np.zeros((size, size))
         for entry, of, factor in ((0, plus, 1 - p), (1, 1 - plus, p)):
             rest = features.copy()
             rest[:, entry] -= 1.0  # score - a, or score - b
             hessian += 2 * factor * (rest * (share * of)[:, None]).T @ rest
-        slope = features.T @ (share * (p * (1 - plus) - (1 - p) * plus))
-        cross, linear = 2 * slope, 2 * slope
+        slope = 2 * features.T @ (share * (p * (1 - plus) - (1 - p) * plus))  # of the score, and with that of alpha
         system = np.zeros((size + 1, size + 1))
         system[:size, :size] = hessian + self._ridge * np.eye(size)
-        system[:size, size], system[size, :size] = cross, cross
+        system[:size, size] = system[size, :size] = slope
         system[size, size] = -2 * p * (1 - p)
-        return np.linalg.solve(system, -np.append(linear, 0.0))
+        return np.linalg.solve(system, -np.append(slope, 0.0))
 
     def metrics(self, outputs: Tensor, data: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the area under the ROC curve."""

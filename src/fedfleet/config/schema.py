@@ -199,8 +199,8 @@ def load(
         source = locate(Path(source))
     given = read(source) if isinstance(source, Path) else source
     changes = [overrides] if isinstance(overrides, Mapping) else [override(text) for text in overrides or []]
-    if isinstance(source, str | Path) and is_of_a_run(Path(source)):
-        check_trusted(Path(source), [key for change in changes for key, _ in _flat(plain(change))], trust=trust)
+    if isinstance(source, Path) and is_of_a_run(source):
+        check_trusted(source, [key for change in changes for key, _ in _flat(plain(change))], trust=trust)
     config = _build([given, *changes])
     if not isinstance(source, Path) or config.code_dir is not None:
         return config

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedfleet.files.documents import is_there
+
 PACKAGE = Path(__file__).resolve().parents[1]
 FOLDER = next(
     (folder for folder in (PACKAGE / "configs", PACKAGE.parents[1] / "configs") if folder.is_dir()), PACKAGE / "configs"
@@ -22,7 +24,7 @@ def names() -> Iterator[tuple[str, str]]:
 
 def locate(path: Path) -> Path:
     """Return a path that is there; otherwise the file that comes with the package under that name, or the path as it is."""
-    if path.exists() or path.is_absolute() or ".." in path.parts:
+    if is_there(path) or path.is_absolute() or ".." in path.parts:
         return path
     shipped = FOLDER / path.with_suffix(".yaml")
-    return shipped if path.suffix in ("", ".yaml") and shipped.is_file() else path
+    return shipped if path.suffix in ("", ".yaml") and is_there(shipped) else path

@@ -15,7 +15,7 @@ def test_a_name_is_the_file_of_the_package_unless_there_is_one_here(tmp_path, mo
     assert fedfleet.load("cdma/auc_mnist").rounds == fedfleet.load(shipped.FOLDER / "cdma" / "auc_mnist.yaml").rounds
     (tmp_path / "quickstart.yaml").write_text("rounds: 7\n")
     assert fedfleet.load("quickstart.yaml").rounds == 7
-    for absent in ("quickstar", "../quickstart", str(tmp_path / "none.yaml")):
+    for absent in ("quickstar", "../quickstart", str(tmp_path / "none.yaml"), "a" * 300):
         with pytest.raises(ConfigError):
             fedfleet.load(absent)
 
