@@ -34,7 +34,7 @@ MEND = "copy the driver's there, or give a path that all nodes share"
 SHORT = 12  # digits of a digest
 MODULE, CODE = "module ", (".py", ".pyc")
 INSTALLED = {"site-packages", "dist-packages"}
-ELSEWHERE = ("fedfleet", "torch", "__main__")  # told in other ways; torch writes modules of its own as it compiles
+ELSEWHERE = ("fedfleet", "torch", "__main__", "__mp_main__")  # told in other ways; torch writes modules as it compiles
 
 
 class Place(NamedTuple):
@@ -106,7 +106,9 @@ def _is_authors(file: str) -> bool:
 
 @cache
 def _installed() -> frozenset[Path]:
-    return frozenset(Path(path).resolve() for path in sysconfig.get_paths().values())
+    """Return Python's folders, and those into which pip has installed something (``pip install --target``)."""
+    targets = [Path(path) for path in sys.path if path and any(Path(path).glob("*.dist-info"))]
+    return frozenset(path.resolve() for path in (*map(Path, sysconfig.get_paths().values()), *targets))
 
 
 def _digest(file: str) -> str:

@@ -108,6 +108,18 @@ def test_modules_of_authors_are_told_by_what_they_hold_and_no_others(tmp_path, m
         del sys.modules["a_net_of_mine"]
 
 
+def test_what_pip_puts_into_a_folder_of_its_own_is_installed(tmp_path, monkeypatch):
+    (tmp_path / "theirs-1.0.dist-info").mkdir()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    likeness._installed.cache_clear()
+    try:
+        assert not likeness._is_authors(str(tmp_path / "theirs" / "a.py"))
+        assert likeness._is_authors(str(tmp_path.parent / "mine.py"))
+    finally:
+        likeness._installed.cache_clear()
+    assert not [k for k in of_modules() if "__mp_main__" in k]
+
+
 LAZY, HELPER = "a_helper_of_mine", "WIDTH = 3\n"
 
 
