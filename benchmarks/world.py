@@ -18,6 +18,7 @@ from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.commands.rules import How
 from fedfleet.config import rules
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
+from fedfleet.simulator.ambient import EXACT, Gpu
 from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.capture import Captures
@@ -111,10 +112,10 @@ def build(case: Case, clients: Population | None = None) -> World:
     return World(case, of, algorithm(case, of), population(case) if clients is None else clients)
 
 
-def setup(world: World, inner: str, device: str = "cpu", capture: bool = True) -> Setup:
+def setup(world: World, inner: str, device: str = "cpu", capture: bool = True, gpu: Gpu = EXACT) -> Setup:
     """Return what workers need; there is nothing to evaluate."""
     captures = Captures(after=SOON if capture else None)
-    return Setup.of(world.algorithm, world.task, world.population, inner, device=device, captures=captures)
+    return Setup.of(world.algorithm, world.task, world.population, inner, device=device, gpu=gpu, captures=captures)
 
 
 def notes(world: World) -> Notes:
@@ -142,9 +143,15 @@ def conditions(world: World, how: How) -> Conditions:
 
 
 def play(
-    world: World, executor: Executor, how: How, rounds: int, device: str = "cpu", capture: bool = True
+    world: World,
+    executor: Executor,
+    how: How,
+    rounds: int,
+    device: str = "cpu",
+    capture: bool = True,
+    gpu: Gpu = EXACT,
 ) -> Iterator[RoundRecord]:
     """Start the executor and run so many rounds, without any evaluation; the caller closes the executor."""
-    executor.start(setup(world, how.inner, device, capture))
+    executor.start(setup(world, how.inner, device, capture, gpu))
     z = world.task.init(world.case.seed)
     yield from simulate(world.algorithm, z, problem(world), conditions(world, how), executor, rounds)

@@ -21,13 +21,21 @@ class ConfigError(FedfleetError, ValueError):
         super().__init__(printable(message))
 
 
+INEXACT = "does not have a deterministic implementation"
+"""What torch says of an operation that no GPU does with the same bits each time."""
+EXACT = (
+    "use another operation, or set executor.deterministic=false, and the record says that bits differ from run to run"
+)
+
+
 class ClientError(FedfleetError):
     """Client code raised, or sent something that cannot be averaged."""
 
     @classmethod
     def at(cls, client: int, phase: str, step: str, error: BaseException) -> ClientError:
         """Name where it happened: in which client, phase and step; the original error is chained by the caller."""
-        return cls(f"client {client}, phase {phase!r}, {step}: {type(error).__name__}: {error}")
+        mend = "" if INEXACT not in str(error) else f": {EXACT}"
+        return cls(f"client {client}, phase {phase!r}, {step}: {type(error).__name__}: {error}{mend}")
 
     def told(self) -> str:
         """Return the message, followed by the traceback of the original error if there is one."""

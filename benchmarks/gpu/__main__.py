@@ -1,6 +1,6 @@
 """What a CUDA device does: ``python -m benchmarks.gpu --json gpu.json``, unattended.
 
-Parts: ``cells``, cases by cohort, precision and inner executor (``cells.py``); ``jobs``, what others have published times of, with
+Parts: ``cells``, cases by cohort, mode and inner executor (``cells.py``); ``jobs``, what others have published times of, with
 pfl-research beside its own (``jobs.py``); ``actors``, several that share the device (``actors.py``). ``--scale small`` goes through
 all of it with few clients that have little data, in seconds: what it says of speed means nothing, but what runs there runs at full
 scale.
@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import command
 from benchmarks.gpu import actors, cells, jobs
-from benchmarks.gpu.device import PRECISIONS, leave_without, name, reached
+from benchmarks.gpu.device import MODES, leave_without, name, reached
 from benchmarks.peers.environments import default_folder
 
 PARTS = ("jobs", "cells", "actors")
@@ -35,10 +35,10 @@ def arguments() -> argparse.ArgumentParser:
     ask.add_argument("--budget", type=command.seconds, default=60, help="seconds a cell or job may take (default 60)")
     ask.add_argument("--threads", type=command.count, default=1, help="torch threads (default 1)")
     ask.add_argument(
-        "--precision",
+        "--mode",
         action="append",
-        choices=PRECISIONS,
-        help="tf32: in products and convolutions; bf16: autocast; one, or several by repeating; default: all",
+        choices=MODES,
+        help="tf32: in products and convolutions; any: with algorithms besides that give other bits each time; default: all",
     )
     ask.add_argument("--actors", action="append", type=command.count, help="that share it, repeated; default 1, 2, 4")
     ask.add_argument("--skip-pfl", action="store_true", help="leave out pfl-research, which is installed on first use")
@@ -56,9 +56,9 @@ def main(argv: list[str] | None = None) -> None:
     scale = cells.SCALES[args.scale]
     args.cohort = sorted(args.cohort or scale.cohorts)
     args.rounds, args.warmup = args.rounds or scale.rounds, args.warmup or scale.warmup
-    args.precision, args.block_size = args.precision or scale.precisions, args.block_size or scale.block_size
+    args.mode, args.block_size = args.mode or list(scale.modes), args.block_size or scale.block_size
     args.actors = args.actors or [1, 2, 4]
-    limits = {mode: reached(mode, args.device) for mode in args.precision}
+    limits = {mode: reached(mode, args.device) for mode in args.mode}
     found: dict[str, Any] = {"machine": command.machine(), "flop_per_s": limits}
     parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "jobs": lambda: jobs.measured(args, limits),

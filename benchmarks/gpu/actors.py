@@ -12,7 +12,8 @@ from typing import Any
 from benchmarks import command, world
 from benchmarks.command import say
 from benchmarks.gpu.cells import SCALES
-from benchmarks.gpu.device import precision, why
+from benchmarks.gpu.device import why
+from fedfleet.simulator.ambient import fresh_settings
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors.base import Executor
 
@@ -40,7 +41,7 @@ def measured(
         for actors in args.actors:
             about = {"case": case.name, "cohort": case.cohort, "actors": actors, "inner": how.inner}
             try:
-                with closing(executor(actors, args)) as running, precision("float32", args.device):
+                with closing(executor(actors, args)) as running, fresh_settings():
                     records = list(world.play(ready, running, how, args.warmup + args.rounds, args.device))
             except (RuntimeError, FedfleetError) as e:
                 yield about | {"note": why(e)}

@@ -1,7 +1,7 @@
-"""The cases on a device: each cell of the table is a precision, a case, an inner executor and a cohort, in one process.
+"""The cases on a device: each cell of the table is a mode, a case, an inner executor and a cohort, in one process.
 
 Clients beyond the case's own share their data. A cell that would exceed its time or the device's memory says so, and the rest goes
-on. ``ratio`` is to the rate of serial at the same precision: at the largest cohort it was measured at, since one client after the
+on. ``ratio`` is to the rate of serial in the same mode: at the largest cohort it was measured at, since one client after the
 other costs the same however many there are. ``share`` is the arithmetic of FedAvg's updates over that of large products.
 """
 
@@ -18,9 +18,10 @@ from typing import Any
 
 from benchmarks import command, limit, world
 from benchmarks.command import say
-from benchmarks.gpu.device import PRECISIONS, emptied, peak_bytes, precision, why
+from benchmarks.gpu.device import MODES, emptied, peak_bytes, why
 from benchmarks.peers.workload import Case
 from benchmarks.world import How, World
+from fedfleet.simulator.ambient import fresh_settings
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors.local import LocalExecutor
 
@@ -35,13 +36,13 @@ MUST_CASES = ("logistic", "mlp", "cdma")
 class Scale:
     """How much is done where nothing is said; clients, examples and batches are those of the case where None.
 
-    The small one keeps to float32, for a CPU may have no convolutions in bfloat16, and ends before blocks are captured.
+    The small one keeps to float32, and ends before blocks are captured.
     """
 
     cohorts: tuple[int, ...] = (10, 100, 1000, 10_000)
     rounds: int = 10
     warmup: int = 2
-    precisions: tuple[str, ...] = PRECISIONS
+    modes: tuple[str, ...] = tuple(MODES)
     block_size: int | None = None
     clients: int | None = None
     samples: int | None = None
@@ -63,8 +64,9 @@ def timed(ready: World, how: How, mode: str, args: argparse.Namespace) -> tuple[
     """
     found, halved = list[float](), 0
     began = time.perf_counter()
-    with closing(LocalExecutor(args.threads)) as executor, precision(mode, args.device):
-        records = world.play(ready, executor, how, args.warmup + args.rounds, args.device)
+    with closing(LocalExecutor(args.threads)) as executor, fresh_settings():
+        rounds = args.warmup + args.rounds
+        records = world.play(ready, executor, how, rounds, args.device, gpu=MODES[mode])
         while True:
             limit.synchronise(args.device)
             started = time.perf_counter()
@@ -101,15 +103,15 @@ def cell(base: Case, case: Case, inner: str, mode: str, args: argparse.Namespace
 
 
 def _about(case: Case, inner: str, mode: str) -> dict[str, Any]:
-    return {"precision": mode, "case": case.name, "inner": inner, "cohort": case.cohort, "steps": case.steps}
+    return {"mode": mode, "case": case.name, "inner": inner, "cohort": case.cohort, "steps": case.steps}
 
 
 def measured(args: argparse.Namespace, limits: Mapping[str, float]) -> Iterator[dict[str, Any]]:
     """Measure all cells, small cohorts first; one that would take longer than the budget, going by the one before, is left out.
 
-    ``limits`` has what large products reach by precision.
+    ``limits`` has what large products reach by mode.
     """
-    for mode, named in itertools.product(args.precision, command.cases(args.case, NAMES)):
+    for mode, named in itertools.product(args.mode, command.cases(args.case, NAMES)):
         base = SCALES[args.scale].of(named)
         serial = None  # its rate
         for inner in args.inner or INNERS:
@@ -139,7 +141,7 @@ def show(found: list[dict[str, Any]], title: str) -> None:
     """Print the table, and which of the ratios that must be are."""
     columns = [
         "case",
-        "precision",
+        "mode",
         "inner",
         "cohort",
         "block",
@@ -150,7 +152,7 @@ def show(found: list[dict[str, Any]], title: str) -> None:
     ]
     rows = [
         [
-            *(r["case"], r["precision"], r["inner"], f"{r['cohort']:,}", str(r.get("block_size", "-"))),
+            *(r["case"], r["mode"], r["inner"], f"{r['cohort']:,}", str(r.get("block_size", "-"))),
             *(r.get("seconds_per_round", "-"), r.get("client_updates_per_s", "-")),
             *(f"{r['share']:.1%}" if "share" in r else "-", r.get("ratio", "-")),
             *(r["peak_bytes"] / 1e6 if "peak_bytes" in r else "-", r["note"]),
@@ -173,6 +175,6 @@ def musts(found: list[dict[str, Any]]) -> list[str]:
                 met = "met" if best["ratio"] >= must else "missed"
                 lines.append(
                     f"{case}, cohort {cohort:,}: {best['ratio']:.1f} times serial, {best['inner']} in "
-                    f"{best['precision']} (must be {must:.0f}: {met})"
+                    f"{best['mode']} (must be {must:.0f}: {met})"
                 )
     return lines

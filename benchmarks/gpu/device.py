@@ -1,36 +1,23 @@
-"""A device to measure on: what precision it computes in, and when its memory is at an end."""
+"""A device to measure on: how it computes, and when its memory is at an end."""
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 
 import torch
 
 from benchmarks import limit
+from fedfleet.simulator.ambient import Gpu, fresh_settings
 
-PRECISIONS = ("float32", "tf32", "bf16")
-
-
-@contextmanager
-def precision(name: str, device: str) -> Iterator[None]:
-    """Allow TF32 or not, or have products and convolutions in bfloat16, for as long as this lasts."""
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = name == "tf32"
-    try:
-        with torch.autocast(device, torch.bfloat16, cache_enabled=False) if name == "bf16" else nullcontext():
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+MODES = {"float32": Gpu(), "tf32": Gpu(tf32=True), "any": Gpu(deterministic=False, tf32=True)}
+"""How it computes: "any" takes algorithms that give other bits each time as well."""
 
 
 def reached(mode: str, device: str) -> float:
-    """Return the floating-point operations a second of large products in a precision."""
-    with precision(mode, device):
+    """Return the floating-point operations a second of large products."""
+    with fresh_settings():
+        MODES[mode].take(device)
         return limit.reached(device, limit.WIDE[device])
 
 

@@ -3,16 +3,18 @@
 Nets, clients, cohorts, batches, epochs and rounds are theirs; examples are tensors of the right shapes without meaning, so that
 nothing is downloaded, and nothing is evaluated, or changed on its way into a batch. Where a budget ends before all rounds are
 done, the rest is reckoned from those that were, and said. The arithmetic of a job, forward and backward, over its time is set
-beside what large products of the same precision reach on the same device in the same run. Where pfl-research can be installed,
+beside what large products in the same mode reach on the same device in the same run. Where pfl-research can be installed,
 its own job runs on the device, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from statistics import median
 from typing import Any, NamedTuple
@@ -22,15 +24,16 @@ from torch import Tensor, nn
 
 from benchmarks import command, limit, world
 from benchmarks.command import say
-from benchmarks.gpu.device import emptied, precision, why
+from benchmarks.gpu.device import MODES, emptied, why
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers.environments import Failure
 from benchmarks.peers.workload import Case, cnn
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config import rules
-from fedfleet.simulator.algorithm import Problem
-from fedfleet.simulator.block.block import Setup
+from fedfleet.simulator.algorithm import Algorithm, Problem, Task
+from fedfleet.simulator.ambient import fresh_settings
+from fedfleet.simulator.block.block import Setup, phases_of
 from fedfleet.simulator.driver.probe import probe
 from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.driver.simulate import simulate
@@ -41,6 +44,7 @@ from fedfleet.tasks.module import from_module
 
 SEQUENCE, WORDS = 20, 10_000
 PFL_ROUNDS = 10
+FEW_STEPS = 10  # local steps from which a long round is reckoned
 
 
 class Job(NamedTuple):
@@ -181,36 +185,60 @@ def population(job: Job) -> InMemoryPopulation:
     return found if job.clients == owners else world.enlarged(found, job.clients)
 
 
+def built(job: Job, task: Task, **other: Any) -> Algorithm:
+    """Return a job's algorithm, with ``other`` options."""
+    entry = ALGORITHMS[job.algorithm]
+    return entry.build(entry.options(**{**job.options, **other}), task, CohortOptions(invite=job.cohort))
+
+
 def flop(job: Job) -> float:
     """Return the floating-point operations of an example, forward and backward."""
     return limit.flop(job.net(), examples(job, 2)["x"])
 
 
-def measure(name: str, job: Job, mode: str, peak: float, args: argparse.Namespace) -> dict[str, Any]:
-    """Return seconds of a job; ``peak`` is what large products reach, in floating-point operations a second."""
-    task = from_module(job.net, loss=job.loss)
-    entry, people = ALGORITHMS[job.algorithm], population(job)
-    algorithm = entry.build(entry.options(**job.options), task, CohortOptions(invite=job.cohort))
-    z = task.init(0)
+def measure(job: Job, mode: str, peak: float, args: argparse.Namespace) -> dict[str, Any]:
+    """Return seconds of a job; ``peak`` is what large products reach, in floating-point operations a second.
+
+    A job of which one round would take longer than the budget is reckoned from a few local steps.
+    """
+    task, people = from_module(job.net, loss=job.loss), population(job)
+    algorithm, z = built(job, task), task.init(0)
     problem = Problem(people.size, float(job.samples), people.num_examples)
     learned = probe(algorithm, z, problem, Setup.of(algorithm, task, people, "factored"))
     how = world.How(rules.inner(z, learned, args.device), rules.block_size(job.cohort, z, learned, args.device))
-    setup = Setup.of(algorithm, task, people, how.inner, device=args.device)
-    seconds, trained, began = list[float](), 0, time.perf_counter()
-    with closing(LocalExecutor(args.threads)) as executor, precision(mode, args.device):
-        executor.start(setup)
-        conditions = Conditions(seed=0, block_size=how.block_size)
-        records = simulate(algorithm, z, problem, conditions, executor, job.rounds)
-        while len(seconds) < job.rounds and (not seconds or time.perf_counter() - began < args.budget):
-            limit.synchronise(args.device)
-            started = time.perf_counter()
-            (record,) = islice(records, 1)
-            limit.synchronise(args.device)
-            seconds.append(time.perf_counter() - started)
-            trained += sum(p.counts["heard"] + p.counts["merged_stale"] for p in record.phases)
-    settled = seconds[len(seconds) // 3 :]
+    setup = Setup.of(algorithm, task, people, how.inner, device=args.device, gpu=MODES[mode])
+    conditions = Conditions(seed=0, block_size=how.block_size)
     an_update = flop(job) * job.samples * (job.options.get("epochs") or 1)
+
+    def play(algorithm: Algorithm, rounds: int, budget: float) -> tuple[list[float], int]:
+        """Return the seconds of each round until the budget is spent, and how many clients were trained."""
+        seconds, trained, began = list[float](), 0, time.perf_counter()
+        with closing(LocalExecutor(args.threads)) as executor, fresh_settings():
+            executor.start(replace(setup, phases=phases_of(algorithm)))
+            records = simulate(algorithm, z, problem, conditions, executor, rounds)
+            while len(seconds) < rounds and (not seconds or time.perf_counter() - began < budget):
+                limit.synchronise(args.device)
+                started = time.perf_counter()
+                (record,) = islice(records, 1)
+                limit.synchronise(args.device)
+                seconds.append(time.perf_counter() - started)
+                trained += sum(p.counts["heard"] + p.counts["merged_stale"] for p in record.phases)
+        return seconds, trained
+
+    steps = job.options["epochs"] * -(-job.samples // job.options["batch_size"])
+    if steps > FEW_STEPS:
+        (_, short), _ = play(built(job, task, epochs=None, steps=FEW_STEPS), 2, math.inf)
+        if (a_round := short * steps / FEW_STEPS) > args.budget:
+            rate = job.cohort / a_round
+            return {
+                **{"inner": how.inner, "block_size": how.block_size, "rounds": 0, "seconds": a_round * job.rounds},
+                **{"client_updates_per_s": rate, "flop": an_update * job.cohort * job.rounds},
+                **{"share": rate * an_update / peak, "note": f"reckoned from {FEW_STEPS} of a round's {steps:,} steps"},
+            }
+    seconds, trained = play(algorithm, job.rounds, args.budget)
+    settled = seconds[len(seconds) // 3 :]
     return {
+        "note": "",
         "inner": how.inner,
         "block_size": how.block_size,
         "rounds": len(seconds),
@@ -222,31 +250,32 @@ def measure(name: str, job: Job, mode: str, peak: float, args: argparse.Namespac
 
 
 def measured(args: argparse.Namespace, limits: Mapping[str, float]) -> Iterator[dict[str, Any]]:
-    """Measure all jobs in each precision; "note" says why one has no time.
+    """Measure all jobs in each mode; "note" says why one has no time.
 
-    ``limits`` has what large products reach by precision.
+    ``limits`` has what large products reach by mode.
     """
     for name, job in JOBS.items():
         job = reduced(job) if args.scale == "small" else job
-        for mode in args.precision:
-            about = {"job": name, "precision": mode, "of": job.rounds, "must_s": job.must_s, "aim_s": job.aim_s}
+        for mode in args.mode:
+            about = {"job": name, "mode": mode, "of": job.rounds, "must_s": job.must_s, "aim_s": job.aim_s}
             about |= {"published": job.published}
             say(f"{name}, {mode}: {job.rounds:,} rounds")
             emptied(args.device)
             try:
-                yield about | measure(name, job, mode, limits[mode], args) | {"note": ""}
+                yield about | measure(job, mode, limits[mode], args)
             except (RuntimeError, FedfleetError) as e:
                 yield about | {"note": why(e)}
 
 
 def pfl(args: argparse.Namespace) -> dict[str, Any]:
-    """Let pfl-research do its job with two processes on the device; "note" says why there is no rate."""
+    """Let pfl-research do its job on the device, one process a GPU; "note" says why there is no rate."""
     job = reduced(JOBS["pfl_cifar10"]) if args.scale == "small" else JOBS["pfl_cifar10"]
     shape = (3, 32, 32)
     case = Case("pfl_cifar10", "cnn", shape, job.clients, job.cohort, job.samples, rounds=PFL_ROUNDS, warmup=PFL_ROUNDS)
-    say("pfl_cifar10 by pfl-research, two processes")
+    processes = torch.cuda.device_count() if args.device == "cuda" else peers.WORKERS
+    say(f"pfl_cifar10 by pfl-research, processes: {processes}")
     try:
-        return {"job": "pfl_cifar10", **peers.pfl(case, args), "note": ""}
+        return {"job": "pfl_cifar10", **peers.pfl(case, args, processes), "note": ""}
     except Failure as e:
         return {"job": "pfl_cifar10", "note": str(e)}
 
@@ -255,7 +284,7 @@ def show(found: list[dict[str, Any]], peer: dict[str, Any] | None) -> None:
     """Print the table, and how many times as fast as the peer its job is here."""
     columns = [
         "job",
-        "precision",
+        "mode",
         "inner",
         "rounds",
         "seconds",
@@ -267,7 +296,7 @@ def show(found: list[dict[str, Any]], peer: dict[str, Any] | None) -> None:
     ]
     rows = [
         [
-            *(r["job"], r["precision"], r.get("inner", "-"), f"{r.get('rounds', 0):,} of {r['of']:,}"),
+            *(r["job"], r["mode"], r.get("inner", "-"), f"{r.get('rounds', 0):,} of {r['of']:,}"),
             *(r.get("seconds", "-"), r["must_s"], r["aim_s"] or "-", r.get("client_updates_per_s", "-")),
             *(f"{r['share']:.1%}" if "share" in r else "-", r["note"] or r["published"]),
         ]
@@ -283,4 +312,4 @@ def show(found: list[dict[str, Any]], peer: dict[str, Any] | None) -> None:
     for r in found:
         if r["job"] == peer["job"] and "client_updates_per_s" in r:
             times = r["client_updates_per_s"] / theirs
-            print(f"{r['job']}, {r['precision']}: {times:.1f} times {peer['version']} on this device (must be 10)")
+            print(f"{r['job']}, {r['mode']}: {times:.1f} times {peer['version']} on this device (must be 10)")

@@ -49,10 +49,10 @@ def module(name: str, *options: str) -> Callable[[Case, argparse.Namespace], Run
     return run
 
 
-def pfl(case: Case, args: argparse.Namespace) -> Run:
-    """Run a case on pfl-research with two processes."""
+def pfl(case: Case, args: argparse.Namespace, processes: int = WORKERS) -> Run:
+    """Run a case on pfl-research with so many processes: of those that share their results by NCCL, a GPU holds one."""
     programs = ready(args.envs, "pfl")
-    launch = [str(programs / "torchrun"), "--standalone", f"--nproc_per_node={WORKERS}"]
+    launch = [str(programs / "torchrun"), "--standalone", f"--nproc_per_node={processes}"]
     job = ask(case, case.rounds, case.warmup)
     return peer(case, execute([*launch, str(SCRIPTS / "pfl_loop.py"), job], args.limit))
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedfleet.simulator.algorithm import Algorithm, Task
+from fedfleet.simulator.ambient import EXACT, Gpu
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.combination import multiplied_out
@@ -24,7 +25,7 @@ from fedfleet.simulator.block.faults import LOWER, AtFault, Dropped, NotFinite, 
 from fedfleet.simulator.block.purity import KEYS, Held, Impure, Purity
 from fedfleet.simulator.block.task import BlockResult, BlockTask, joined, without
 from fedfleet.simulator.block.uploads import put_down
-from fedfleet.simulator.errors import ClientError, one_line, traced
+from fedfleet.simulator.errors import INEXACT, ClientError, one_line, traced
 from fedfleet.simulator.population import Population, gather
 from fedfleet.simulator.work import Batch, Message, Objective, Phase
 
@@ -44,6 +45,7 @@ class Setup:
         evaluation: split -> data (rows, ...) for evaluating a model on the server's side.
         inner: "serial", "batched" or "factored".
         device: "cpu" or "cuda".
+        gpu: how a process computes there.
         notes: what this process has found out about factoring.
         captures: the kinds of blocks that this process has captured.
         held: the tensors that phases, objectives and functions hold, which nothing may write into.
@@ -60,6 +62,7 @@ class Setup:
     evaluation: Mapping[str, Mapping[str, Tensor]]
     inner: str
     device: str = "cpu"
+    gpu: Gpu = EXACT
     notes: Notes = field(default_factory=Notes)
     captures: Captures = field(default_factory=Captures)
     held: Held = field(default_factory=Held)
@@ -91,7 +94,8 @@ class Setup:
         return {} if self.reads is None else dict(self.reads(self.population))
 
     def placed(self) -> Setup:
-        """Return the setup with the clients' data on the device, as a worker keeps it."""
+        """Compute as the setup says from now on, and return it with the clients' data on the device, as a worker keeps it."""
+        self.gpu.take(self.device)
         device = torch.device(self.device)
         return replace(self, population=self.population.to(device), root=self.root and self.root.to(device))
 
@@ -296,7 +300,7 @@ def _serial(program: ClientProgram, task: BlockTask) -> tuple[Tensor, ...]:
             raise
         except Exception as e:
             error = ClientError.at(client, task.phase, program.where, e)
-            if task.faults.on_client_error == "fail":
+            if task.faults.on_client_error == "fail" or INEXACT in str(e):
                 raise error from e
             why = one_line(f"{program.where}: {type(e).__name__}: {e}")
             dropped.append(Dropped(row, client, why, bit_exact=False, traceback=traced(e)))

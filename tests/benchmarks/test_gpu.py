@@ -31,9 +31,9 @@ def test_without_a_cuda_device_one_line_says_so(monkeypatch, capsys):
 def test_the_table_of_a_device_is_made_unattended(capsys, tmp_path):
     precisions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     found = measured(tmp_path, "--part", "cells")
-    assert [(c["precision"], c["case"], c["inner"], c["cohort"]) for c in found["cells"]] == [
+    assert [(c["mode"], c["case"], c["inner"], c["cohort"]) for c in found["cells"]] == [
         (mode, name, inner, cohort)
-        for mode in cells.SMALL.precisions
+        for mode in cells.SMALL.modes
         for name in cells.NAMES
         for inner in cells.INNERS
         for cohort in cells.SMALL.cohorts
@@ -50,7 +50,7 @@ def test_the_table_of_a_device_is_made_unattended(capsys, tmp_path):
 
 def test_ratios_that_must_be_are_told_of_the_fastest_way():
     cell = lambda inner, ratio, cohort=1000: {  # noqa: E731
-        **{"case": "mlp", "precision": "tf32", "inner": inner, "cohort": cohort, "ratio": ratio}
+        **{"case": "mlp", "mode": "tf32", "inner": inner, "cohort": cohort, "ratio": ratio}
     }
     (line,) = cells.musts([cell("batched", 29.0), cell("factored", 30.0), cell("factored", 99.0, 10)])
     assert line == "mlp, cohort 1,000: 30.0 times serial, factored in tf32 (must be 30: met)"
@@ -62,7 +62,7 @@ def test_ratios_that_must_be_are_told_of_the_fastest_way():
 def test_published_jobs_are_tried_at_a_small_scale(tmp_path, capsys, monkeypatch):
     asked = []
 
-    def pfl(case, args):
+    def pfl(case, args, processes):
         asked.append(case)
         return {"client_updates_per_s": 2.0, "version": "pfl 1"}
 
@@ -82,8 +82,19 @@ def test_published_jobs_are_tried_at_a_small_scale(tmp_path, capsys, monkeypatch
     assert f"pfl_cifar10, float32: {ours / 2:.1f} times pfl 1 on this device (must be 10)" in shown
 
 
+def test_a_long_round_is_reckoned_from_a_few_steps(monkeypatch):
+    args = gpu.arguments().parse_args([*SMALL, "--budget", "1e-9"])
+    job = jobs.reduced(jobs.JOBS["pfl_cifar10"])
+    long = job._replace(options={**job.options, "epochs": 50})
+    found = jobs.measure(long, "float32", 1.0, args)
+    assert found["rounds"] == 0
+    assert found["note"] == "reckoned from 10 of a round's 100 steps"
+    assert found["seconds"] == pytest.approx(long.rounds * long.cohort / found["client_updates_per_s"])
+    assert found["share"] == pytest.approx(found["flop"] / found["seconds"])
+
+
 def test_a_peer_that_is_not_there_is_told(monkeypatch, capsys):
-    def pfl(case, args):
+    def pfl(case, args, processes):
         raise Failure("not installed: no network")
 
     monkeypatch.setattr(jobs.peers, "pfl", pfl)
@@ -133,7 +144,7 @@ def test_a_job_for_which_the_memory_is_too_small_says_so(monkeypatch):
         raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
 
     monkeypatch.setattr(jobs, "measure", measure)
-    args = gpu.arguments().parse_args([*SMALL, "--precision", "float32"])
+    args = gpu.arguments().parse_args([*SMALL, "--mode", "float32"])
     found = list(jobs.measured(args, {"float32": 1.0}))
     assert {r["note"] for r in found} == {"out of memory"}
     assert device.why(RuntimeError("a\nb")) == "a b"

@@ -41,6 +41,10 @@ class Executor(Options):
     """Let clients that answer too late work all the same, and throw the result away, as a real federation does."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda if ``gpus_per_actor`` is above 0."""
+    deterministic: bool = True
+    """On a GPU, compute with the same bits each time; false allows faster algorithms, and the run says ``bit_exact: false``."""
+    tf32: bool = False
+    """On a GPU, let products and convolutions of float32 round what they multiply to TF32, which is faster."""
     address: str | None = None
     """Address of a running Ray cluster; a private one is started on loopback if not given."""
     allow_differences: bool = False

@@ -129,7 +129,18 @@ def _check_executor(config: Config) -> None:
                 f"be fractional)"
             )
     if device(config) == "cpu":
+        if not e.deterministic or e.tf32:
+            what = "tf32=True" if e.tf32 else "deterministic=False"
+            raise ConfigError(f"executor.{what}: it is of a GPU: set executor.gpus_per_actor, or leave it out")
+        if e.gpus_per_actor:
+            raise ConfigError(
+                f"executor.gpus_per_actor={e.gpus_per_actor:g}: with executor.device=cpu nothing is computed on them: leave one out"
+            )
         return
+    if e.kind == "ray" and not e.gpus_per_actor:
+        raise ConfigError(
+            "executor.device=cuda: actors on Ray see no GPU without executor.gpus_per_actor: give it, or set executor.kind=local"
+        )
     if gpus() == 0 or e.gpus_per_actor > gpus():
         by_key = e.gpus_per_actor > 0
         key, value = ("gpus_per_actor", f"{e.gpus_per_actor:g}") if by_key else ("device", e.device)
@@ -198,7 +209,7 @@ def resolved(config: Config, cohort: int, phases: int, z: Tree, notes: Callable[
         asks = e.of_ray or config.faults.client_timeout_s is not None
         blocks = phases * math.ceil(cohort / size)
         small = without_ray() is not None or rules.small(config.rounds, cohort, blocks, z, notes)
-        kind = "local" if not asks and small else "ray"
+        kind = "local" if not asks and (small or where == "cuda") else "ray"  # actors are given a GPU by name
         if asks:
             check_ray("executor.kind='auto'")
     found = {"kind": kind, "device": where, "inner": inner, "block_size": size, "actors": actors(config)}

@@ -43,7 +43,7 @@ from fedfleet.experiments.provenance import differences, same
 from fedfleet.experiments.tracked import check_callbacks
 from fedfleet.experiments.vectors import Vectors
 from fedfleet.simulator.algorithm import Algorithm, Personal, Task
-from fedfleet.simulator.ambient import fresh_settings
+from fedfleet.simulator.ambient import Gpu, fresh_settings
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.arithmetic.tree import Tree
@@ -326,6 +326,7 @@ class Prepared:
             e.inner,
             evaluation={**self.evaluation, **self.final},
             device=e.device,
+            gpu=Gpu(e.deterministic, e.tf32),
             reads=own.read_by_workers,
             root=self.root,
             captures=Captures(compiles=e.capture == "compiled")
@@ -380,7 +381,7 @@ class Prepared:
             faults=Faults(**self.config.faults.model_dump()),
             bytes_up=self.costs.bytes_up,
             flop=self.costs.flop,
-            device=torch.device("cuda") if self.config.executor.device == "cuda" else None,
+            device=torch.device("cuda") if self.config.executor.device == "cuda" and resolve.gpus() else None,
         )
 
     @property

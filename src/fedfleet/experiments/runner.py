@@ -104,9 +104,13 @@ class Runner:
         try:
             self.told.say(f"starting: {describe(self.x)}")
             self.scorer = self.x.prepare(self.told.say)
-            executor.start(self.x.setup())
+            setup = self.x.setup()
+            setup.gpu.take(setup.device)  # the server's own work
+            executor.start(setup)
             if self.x.config.executor.capture == "compiled":
                 self.folder.log([{"round": self.at.index, "event": "compiled", "bit_exact": False}])
+            if not setup.gpu.deterministic:
+                self.folder.log([{"round": self.at.index, "event": "not_deterministic", "bit_exact": False}])
             status = self._rounds(executor)
             self.of_last = self._measure_last(executor)
         except (KeyboardInterrupt, SystemExit):

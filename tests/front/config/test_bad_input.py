@@ -41,6 +41,7 @@ KEYS = [
     "task.model=lenet", "task.model=resnet", "task.hidden=[1000000000000]", "task.hidden=[0]", "task.name=classification",
     "executor.capture=fast", "cohort.partial_work=true", "population.partition=by_domain", "executor.cpus_per_actor=1000",
     "executor.gpus_per_actor=1000", "executor.gpus_per_actor=1.5", "executor.address=127.0.0.1:1", "algorithm.alpha=5.0",
+    "executor.tf32=true", "executor.deterministic=false", "executor.device=cuda",
     "executor.address=ray://127.0.0.1:10001", "executor.address=nonsense", "population.partition={kind: dirichlet, min_size: 99}",
     "population.partition={kind: dirichlet, alpha: 1e-4, min_size: 0}", "compare={A: {}, B: {cohort.invite: 99}}",
     "compare={A b: {}, A-b: {}}", "compare={A: {seeds: [1, 2]}}", "rounds={", "..=1",
@@ -201,6 +202,10 @@ def test_actors_share_cpus_and_gpus_as_ray_does(monkeypatch, command, config):
     for executor in ({"actors": 3, "gpus_per_actor": 0.6}, {"actors": 2, "gpus_per_actor": 2}):
         with pytest.raises(ConfigError, match=r"executor\.actors"):
             resolve.check_early(load({"executor": executor}))
+    for executor in ({"kind": "ray", "device": "cuda"}, {"device": "cpu", "gpus_per_actor": 1}):
+        with pytest.raises(ConfigError, match=r"executor\.(device=cuda|gpus_per_actor=1):"):
+            resolve.check_early(load({"executor": executor}))
+    resolve.check_early(load({"executor": {"device": "cuda", "tf32": True, "deterministic": False}}))
     assert resolve.actors(load({"executor.gpus_per_actor": 0.3})) == 6
     assert resolve.actors(load({})) == 8
 

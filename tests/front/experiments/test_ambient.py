@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import fedfleet
+from fedfleet.simulator.ambient import EXACT, Gpu, fresh_settings
 from fedfleet.tasks import from_module
 
 CONFIG = {
@@ -69,3 +70,21 @@ def test_a_run_is_the_same_whatever_surrounds_it(subtests, tmp_path):
         longer = fedfleet.resume(run.folder, {"rounds": 2}, task=from_module(make))
     whole = fedfleet.run(CONFIG, {"rounds": 2}, task=from_module(make), out=tmp_path / "whole")
     assert (longer.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+
+
+def test_what_a_gpu_is_told_goes_with_the_run(monkeypatch):
+    """No GPU is needed: the settings are the process's."""
+    before = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    cudnn = torch.backends.cudnn.allow_tf32
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    for gpu in (EXACT, Gpu(deterministic=False, tf32=True)):
+        with fresh_settings():
+            gpu.take("cuda")
+            assert torch.are_deterministic_algorithms_enabled() == gpu.deterministic
+            assert torch.get_float32_matmul_precision() == ("high" if gpu.tf32 else "highest")
+            assert torch.backends.cudnn.allow_tf32 == gpu.tf32
+        assert (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()) == before
+        assert torch.backends.cudnn.allow_tf32 == cudnn
+    with fresh_settings():
+        EXACT.take("cpu")
+        assert not torch.are_deterministic_algorithms_enabled()

@@ -6,6 +6,9 @@ CPU, so that subclasses of them (the factored executor's), ``vmap`` and captures
 own cannot be one of theirs. What Python makes is on the CPU unless it names the device. What torch's own C++ makes in passing is
 on neither: it goes by the device that it sees, where all is on the CPU, and on a GPU would go by the GPU.
 
+Where there is a GPU, the tests run on it instead: ``DEVICE`` is that, ``placed`` changes nothing, and the device in name only is
+held to what the GPU refuses and does.
+
 As on a GPU, a number on the CPU may take part in arithmetic, indices may come from the CPU, and copies go either way. A mode sees
 one thread, so that ``Stored``, which computes in several, is made to use this one.
 """
@@ -27,7 +30,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedfleet.simulator.arithmetic import stored
 
-DEVICE, CPU = torch.device("fpga", 0), torch.device("cpu")
+REAL = torch.cuda.is_available()
+DEVICE, CPU = torch.device("cuda" if REAL else "fpga", 0), torch.device("cpu")
 PASSED_ON = torch.device("cpu", 0)
 """What operations are told instead of the device: the CPU as nobody else calls it, so that a captured one still says it."""
 FORGET_AT = 1 << 15  # storages on record, before those that are gone are taken off it
@@ -44,8 +48,11 @@ FILLED = {aten.masked_fill, aten.masked_fill_, aten.fill, aten.fill_}
 OF_ONE_DEVICE = {aten.lerp, aten.lerp_}  # though they go number by number
 
 
-class TwoDevices(RuntimeError):
+class Strangers(RuntimeError):
     """Tensors of two devices in one operation."""
+
+
+TwoDevices = RuntimeError if REAL else Strangers
 
 
 class Place(Enum):
@@ -95,7 +102,16 @@ def _tensors(x: Any) -> list[Tensor]:
 
 def on_device(t: Tensor) -> bool:
     """Say whether a tensor is on the device."""
-    return record.of(t) is Place.DEVICE
+    return t.is_cuda if REAL else record.of(t) is Place.DEVICE
+
+
+class Allocations:
+    """Of a GPU; ``seen`` counts them."""
+
+    @property
+    def seen(self) -> int:
+        """How many tensors were made there."""
+        return torch.cuda.memory_stats().get("allocation.all.allocated", 0)
 
 
 class Watch(TorchDispatchMode):
@@ -112,7 +128,7 @@ class Watch(TorchDispatchMode):
             strangers = [t for t, place in zip(tensors, places, strict=True) if place is Place.CPU]
             if not _allowed(function, args, strangers):
                 shapes = ", ".join(str(tuple(t.shape)) for t in strangers)
-                raise TwoDevices(f"tensors of two devices in {function}: on the CPU are those of shape {shapes}")
+                raise Strangers(f"tensors of two devices in {function}: on the CPU are those of shape {shapes}")
         if kwargs.get("device") in (DEVICE, PASSED_ON):
             kwargs["device"], here = PASSED_ON, True
         given = {_address(t) for t in tensors}
@@ -185,8 +201,12 @@ class Here(Executor):
 
 
 @contextmanager
-def placed() -> Iterator[Watch]:
+def placed() -> Iterator[Watch | Allocations]:
     """Have the device for as long as this lasts."""
+    if REAL:
+        torch.cuda.reset_accumulated_memory_stats()
+        yield Allocations()
+        return
     of_tensors = {
         "device": property(_device),
         "is_cuda": property(on_device),

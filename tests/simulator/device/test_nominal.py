@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.simulator.device.nominal import DEVICE, TwoDevices, placed
+from tests.simulator.device.nominal import DEVICE, REAL, TwoDevices, placed
 
 REFUSED = {
     "vectors": lambda x: x + torch.ones(3),
@@ -71,6 +71,7 @@ def test_its_tensors_are_none_of_numpys():
         brought().numpy()
 
 
+@pytest.mark.skipif(REAL, reason="the device is a GPU")
 def test_nothing_of_it_stays():
     with placed():
         x = brought()
