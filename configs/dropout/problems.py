@@ -76,7 +76,7 @@ class Solved:
 
     def __init__(self, solve: Callable[[np.ndarray], np.ndarray], clients: int, chances: Sequence[float] | None):
         """`chances` has a number for each label, dealt to clients as by ``ByLabel``; without them `bias` is not told."""
-        self.saddle, self.biased = solve(np.full(clients, 1 / clients)), None
+        self.solve, self.saddle, self.biased = solve, solve(np.full(clients, 1 / clients)), None
         if chances is not None:
             label = np.arange(clients) * len(chances) // clients
             self.biased = solve(weights_of_mean(np.array(chances)[label].tolist()))
@@ -265,7 +265,8 @@ class SoftmaxRidge(Solved):
         return torch.cat([leaf.detach().flatten() for leaf in leaves]).numpy()
 
     def metrics(self, outputs: Tensor, data: Mapping[str, Tensor]) -> dict[str, float]:
-        """Return the accuracy, and that on the class that is classified worst."""
+        """Return the mean loss without the ridge, the accuracy, and that on the class that is classified worst."""
         right, y = (outputs.argmax(1) == data["y"]).double(), data["y"]
         worst = min(float(right[y == c].mean()) for c in y.unique())
-        return {"accuracy": float(right.mean()), "worst_class_score": worst}
+        loss = float(cross_entropy(outputs.double(), data["y"]))
+        return {"accuracy": float(right.mean()), "worst_class_score": worst, "loss": loss}

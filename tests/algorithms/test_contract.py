@@ -54,7 +54,6 @@ def check_equal(one: History, other: History) -> None:
 class TestContract:
     """A run is one client after the other, in double precision, with rates that fall, unless it says otherwise."""
 
-    @pytest.mark.quick
     def test_batched_is_serial(self, name):
         """Also where blocks have other sizes and are filled up otherwise."""
         serial = history(name, How())

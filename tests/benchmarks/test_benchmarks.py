@@ -15,6 +15,7 @@ from benchmarks import (
     adaptation,
     blocks,
     cases,
+    corrections,
     disk,
     domain_gap,
     dropout,
@@ -188,6 +189,12 @@ def test_rounds_in_which_clients_drop_out_are_measured_beside_others(monkeypatch
     sizes = dropout.population(TINY).offsets.diff()
     assert len(sizes) == 12
     assert 10 <= int(sizes.min()) < 100 < int(sizes.max()) <= 1000
+
+
+def test_corrections_for_dropout_are_measured_beside_none(beside):
+    found = beside(corrections, 2, lambda found: f"{found['over']['mifa']['median']:.2f} times")
+    assert tuple(found["ms"]) == corrections.CORRECTIONS
+    assert tuple(found["over"]) == corrections.CORRECTIONS[1:]
 
 
 def test_hiding_examples_is_measured_beside_not_hiding_them_and_beside_opacus_where_it_is(beside):

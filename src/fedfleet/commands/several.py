@@ -48,10 +48,12 @@ def study(
         return
     with interruptible("the same command goes on"):
         tables = studying.run(prepared, out, shown, jobs)
-    from fedfleet.report.study_page import finals
+    from fedfleet.report.study_page import finals, gets_back
 
     head, rows = finals(tables)
     wide().print(table(head, rows))
+    for line in gets_back(tables):
+        typer.echo(line)
     typer.echo(f"{out}: {len(tables.study)} trials")
 
 

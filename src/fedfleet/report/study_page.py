@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,9 +12,10 @@ import pandas as pd
 from fedfleet.report.groups import versions
 from fedfleet.report.settings import settings
 from fedfleet.report.sheet import Grid, blocks, fill, write
-from fedfleet.report.significance import LEVEL, Difference, Ranks, difference, holm
+from fedfleet.report.significance import LEVEL, Difference, Ranks, difference, holm, recovery
 from fedfleet.report.study_tables import DONE, SENT, Frame, Tables, combinations, paired, ranks
 from fedfleet.report.words import MISSING, count, joined, mean_sd, number, quantity, share
+from fedfleet.simulator.driver.evaluation import less_is_better
 
 NAMED = 12  # points that a sentence names at most; the table has them all
 
@@ -75,6 +76,54 @@ def _told(tables: Tables) -> Iterator[str]:
         if np.isfinite(ends).all():
             at = f"{number(ends[0])} at {key} = {_text(first)}, {number(ends[1])} at {_text(last)}"
             yield f"{label}: mean final {metric} {at}."
+    yield from gets_back(tables)
+
+
+class Recovered(NamedTuple):
+    """What a value of the first key costs the first label, and the share each other label gets back; NaN where no cost is clear."""
+
+    point: Mapping[str, Any]
+    cost: Difference
+    of: Mapping[str, float]
+
+
+def recovered(tables: Tables) -> list[Recovered]:
+    """Return it for every value of the first key but the first, which stands for no cost, at every point of the others."""
+    key, *others = tables.varied
+    base, *values = tables.varied[key]
+    first, *labels = tables.labels
+    column, found = f"final/{tables.metrics[0]}", []
+    sign = -1.0 if less_is_better(tables.metrics[0]) else 1.0
+    for point in combinations(tables, others):
+        of = _select(tables.study, point)
+        by = of.set_index(["label", key, "seed"])[column].astype(float) * sign
+        seeds = sorted(set(of["seed"]))
+        at = lambda label, value: np.array([by.get((label, value, seed), np.nan) for seed in seeds])  # noqa: B023, E731
+        for value in values:
+            free, lost = at(first, base), at(first, value)
+            back = {label: recovery(at(label, value), lost, free) for label in labels}
+            found.append(Recovered({key: value, **point}, difference(free - lost), back))
+    return found
+
+
+def gets_back(tables: Tables) -> Iterator[str]:
+    """Say where the first key costs the first label most, and who gets how much of it back."""
+    first, *labels = tables.labels
+    if not labels or not tables.metrics or len(tables.varied[next(iter(tables.varied))]) < 2:
+        return
+    clear = [each for each in recovered(tables) if each.cost.clear and each.cost.mean > 0]
+    if not clear:
+        key = next(iter(tables.varied))
+        yield f"What {key} costs {first} lies within the spread of the seeds, so nobody can be said to get it back."
+        return
+    most = max(clear, key=lambda each: each.cost.mean)
+    where = joined([f"{key} = {_text(value)}" for key, value in most.point.items()])
+    back = {
+        label: most.of[label] for label in sorted(labels, key=lambda one: -most.of[one]) if np.isfinite(most.of[label])
+    }
+    said = joined([f"{label} {_part(part)}" for label, part in list(back.items())[:NAMED]])
+    lost = f"{most.cost.mean:.3f} ± {most.cost.half:.3f} of {tables.metrics[0]}"
+    yield f"{first} loses most at {where}: {lost}. Of that get back: {said}."
 
 
 def never(tables: Tables) -> list[tuple[str, int, int]]:
@@ -140,6 +189,7 @@ def _tables(tables: Tables) -> Iterator[tuple[str, Grid | None]]:
         yield f"Final {metric}", _plane(tables, metric)
     if tables.metrics:
         yield f"What {next(iter(tables.varied))} costs", _costs(tables)
+        yield "Who gets it back", _recovery(tables)
         yield "Labels compared", _compared(tables)
         yield "Labels compared", _interaction(tables)
         yield "Labels ranked", _ranking(tables)
@@ -231,6 +281,26 @@ def _costs(tables: Tables) -> Grid | None:
             found.append([paired(of[of[key] == v], of[of[key] == base], f"final/{metric}") for v in values])
     text = f"Final {metric} less that at {key} = {_text(base)}, {_PAIRED}"
     return Grid(["label", *others, *map(_text, values)], _tested(heads, found), text)
+
+
+def _recovery(tables: Tables) -> Grid | None:
+    """The share of what the first label loses that each other label gets back."""
+    first, *labels = tables.labels
+    if not labels or len(tables.varied[next(iter(tables.varied))]) < 2:
+        return None
+    rows = [
+        [*map(_text, each.point.values()), _cell(each.cost, 1.0), *(_part(each.of[label]) for label in labels)]
+        for each in recovered(tables)
+    ]
+    text = (
+        f"What each label gets back of what {first} loses in final {tables.metrics[0]}: 100 % where it loses nothing. Given where "
+        f"the 95 % interval of the loss leaves out 0."
+    )
+    return Grid([*tables.varied, f"{first} loses", *labels], rows, text)
+
+
+def _part(value: float) -> str:
+    return f"{100 * value:.0f} %" if np.isfinite(value) else MISSING
 
 
 def _compared(tables: Tables) -> Grid | None:

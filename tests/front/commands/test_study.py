@@ -428,4 +428,4 @@ def test_the_command_runs_it_and_tells_how_far_it_is(config, tmp_path, command):
 @pytest.mark.parametrize("name", ["dropout_study", "dropout_study_quick"])
 def test_the_studies_that_come_with_it_are_sound(name):
     path = Path(__file__).parents[3] / "configs" / f"{name}.yaml"
-    assert len(study.plan(load(path)).trials) == (150 if name == "dropout_study" else 90)
+    assert len(study.plan(load(path)).trials) == 150

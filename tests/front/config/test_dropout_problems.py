@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedfleet
 from fedfleet.config import shipped
 from fedfleet.simulator.work import Batch
 
@@ -65,3 +66,18 @@ def test_softmax_regression():
     outputs = task.predict(z, Batch({"x": torch.from_numpy(test_x).double()}, torch.ones(len(test_y))))
     found = task.metrics(outputs, {"y": torch.from_numpy(test_y)})
     assert (found["accuracy"], found["worst_class_score"]) == pytest.approx((0.9597, 0.9024), abs=5e-5)
+
+
+@pytest.mark.slow
+def test_dropout_by_class_costs_the_worst_class_most_and_memory_gets_it_back(tmp_path):
+    """Measured over five seeds: docs/dropout.md."""
+    given = fedfleet.load(shipped.FOLDER / "dropout" / "digits.yaml")
+    by_class = (given.vary or {})["availability"][2]
+    over = {"availability": by_class, "seeds": None, "compare": None, "vary": None, "evaluation.every": 200}
+    lost, found = (
+        fedfleet.run(given, {**over, **more}, out=tmp_path / name).summary["final"]
+        for name, more in (("plain", {}), ("varp", {"algorithm.correction": "fedvarp"}))
+    )
+    assert found["eval/accuracy"] - lost["eval/accuracy"] > 0.01
+    assert found["eval/worst_class_score"] - lost["eval/worst_class_score"] > 0.1
+    assert found["eval/accuracy"] > 0.95

@@ -100,6 +100,14 @@ def test_a_study_says_which_label_dropout_costs_less():
     grid = study_page._interaction(tables)
     assert grid is not None
     assert [row[:2] for row in grid.rows] == [["FedAU", "+0.200 ± 0.000 *"], ["MIFA", "+0.250 ± 0.000 *"]]
+    assert [(each.point, each.of) for each in study_page.recovered(tables)] == [
+        ({"availability.rate": rate}, {"FedAU": pytest.approx(0.8), "MIFA": pytest.approx(1.0)}) for rate in (0.5, 0.1)
+    ]
+    assert list(study_page.gets_back(tables)) == [
+        "FedAvg loses most at availability.rate = 0.1: 0.450 ± 0.000 of accuracy. Of that get back: MIFA 100 % and FedAU 80 %."
+    ]
+    (line,) = study_page.gets_back(study({"MIFA": 0.0, "FedAvg": 0.5}))
+    assert "nobody can be said" in line
     found = study_tables.ranks(tables, "accuracy")
     assert found is not None
     assert found.mean.tolist() == [(2 + 3 + 3) / 3, 2.0, (2 + 1 + 1) / 3]  # level without dropout

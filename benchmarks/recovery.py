@@ -1,0 +1,285 @@
+"""What dropout costs, and which method recovers it: ``python -m benchmarks.recovery digits --out runs/recovery_digits``.
+
+Each method of ``configs/dropout/NAME.yaml`` meets each of its models of availability. Where rates are searched, a run with a seed
+of its own is made of each, and the best by the loss on all clients' training examples is taken, in two ways: "there", for each
+availability; "before", where everybody is online, and then kept. Where it lies at the edge, the grid is longer by one. Then come
+the runs with the configuration's seeds. What they came to is written as Parquet, a row a run, and printed as tables.
+
+``bias`` is the projection of z - z* on z_q - z*, the solution weighted by who was heard: 1 where all of the predicted error is
+there, 0 where none is. ``recovery`` is the share of what dropout costs the first method that another gets back.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from safetensors.numpy import load_file
+
+import fedfleet
+from benchmarks import command
+from benchmarks.command import say
+from fedfleet.commands import study
+from fedfleet.config import shipped
+from fedfleet.config.schema import Config, with_overrides
+from fedfleet.experiments.progress import Progress
+from fedfleet.files import parquet
+from fedfleet.report import tables
+from fedfleet.report.significance import difference, holm, ranked, recovery
+
+SEARCH_SEED = 1000
+TOLD = 0.05  # predicted distance from which a bias is told: below, it is noise over noise
+LAST = 3  # evaluations whose mean is a run's result
+PROTOCOLS = ("there", "before")
+
+
+class Search(NamedTuple):
+    """What is searched for, and what is measured of a task.
+
+    Attributes:
+        key: of the configuration, or None.
+        values: of it.
+        beyond: the next value for each at the edge, tried where that is the best.
+        least: the metric by which one is chosen, the least of it.
+        measures: reported; of those in ``falling`` less is better.
+
+    """
+
+    key: str | None
+    values: Sequence[float]
+    beyond: Mapping[float, float]
+    least: str
+    measures: Sequence[str]
+    falling: Sequence[str] = ()
+
+
+TASKS = {
+    "digits": Search(
+        "algorithm.lr", (0.1, 0.3, 1.0), {0.1: 0.03, 1.0: 3.0}, "train_loss", ("accuracy", "worst_class_score")
+    ),
+    "auc_digits": Search(None, (), {}, "", ("distance", "auc"), ("distance",)),
+    "game": Search(None, (), {}, "", ("distance",), ("distance",)),
+}
+
+
+class Run(NamedTuple):
+    """One to be made: a method, an availability by its number, and the value of what is searched for."""
+
+    method: str
+    online: int
+    value: float | None
+
+    @property
+    def label(self) -> str:
+        """What it is called."""
+        return " ".join(map(str, self))
+
+
+def title(section: Mapping[str, Any]) -> str:
+    """Return what an availability is called in tables."""
+    rates = section.get("rates") or {}
+    return " ".join(filter(None, [str(section["kind"]).rpartition(":")[2], rates.get("kind", "")]))
+
+
+def planned(config: Config, runs: Sequence[Run], seeds: Sequence[int], key: str | None) -> Config:
+    """Return a configuration with a label for each run."""
+    online = config.vary["availability"] if config.vary else []
+    compare = {}
+    for run in runs:
+        own = dict((config.compare or {})[run.method])
+        chosen = {} if run.value is None or key is None else {key: run.value}
+        compare[run.label] = {**own, **chosen, "availability": online[run.online]}
+    return with_overrides(config, {"compare": compare, "vary": None, "seeds": list(seeds)})
+
+
+def made(config: Config, runs: Sequence[Run], seeds: Sequence[int], key: str | None, out: Path, jobs: int) -> Any:
+    """Make the runs that are not there yet, and return a row a run: as ``runs``, the seed and the folder."""
+    plan = study.plan(planned(config, runs, seeds, key), grid=False)
+    progress = Progress()
+    ready = study.prepare(plan, progress)
+    study.check(study.run_trials(ready, out, progress, jobs), plan)
+    of = {run.label: run._asdict() for run in runs}
+    rows = [{**of[t.label], "seed": t.config.seed, "folder": study.folder(out, t)} for t in plan.trials]
+    return pd.DataFrame(rows)
+
+
+def measured(row: Mapping[str, Any], task: Any, measures: Sequence[str]) -> dict[str, float]:
+    """Return what a run came to: means of its last evaluations, its bias, how unequally clients were heard, what was sent."""
+    run = tables.read(Path(row["folder"]))
+    found = {}
+    for name in measures:
+        values = run.rounds[f"eval/{name}"]
+        found[name] = float(np.mean(values[np.isfinite(values)][-LAST:]))
+    clients = run.get("population", "clients")
+    heard = np.zeros(clients)
+    weight = np.zeros(clients)
+    rows = tables.answered(run)
+    first = run.fates["phase"] == run.fates["phase"][0] if "phase" in run.fates else np.ones(len(rows), bool)
+    columns = {name: np.asarray(run.fates[name]).astype(np.int64) for name in ("round", "client")}
+    by_round = pd.DataFrame(columns)[np.asarray(rows & first, dtype=bool)]
+    for _, each in by_round.groupby("round")["client"]:
+        weight[each.to_numpy()] += 1 / len(each)
+        heard[each.to_numpy()] += 1
+    found["gini"] = tables.gini(heard[heard > 0], clients)
+    found["never_heard"] = float((heard == 0).mean())
+    found["bytes"] = (run.total("bytes_up") or 0.0) + (run.total("bytes_down") or 0.0)
+    wrong = task.solve(weight / weight.sum()) - task.saddle
+    point = sorted(load_file(Path(row["folder"]) / "model.safetensors").items())  # in the order of ``solve``
+    off = np.concatenate([leaf.astype(np.float64).ravel() for _, leaf in point]) - task.saddle
+    found["final_distance"] = float(np.linalg.norm(off) / np.linalg.norm(task.saddle))
+    found["predicted_distance"] = float(np.linalg.norm(wrong) / np.linalg.norm(task.saddle))
+    found["bias"] = float(off @ wrong / (wrong @ wrong)) if found["predicted_distance"] > TOLD else np.nan
+    return found
+
+
+def problem(config: Config) -> Any:
+    """Return the configured problem, which knows its solution."""
+    spec: Any = importlib.util.spec_from_file_location("recovery_problems", shipped.FOLDER / "dropout" / "problems.py")
+    module: Any = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # as dataclasses want
+    spec.loader.exec_module(module)
+    return getattr(module, str(config.model_dump(mode="json")["task"]["name"]).rpartition(":")[2])()
+
+
+def best(found: Any, search: Search) -> dict[tuple[str, int], float]:
+    """Return by method and availability the value that was best."""
+    at = {}
+    for (method, online), rows in found.groupby(["method", "online"], sort=False):
+        loss = [tables.read(Path(folder)).rounds[f"eval/{search.least}"][-1] for folder in rows["folder"]]
+        at[method, online] = float(rows["value"].iloc[int(np.argmin(np.where(np.isfinite(loss), loss, np.inf)))])
+    return at
+
+
+def results(name: str, out: Path, jobs: int) -> Any:
+    """Make all runs of a task, and return a row a run and protocol."""
+    config = fedfleet.load(shipped.FOLDER / "dropout" / f"{name}.yaml")
+    search, methods, online = TASKS[name], list(config.compare or {}), list((config.vary or {})["availability"])
+    cells = list(itertools.product(methods, range(len(online))))
+    chosen: Mapping[tuple[str, int], float | None] = dict.fromkeys(cells)
+    if search.key is not None:
+        grid = [Run(*cell, value) for cell in cells for value in search.values]
+        found = made(config, grid, [SEARCH_SEED], search.key, out / "search", jobs)
+        further = [
+            Run(*cell, search.beyond[value]) for cell, value in best(found, search).items() if value in search.beyond
+        ]
+        if further:
+            more = made(config, further, [SEARCH_SEED], search.key, out / "further", jobs)
+            found = pd.concat([found, more], ignore_index=True)
+        chosen = best(found, search)
+    of = {
+        "there": {cell: chosen[cell] for cell in cells},
+        "before": {(method, i): chosen[method, 0] for method, i in cells},
+    }
+    wanted = list(dict.fromkeys(Run(*cell, of[p][cell]) for p in PROTOCOLS for cell in cells))
+    rows = made(config, wanted, config.seeds or [config.seed], search.key, out / "runs", jobs)
+    task = problem(config)
+    say(f"reading {len(rows)} runs")
+    told = pd.DataFrame([measured(row, task, search.measures) for row in rows.to_dict("records")])
+    known: Any = pd.concat([rows.drop(columns="folder"), told], axis=1)
+    found = []
+    for protocol in PROTOCOLS:
+        for method, i in cells:
+            value = of[protocol][method, i]
+            same: Any = known[(known["method"] == method) & (known["online"] == i)]
+            same = same if value is None else same[same["value"] == value]
+            about = {"task": name, "protocol": protocol, "availability": title(online[i])}
+            found.append(same.drop(columns="online").assign(**about))
+    return pd.concat(found, ignore_index=True)
+
+
+def show(found: Any, search: Search) -> None:
+    """Print a table a protocol and measure, with recovery and what can be told apart; then the bias, and the ranks."""
+    methods, online = list(dict.fromkeys(found["method"])), list(dict.fromkeys(found["availability"]))
+    protocols = PROTOCOLS if search.key is not None else PROTOCOLS[:1]
+    for protocol, measure in itertools.product(protocols, (*search.measures, "bias")):
+        of = found[found["protocol"] == protocol]
+        at = {key: rows.sort_values("seed")[measure].to_numpy() for key, rows in of.groupby(["method", "availability"])}
+        sign = -1.0 if measure in search.falling else 1.0
+        lines = []
+        for method in methods:
+            line = [method]
+            for where in online:
+                text = _text(at[method, where])
+                if measure != "bias" and where != online[0] and method != methods[0]:
+                    cells = [sign * at[key] for key in ((method, where), (methods[0], where), (methods[0], online[0]))]
+                    others = [difference(sign * (at[m, where] - at[methods[0], where])).p for m in methods[1:]]
+                    p = holm(others)[methods.index(method) - 1]
+                    text += f" R {recovery(*cells):.2f}{'*' if p < 0.05 else ''}"
+                line.append(text)
+            lines.append(line)
+        command.show(f"{measure}, tuned {protocol}: mean (sd)", ["method", *online], lines)
+        if measure != "bias":
+            means = np.array([[at[method, where].mean() for method in methods] for where in online[1:]])
+            ranks = ranked(means, least_is_best=measure in search.falling)
+            order = ", ".join(f"{methods[i]} {ranks.mean[i]:.1f}" for i in ranks.order)
+            print(f"mean ranks over {ranks.conditions} availabilities: {order}")
+            print(f"Friedman p {ranks.p:.2g}, Nemenyi {ranks.distance:.2f}\n")
+
+
+def draw(found: Any, search: Search, path: Path) -> None:
+    """Draw the last measure by availability, and each run's bias beside its distance to the solution."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    from fedfleet.report.canvas import DPI, PALETTE, STYLE
+
+    measure = search.measures[0] if search.falling else search.measures[-1]
+    of = found[found["protocol"] == PROTOCOLS[0]]
+    methods, online = list(dict.fromkeys(of["method"])), list(dict.fromkeys(of["availability"]))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(11, 4.2), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=[2, 1])
+        for i, method in enumerate(methods):
+            mine = of[of["method"] == method]
+            style: Any = {"color": PALETTE[i % len(PALETTE)], "marker": "os^Dv"[i // len(PALETTE)], "markersize": 5}
+            each = [difference(mine[mine["availability"] == where][measure].to_numpy()) for where in online]
+            x = np.arange(len(online)) + (i - len(methods) / 2) * 0.6 / len(methods)
+            left.errorbar(x, [d.mean for d in each], [d.half for d in each], linestyle="", label=method, **style)
+            right.plot(mine["bias"], mine["final_distance"], linestyle="", alpha=0.6, **style)
+        left.set_xticks(range(len(online)), [where.replace(" ", "\n") for where in online])
+        left.set_title(f"{measure.replace('_', ' ')}: mean, 95 % interval")
+        right.set_title("each run: bias, distance to the solution")
+        right.set_xlabel("bias: 1 is the solution of those heard")
+        for axes in (right, *([left] if search.falling else [])):
+            axes.set_yscale("log")
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=DPI // 2)
+
+
+def _text(values: np.ndarray) -> str:
+    return f"{values.mean():.3f} ({values.std(ddof=1) if len(values) > 1 else 0:.3f})"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command."""
+    ask = command.parser("benchmarks.recovery", __doc__)
+    ask.add_argument("task", choices=TASKS)
+    ask.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/recovery"),
+        help="of the runs (default %(default)s)",
+    )
+    ask.add_argument("--jobs", type=command.count, default=2, help="runs at a time (default 2)")
+    ask.add_argument("--parquet", type=Path, help="write a row a run")
+    ask.add_argument("--show", type=Path, help="print the tables of such a file, and run nothing")
+    ask.add_argument("--figure", type=Path, help="draw it, as PNG or SVG")
+    args = ask.parse_args(argv)
+    found = pd.read_parquet(args.show) if args.show else results(args.task, args.out, args.jobs)
+    if args.parquet:
+        args.parquet.parent.mkdir(parents=True, exist_ok=True)
+        parquet.write(found, args.parquet)
+    show(found, TASKS[args.task])
+    if args.figure:
+        draw(found, TASKS[args.task], args.figure)
+
+
+if __name__ == "__main__":
+    main()

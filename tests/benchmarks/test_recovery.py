@@ -1,0 +1,64 @@
+"""The benchmark of methods for dropout plans, reads and shows what it says."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedfleet
+from benchmarks import recovery
+from benchmarks.recovery import PROTOCOLS, TASKS, Run
+from fedfleet.config import shipped
+from fedfleet.experiments.trials import planned
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_method_meets_every_availability(name):
+    config = fedfleet.load(shipped.FOLDER / "dropout" / f"{name}.yaml")
+    online = (config.vary or {})["availability"]
+    runs = [Run(method, i, 0.5) for method in config.compare or {} for i in range(len(online))]
+    found = planned(recovery.planned(config, runs, [7], "algorithm.lr"))
+    assert [t.config.algorithm.lr for t in found] == [0.5] * len(runs)
+    assert [t.config.seed for t in found] == [7] * len(runs)
+    assert [t.config.availability.kind for t in found] == [online[run.online]["kind"] for run in runs]
+    assert len({recovery.title(each) for each in online}) == len(online)
+
+
+def test_a_run_is_measured_beside_the_solution(tmp_path):
+    config = fedfleet.load(shipped.FOLDER / "dropout" / "game.yaml")
+    given = {"compare": None, "vary": None, "seeds": None, "availability": (config.vary or {})["availability"][2]}
+    run = fedfleet.run(config, {**given, "rounds": 400, "evaluation.every": 20}, out=tmp_path / "run")
+    task = recovery.problem(config)
+    found = recovery.measured({"folder": run.folder}, task, ["distance"])
+    told = run.rounds["eval/distance"].dropna()
+    assert found["distance"] == pytest.approx(told.iloc[-3:].mean())
+    assert found["final_distance"] == pytest.approx(told.iloc[-1])
+    assert found["never_heard"] == 0.0
+    assert 0.0 < found["gini"] < 0.5
+    assert 0.5 < found["bias"] < 1.5  # CDMA-ONE ends near the saddle of those who are heard
+
+
+def test_tables_say_who_gets_it_back(capsys, tmp_path):
+    levels = {"FedAvg": 0.6, "FedVARP": 0.9, "MIFA": 0.75}
+    rows = [
+        {
+            "method": method,
+            "availability": where,
+            "protocol": protocol,
+            "seed": seed,
+            "bias": 0.5,
+            "final_distance": 0.1,
+        }
+        | {"accuracy": (0.9 if where == "always" else level) + 0.001 * seed, "worst_class_score": 0.5}
+        for method, level in levels.items()
+        for where in ("always", "sine", "blocks")
+        for protocol in PROTOCOLS
+        for seed in range(3)
+    ]
+    recovery.show(pd.DataFrame(rows), TASKS["digits"])
+    shown = capsys.readouterr().out
+    assert "R 1.00*" in shown
+    assert "R 0.50*" in shown
+    assert "FedVARP 1.0, MIFA 2.0, FedAvg 3.0" in shown
+    recovery.draw(pd.DataFrame(rows), TASKS["digits"], tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert np.isnan(recovery.recovery(*[np.ones(3)] * 3))
