@@ -13,8 +13,9 @@ Wang, Liu, Liang, Joshi & Poor, "Tackling the objective inconsistency problem in
 
     x <- x + tau_eff sum_i w_i d_i
 
-It removes the bias of unequal work, such as of ``cohort.partial_work`` or of ``epochs`` over unequal data, not that of who is
-heard.
+It removes the bias of unequal work, such as of ``cohort.partial_work`` or of ``epochs`` over unequal data. That of who is heard
+FedVARP's memory removes, whose differences vanish. Weights do not: the two means of a product would each be right, and the product
+is not; and MIFA's memory of steps needs tau_eff where nobody is heard.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedfleet.algorithms.local import proximal, zero
 from fedfleet.algorithms.options import CohortOptions, LocalOptions
@@ -58,7 +59,15 @@ class FedNovaOptions(LocalOptions):
     mu: float = Field(default=0.0, ge=0)
     """Weight of the proximal term."""
     correction: Correction = Correction()
-    """Correction for clients that are heard less often than others."""
+    """Correction for clients that are heard less often than others; fedvarp is the one that is right here."""
+
+    @model_validator(mode="after")
+    def _corrects(self) -> FedNovaOptions:
+        if (kind := self.correction.kind) not in ("none", "fedvarp"):
+            raise ValueError(
+                f"correction={kind!r}: FedNova's step is a product of two means, which it does not correct: take fedvarp"
+            )
+        return self
 
 
 class _Path(NamedTuple):

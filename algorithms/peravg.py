@@ -52,7 +52,9 @@ def peravg(options: PerAvgOptions, task: Task, cohort: CohortOptions) -> Algorit
     assert made.personal is not None
     towards = local_training(replace(options.plan(), steps=options.own_steps, epochs=None))
 
+    model = made.personal.message
+
     def message(state: Any, t: int) -> Message:
-        return Message({"z": state.z}, {"lr": dict.fromkeys(task.parts, alpha(t))})
+        return Message(model(state, t).send, {"lr": dict.fromkeys(task.parts, alpha(t))})
 
     return made._replace(personal=Personal(message, towards))

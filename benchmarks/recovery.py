@@ -156,6 +156,11 @@ def best(found: Any, search: Search) -> dict[tuple[str, int], float]:
     return at
 
 
+def protocols_of(search: Search) -> Sequence[str]:
+    """Return the ways in which values are chosen: one alone where none is searched for."""
+    return PROTOCOLS if search.key is not None else PROTOCOLS[:1]
+
+
 def results(name: str, out: Path, jobs: int) -> Any:
     """Make all runs of a task, and return a row a run and protocol."""
     config = fedfleet.load(shipped.FOLDER / "dropout" / f"{name}.yaml")
@@ -176,14 +181,15 @@ def results(name: str, out: Path, jobs: int) -> Any:
         "there": {cell: chosen[cell] for cell in cells},
         "before": {(method, i): chosen[method, 0] for method, i in cells},
     }
-    wanted = list(dict.fromkeys(Run(*cell, of[p][cell]) for p in PROTOCOLS for cell in cells))
+    protocols = protocols_of(search)
+    wanted = list(dict.fromkeys(Run(*cell, of[p][cell]) for p in protocols for cell in cells))
     rows = made(config, wanted, config.seeds or [config.seed], search.key, out / "runs", jobs)
     task = problem(config)
     say(f"reading {len(rows)} runs")
     told = pd.DataFrame([measured(row, task, search.measures) for row in rows.to_dict("records")])
     known: Any = pd.concat([rows.drop(columns="folder"), told], axis=1)
     found = []
-    for protocol in PROTOCOLS:
+    for protocol in protocols:
         for method, i in cells:
             value = of[protocol][method, i]
             same: Any = known[(known["method"] == method) & (known["online"] == i)]
@@ -196,8 +202,7 @@ def results(name: str, out: Path, jobs: int) -> Any:
 def show(found: Any, search: Search) -> None:
     """Print a table a protocol and measure, with recovery and what can be told apart; then the bias, and the ranks."""
     methods, online = list(dict.fromkeys(found["method"])), list(dict.fromkeys(found["availability"]))
-    protocols = PROTOCOLS if search.key is not None else PROTOCOLS[:1]
-    for protocol, measure in itertools.product(protocols, (*search.measures, "bias")):
+    for protocol, measure in itertools.product(protocols_of(search), (*search.measures, "bias")):
         of = found[found["protocol"] == protocol]
         at = {key: rows.sort_values("seed")[measure].to_numpy() for key, rows in of.groupby(["method", "availability"])}
         sign = -1.0 if measure in search.falling else 1.0

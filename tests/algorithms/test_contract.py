@@ -22,6 +22,8 @@ FOLDED = ("fedavg", "fedopt", "scaffold", "drfa", "qffl", "extra_step", "cdma_ad
 """Algorithms that do different things to weights: their factors are folded into one tensor sooner or never, too."""
 NETS = {"logistic": FOLDED, "lenet": ("fedavg", "scaffold", "cdma_ada", "fedmm", "mcd", "fedrep", "fedsr")}
 """Other nets, and with which algorithms each is tried."""
+ORDINARY = ("afl", "cdma_ada", "fedavg", "fedbn", "fedbuff", "mcd", "scaffold")
+"""Algorithms whose captured and device runs are tried at every landing: the others' are slow, and rarely break."""
 BATCHED_TOO = ("fedavg", "scaffold", "fedsr")
 """Algorithms whose captured and device runs are tried one by one with the batched executor too."""
 
@@ -76,9 +78,6 @@ class TestContract:
     def test_a_run_goes_on_from_a_checkpoint(self, name):
         check_equal(history(name, How("factored")), history(name, How("factored", resumed=True)))
 
-    def test_a_device_comes_to_what_the_cpu_does(self, name):
-        check_close(history(name, EVEN), history(name, replace(EVEN, device=str(DEVICE))), 2e-5)
-
     def test_devices_are_told_what_phases_really_send(self, name):
         if name in ASYNCHRONOUS:  # their answers come in later rounds
             return
@@ -97,7 +96,12 @@ class TestContract:
                     assert int(load.steps.sum()) == counts["client_steps"]
 
 
-@pytest.mark.parametrize("name", slow_but(ROWS, "afl", "cdma_ada", "fedavg", "fedbn", "fedbuff", "mcd", "scaffold"))
+@pytest.mark.parametrize("name", slow_but(ROWS, *ORDINARY))
+def test_a_device_comes_to_what_the_cpu_does(name):
+    check_close(history(name, EVEN), history(name, replace(EVEN, device=str(DEVICE))), 2e-5)
+
+
+@pytest.mark.parametrize("name", slow_but(ROWS, *ORDINARY))
 def test_a_captured_run_is_the_ordinary_one(name):
     captured = history(name, replace(EVEN, captured=True))
     check_equal(history(name, EVEN), captured)

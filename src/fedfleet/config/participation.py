@@ -96,10 +96,10 @@ def advice(config: Config, algorithm: Algorithm, federation: Federation, populat
             f"{KEY}.start='wait': the model waits until all {clients:,} clients have been heard, and {rounds:,} rounds of "
             f"{invited:,} are fewer: choose zeros or heard, or raise rounds"
         )
-    if how.remembers and (visits := invited * rounds / clients) < VISITS:
+    if how.remembers and (visits := _online(federation, population) * invited * rounds / clients) < VISITS:
         found.append(
-            f"{KEY}={how.kind!r}: clients remember what they last sent, and each is invited {visits:.2g} times on average: known_p "
-            f"or fedau with count=invitations do without"
+            f"{KEY}={how.kind!r}: clients remember what they last sent, and each is heard about {visits:.2g} times: known_p or "
+            f"fedau with count=invitations do without"
         )
     if how.kind == "fedau" and how.count == "intervals" and 2 * invited <= clients:
         found.append(
@@ -107,6 +107,12 @@ def advice(config: Config, algorithm: Algorithm, federation: Federation, populat
             f"fedavg's until clients have been heard twice: invitations would start at once"
         )
     return found
+
+
+def _online(federation: Federation, population: Population) -> float:
+    """Return the share of invitations that find a client online; 1 where the model does not tell."""
+    model = in_round(federation.availability, 0)
+    return float(model.long_run(calibration_clients(population)).mean()) if isinstance(model, Chances) else 1.0
 
 
 def _chances(config: Config, federation: Federation, population: Population) -> list[str]:

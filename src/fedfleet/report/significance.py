@@ -125,7 +125,7 @@ def critical_difference(methods: int, conditions: int) -> float:
 def recovery(corrected: np.ndarray, uncorrected: np.ndarray, without: np.ndarray) -> float:
     """Return the share of what dropout costs an uncorrected method that a corrected one gets back; NaN where it costs nothing.
 
-    R = mean(corrected - uncorrected) / mean(without - uncorrected), where the interval of the denominator, the cost, leaves out 0.
+    R = mean(corrected - uncorrected) / mean(without - uncorrected), where the interval of the denominator, the cost, lies above 0.
 
     Args:
         corrected: (n,) a method under dropout, a value a seed.
@@ -134,4 +134,4 @@ def recovery(corrected: np.ndarray, uncorrected: np.ndarray, without: np.ndarray
 
     """
     cost = difference(without - uncorrected)
-    return difference(corrected - uncorrected).mean / cost.mean if cost.clear else math.nan
+    return difference(corrected - uncorrected).mean / cost.mean if cost.mean > cost.half else math.nan

@@ -59,6 +59,11 @@ REFUSED: list[tuple[tuple[Any, dict[str, Any]], str]] = [
         "algorithm.of.correction='fedau'",
     ),
     ((None, {"algorithm": {"name": "f3ast", "select": 9}}), "algorithm.select=9"),
+    (
+        (None, {"algorithm": {"name": "fednova", "steps": 2, "correction": "known_p"}}),
+        "algorithm: correction='known_p'",
+    ),
+    ((None, {"algorithm": {"name": "fednova", "steps": 2, "correction": "mifa"}}), "algorithm: correction='mifa'"),
     ((None, {"algorithm": {"name": "fedlaavg", "select": 9}}), "algorithm.select=9"),
     (
         (None, {"algorithm": {"name": "cdma_one", "steps": 2, "weigh_models": True}, "task": "auc"}),
@@ -91,10 +96,20 @@ def test_a_client_that_is_never_online_cannot_be_divided_by(monkeypatch):
         (("fedau", {"cohort": {"invite": 12}}), []),
         (({"kind": "fedau", "count": "invitations"}, {}), []),
         (("mifa", {}), ["algorithm.correction='mifa': clients remember"]),
-        (("mifa", {"rounds": 13}), []),
+        (("mifa", {"rounds": 18}), []),
+        (
+            ("mifa", {"rounds": 13, "availability": {"kind": "bernoulli", "rate": 0.1}}),
+            ["algorithm.correction='mifa': clients"],
+        ),
     ],
 )
 def test_what_a_correction_will_rarely_do_is_said(given, said):
     lines = experiment(given[0], **given[1]).advice()
     assert len(lines) == len(said)
     assert all(line.startswith(start) for line, start in zip(lines, said, strict=True))
+
+
+def test_own_models_are_measured_under_a_correction(tmp_path):
+    given = {"algorithm": {"name": "peravg", "steps": 2, "correction": "fedvarp"}, "population.held_out": 0.2}
+    config = fedfleet.load(BASE, {**given, "evaluation": {"every": 1, "per_client": True}, "rounds": 2})
+    assert "eval/own_accuracy" in fedfleet.run(config, out=tmp_path / "run").summary["final"]

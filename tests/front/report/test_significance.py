@@ -81,6 +81,7 @@ def test_recovery_is_a_share_of_what_dropout_costs():
     assert recovery(uncorrected, uncorrected, without) == 0.0
     assert recovery((without + uncorrected) / 2, uncorrected, without) == pytest.approx(0.5)
     assert math.isnan(recovery(without, without - np.array([0.1, -0.1, 0.0]), without))  # the cost may be chance
+    assert math.isnan(recovery(without + 0.1, without, uncorrected))  # dropout helps: there is nothing to recover
 
 
 def study(labels: dict[str, float], *, seeds: int = 3) -> Tables:
