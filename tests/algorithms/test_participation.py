@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -273,23 +273,34 @@ def test_over_all_cohorts_the_mean_step_is_the_full_one():
     assert sum(second) + nobody * remembered == pytest.approx(full, abs=1e-12)
 
 
+NOBODY = 0.1 * 0.5 * 0.7 * 0.9
+
+
+def moments(values: Sequence[float], correction: Any) -> tuple[float, float]:
+    """Return the mean of an estimate over all cohorts but the empty one, and that of its squared error."""
+    where = World(BOWLS.task, rows(*[[(1.0, 1.0 + v)] for v in values]))  # one step of rate 1 goes to c
+    made = build("fedavg", where.task, ALL, steps=1, lr=1.0, batch_size=1, correction=correction)
+    right, mean, error = sum(values) / 4, 0.0, 0.0
+    for chance, heard in subsets():
+        v = w(scripted(made, where, [heard])[0]) - 1
+        mean, error = mean + chance * v, error + chance * (v - right) ** 2
+    return mean, error
+
+
 def test_moments_of_the_estimators():
-    """v = (0, 1, 4, -1), mean 1, over all cohorts: means, and errors about 1, as the specification has them."""
-    where = World(BOWLS.task, rows(*[[(1.0, 1.0 + v)] for v in (0.0, 1.0, 4.0, -1.0)]))  # one step of rate 1 goes to c
-    nobody = 0.1 * 0.5 * 0.7 * 0.9
-    found = {}
-    for name in ("none", "hajek", "known_p"):
-        correction = EVERY_KIND.get(name, "none")
-        made = build("fedavg", where.task, ALL, steps=1, lr=1.0, batch_size=1, correction=correction)
-        moments = torch.zeros(2, dtype=torch.float64)
-        for chance, heard in subsets():
-            v = w(scripted(made, where, [heard])[0]) - 1
-            moments += chance * torch.tensor([v, (v - 1) ** 2], dtype=torch.float64)
-        found[name] = moments
-    mean, error = found["known_p"]
-    assert (float(mean), float(error) + nobody * 1.0) == pytest.approx((1.0, 2.9583333), abs=1e-6)
-    assert (found["hajek"] / (1 - nobody)).tolist() == pytest.approx([0.94489988, 1.48736580], abs=1e-7)
-    assert (found["none"] / (1 - nobody)).tolist() == pytest.approx([0.74186887, 0.82825675], abs=1e-7)
+    """v = (0, 1, 4, -1), mean 1, and ten more; Hajek's error does not move with them."""
+    for more, variance in ((0.0, 2.9583333), (10.0, 82.402778)):
+        values = [more + v for v in (0.0, 1.0, 4.0, -1.0)]
+        mean, error = moments(values, "known_p")
+        assert (mean, error + NOBODY * (1 + more) ** 2) == pytest.approx((1 + more, variance), rel=1e-6)
+        mean, error = (each / (1 - NOBODY) for each in moments(values, EVERY_KIND["hajek"]))
+        assert (mean, error) == pytest.approx((more + 0.94489988, 1.48736580), abs=1e-6)
+    mean, error = (each / (1 - NOBODY) for each in moments((0.0, 1.0, 4.0, -1.0), "none"))
+    assert (mean, error) == pytest.approx((0.74186887, 0.82825675), abs=1e-7)
+    counts = [
+        moments([float(i == j) for j in range(4)], EVERY_KIND["hajek"])[0] / (1 - NOBODY) for i in range(4)
+    ]  # of each client in Hajek's mean
+    assert counts == pytest.approx([0.45827919, 0.27232355, 0.18839472, 0.08100254], abs=1e-7)
 
 
 def test_two_of_four_invited_the_mean_is_right():
