@@ -78,6 +78,6 @@ def test_dropout_by_class_costs_the_worst_class_most_and_memory_gets_it_back(tmp
         fedfleet.run(given, {**over, **more}, out=tmp_path / name).summary["final"]
         for name, more in (("plain", {}), ("varp", {"algorithm.correction": "fedvarp"}))
     )
-    assert found["eval/accuracy"] - lost["eval/accuracy"] > 0.01
-    assert found["eval/worst_class_score"] - lost["eval/worst_class_score"] > 0.1
+    assert found["eval/accuracy"] - lost["eval/accuracy"] > 0.02
+    assert found["eval/worst_class_score"] - lost["eval/worst_class_score"] > 0.2
     assert found["eval/accuracy"] > 0.95
