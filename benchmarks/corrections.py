@@ -1,4 +1,4 @@
-"""What a correction for dropout costs a round: ``python -m benchmarks.corrections --case mlp``.
+"""The cost of a correction for dropout, by the round: ``python -m benchmarks.corrections --case mlp``.
 
 FedAvg on a case whose clients are online half of the time, without a correction and with each. All run in this process with one
 thread, by the product's own rule for the case, round by round in turn, after the case's warm-up. Clients that remember keep a
@@ -14,13 +14,11 @@ from typing import Any
 
 from benchmarks import turns, world
 from benchmarks.peers.workload import Case
-from benchmarks.world import How, World
+from benchmarks.world import World
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.registry import ALGORITHMS
-from fedfleet.simulator.driver.simulate import simulate
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.fleet.availability import Bernoulli
-from fedfleet.simulator.fleet.responses import Federation
 
 CORRECTIONS = ("none", "known_p", "fedau", "mifa", "fedvarp")
 RATE = 0.5
@@ -33,26 +31,17 @@ def corrected(of: World, correction: str) -> World:
     return replace(of, algorithm=entry.build(entry.options(**given), of.task, CohortOptions(invite=case.cohort)))
 
 
-def _rounds(of: World, how: How, executor: LocalExecutor, rounds: int) -> Iterator[float]:
-    """Yield the seconds that each round takes."""
-    executor.start(world.setup(of, how.inner))
-    conditions = replace(world.conditions(of, how), federation=Federation(availability=Bernoulli(RATE)))
-    z = of.task.init(of.case.seed)
-    for record in simulate(of.algorithm, z, world.problem(of), conditions, executor, rounds):
-        yield record.seconds
-
-
 def measure(case: Case, number: int) -> dict[str, Any]:
     """Return milliseconds a round, medians, and that with each correction over that without."""
     of = world.build(case)
     how = world.rule(of)
+    rounds = case.warmup + number
     with ExitStack() as stack:
-        ways = {
-            name: _rounds(
-                corrected(of, name), how, stack.enter_context(closing(LocalExecutor(1))), case.warmup + number
-            )
-            for name in CORRECTIONS
-        }
+        ways = {}
+        for name in CORRECTIONS:
+            executor = stack.enter_context(closing(LocalExecutor(1)))
+            played = world.play(corrected(of, name), executor, how, rounds, online=Bernoulli(RATE))
+            ways[name] = (record.seconds for record in played)
         return turns.taken(ways, case, number, CORRECTIONS[0], CORRECTIONS[1:])
 
 
@@ -61,8 +50,7 @@ def shown(case: str, found: dict[str, Any]) -> Iterator[str]:
     yield f"{case}, one process, one thread, {RATE:.0%} online"
     for name, ms in found["ms"].items():
         over = found["over"].get(name)
-        times = f", {over['median']:.2f} times ({over['least']:.2f} to {over['most']:.2f})" if over else ""
-        yield f"{name:8} {ms:8.3f} ms a round{times}"
+        yield f"{name:8} {ms:8.3f} ms a round{turns.times(over)}"
 
 
 def main(argv: list[str] | None = None) -> None:

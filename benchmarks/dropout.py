@@ -77,8 +77,7 @@ def shown(case: str, found: dict[str, Any]) -> Iterator[str]:
     yield f"{case}, one process, one thread"
     for name, ms in found["ms"].items():
         over = found["over"].get(name)
-        times = f", {over['median']:.2f} times ({over['least']:.2f} to {over['most']:.2f})" if over else ""
-        yield f"{name:12} {ms:8.4f} ms a client{times}"
+        yield f"{name:12} {ms:8.4f} ms a client{turns.times(over)}"
 
 
 def main(argv: list[str] | None = None) -> None:

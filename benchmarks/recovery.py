@@ -1,4 +1,4 @@
-"""What dropout costs, and which method recovers it: ``python -m benchmarks.recovery digits --out runs/recovery_digits``.
+"""The cost of dropout, and the methods that recover it: ``python -m benchmarks.recovery digits --out runs/recovery_digits``.
 
 Each method of ``configs/dropout/NAME.yaml`` meets each of its models of availability. Where rates are searched, a run with a seed
 of its own is made of each, and the best by the loss on all clients' training examples is taken, in two ways: "there", for each
@@ -31,7 +31,7 @@ from fedfleet.config.schema import Config, with_overrides
 from fedfleet.experiments.progress import Progress
 from fedfleet.files import parquet
 from fedfleet.report import tables
-from fedfleet.report.significance import difference, holm, ranked, recovery
+from fedfleet.report.significance import LEVEL, difference, holm, ranked, recovery
 
 SEARCH_SEED = 1000
 TOLD = 0.05  # predicted distance from which a bias is told: below, it is noise over noise
@@ -40,7 +40,7 @@ PROTOCOLS = ("there", "before")
 
 
 class Search(NamedTuple):
-    """What is searched for, and what is measured of a task.
+    """A task: the value that is searched for, and its measures.
 
     Attributes:
         key: of the configuration, or None.
@@ -77,7 +77,7 @@ class Run(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What it is called."""
+        """Its name."""
         return " ".join(map(str, self))
 
 
@@ -109,28 +109,26 @@ def made(config: Config, runs: Sequence[Run], seeds: Sequence[int], key: str | N
     return pd.DataFrame(rows)
 
 
-def measured(row: Mapping[str, Any], task: Any, measures: Sequence[str]) -> dict[str, float]:
+def measured(folder: Path, task: Any, measures: Sequence[str]) -> dict[str, float]:
     """Return what a run came to: means of its last evaluations, its bias, how unequally clients were heard, what was sent."""
-    run = tables.read(Path(row["folder"]))
+    run = tables.read(folder)
     found = {}
     for name in measures:
         values = run.rounds[f"eval/{name}"]
         found[name] = float(np.mean(values[np.isfinite(values)][-LAST:]))
     clients = run.get("population", "clients")
-    heard = np.zeros(clients)
-    weight = np.zeros(clients)
     rows = tables.answered(run)
     first = run.fates["phase"] == run.fates["phase"][0] if "phase" in run.fates else np.ones(len(rows), bool)
     columns = {name: np.asarray(run.fates[name]).astype(np.int64) for name in ("round", "client")}
     by_round = pd.DataFrame(columns)[np.asarray(rows & first, dtype=bool)]
-    for _, each in by_round.groupby("round")["client"]:
-        weight[each.to_numpy()] += 1 / len(each)
-        heard[each.to_numpy()] += 1
+    share = 1 / np.asarray(by_round.groupby("round")["client"].transform("size"), dtype=np.float64)
+    heard = np.bincount(by_round["client"], minlength=clients)
+    weight = np.bincount(by_round["client"], share, minlength=clients)
     found["gini"] = tables.gini(heard[heard > 0], clients)
     found["never_heard"] = float((heard == 0).mean())
     found["bytes"] = (run.total("bytes_up") or 0.0) + (run.total("bytes_down") or 0.0)
     wrong = task.solve(weight / weight.sum()) - task.saddle
-    point = sorted(load_file(Path(row["folder"]) / "model.safetensors").items())  # in the order of ``solve``
+    point = sorted(load_file(folder / "model.safetensors").items())  # in the order of ``solve``
     off = np.concatenate([leaf.astype(np.float64).ravel() for _, leaf in point]) - task.saddle
     found["final_distance"] = float(np.linalg.norm(off) / np.linalg.norm(task.saddle))
     found["predicted_distance"] = float(np.linalg.norm(wrong) / np.linalg.norm(task.saddle))
@@ -151,7 +149,7 @@ def best(found: Any, search: Search) -> dict[tuple[str, int], float]:
     """Return by method and availability the value that was best."""
     at = {}
     for (method, online), rows in found.groupby(["method", "online"], sort=False):
-        loss = [tables.read(Path(folder)).rounds[f"eval/{search.least}"][-1] for folder in rows["folder"]]
+        loss = [tables.read(folder).rounds[f"eval/{search.least}"][-1] for folder in rows["folder"]]
         at[method, online] = float(rows["value"].iloc[int(np.argmin(np.where(np.isfinite(loss), loss, np.inf)))])
     return at
 
@@ -186,7 +184,7 @@ def results(name: str, out: Path, jobs: int) -> Any:
     rows = made(config, wanted, config.seeds or [config.seed], search.key, out / "runs", jobs)
     task = problem(config)
     say(f"reading {len(rows)} runs")
-    told = pd.DataFrame([measured(row, task, search.measures) for row in rows.to_dict("records")])
+    told = pd.DataFrame([measured(folder, task, search.measures) for folder in rows["folder"]])
     known: Any = pd.concat([rows.drop(columns="folder"), told], axis=1)
     found = []
     for protocol in protocols:
@@ -206,6 +204,10 @@ def show(found: Any, search: Search) -> None:
         of = found[found["protocol"] == protocol]
         at = {key: rows.sort_values("seed")[measure].to_numpy() for key, rows in of.groupby(["method", "availability"])}
         sign = -1.0 if measure in search.falling else 1.0
+        clear = {}  # by availability, of each method but the first
+        for where in online[1:]:
+            p = holm([difference(sign * (at[m, where] - at[methods[0], where])).p for m in methods[1:]])
+            clear[where] = {m: each < LEVEL for m, each in zip(methods[1:], p, strict=True)}
         lines = []
         for method in methods:
             line = [method]
@@ -213,9 +215,7 @@ def show(found: Any, search: Search) -> None:
                 text = _text(at[method, where])
                 if measure != "bias" and where != online[0] and method != methods[0]:
                     cells = [sign * at[key] for key in ((method, where), (methods[0], where), (methods[0], online[0]))]
-                    others = [difference(sign * (at[m, where] - at[methods[0], where])).p for m in methods[1:]]
-                    p = holm(others)[methods.index(method) - 1]
-                    text += f" R {recovery(*cells):.2f}{'*' if p < 0.05 else ''}"
+                    text += f" R {recovery(*cells):.2f}{'*' if clear[where][method] else ''}"
                 line.append(text)
             lines.append(line)
         command.show(f"{measure}, tuned {protocol}: mean (sd)", ["method", *online], lines)

@@ -181,14 +181,13 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{args.case}, {found['megabytes']:.2f} MB to {ACTORS} actors and back")
     for name, ms in found["ms"].items():
         over = found["over"].get(name)
-        times = f", {over['median']:.2f} times ({over['least']:.2f} to {over['most']:.2f})" if over else ""
         death = found["after_a_death"].get(name)
         frozen = found["frozen"].get(name)
         told = (
             f"; an actor still for {FREEZE_S:.0f} s: {frozen['came']} after {frozen['seconds']:.1f} s" if frozen else ""
         )
         told += f"; an actor killed: {death['came']}, answers again after {death['again_s']:.2f} s" if death else ""
-        print(f"{name:24} {ms:8.3f} ms{times}{told}")
+        print(f"{name:24} {ms:8.3f} ms{turns.times(over)}{told}")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,11 @@ def taken(
     }
 
 
+def times(over: Mapping[str, float] | None) -> str:
+    """Return a ratio with its range as text, nothing where there is none."""
+    return f", {over['median']:.2f} times ({over['least']:.2f} to {over['most']:.2f})" if over else ""
+
+
 def main(
     name: str,
     doc: str | None,

@@ -26,6 +26,8 @@ from fedfleet.simulator.driver.probe import probe
 from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.driver.simulate import RoundRecord, simulate
 from fedfleet.simulator.executors.base import Executor
+from fedfleet.simulator.fleet.availability import Always, Availability
+from fedfleet.simulator.fleet.responses import Federation
 from fedfleet.simulator.population import InMemoryPopulation, Population
 from fedfleet.tasks.adaptation import AdaptationOptions, DomainAdaptation
 from fedfleet.tasks.auc import AucMaximisation, AucOptions
@@ -38,6 +40,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     "fedmm": {"mu1": MU, "mu2": MU, "eta3": {"kind": "constant", "value": ETA3}},
 }
 """Options of the algorithms, besides those that all have."""
+ALWAYS = Always()
 SOON = 3
 """Blocks of a kind after which it is captured: all are before the warm-up ends, as they would be in a run of some length."""
 
@@ -134,11 +137,12 @@ def problem(world: World) -> Problem:
     return Problem(world.population.size, float(world.case.samples), world.population.num_examples)
 
 
-def conditions(world: World, how: How) -> Conditions:
-    """Return how the federation behaves: all answer at once."""
+def conditions(world: World, how: How, online: Availability = ALWAYS) -> Conditions:
+    """Return how the federation behaves: all who are online answer at once."""
     return Conditions(
         seed=world.case.seed,
         block_size=how.block_size,
+        federation=Federation(availability=online),
     )
 
 
@@ -150,8 +154,9 @@ def play(
     device: str = "cpu",
     capture: bool = True,
     gpu: Gpu = EXACT,
+    online: Availability = ALWAYS,
 ) -> Iterator[RoundRecord]:
     """Start the executor and run so many rounds, without any evaluation; the caller closes the executor."""
     executor.start(setup(world, how.inner, device, capture, gpu))
     z = world.task.init(world.case.seed)
-    yield from simulate(world.algorithm, z, problem(world), conditions(world, how), executor, rounds)
+    yield from simulate(world.algorithm, z, problem(world), conditions(world, how, online), executor, rounds)

@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class Gpu:
-    """How a process computes on a GPU.
+    """Settings of a process that computes on a GPU.
 
     Attributes:
         deterministic: with algorithms that give the same bits each time; torch refuses an operation that has none.

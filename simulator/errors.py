@@ -22,8 +22,8 @@ class ConfigError(FedfleetError, ValueError):
 
 
 INEXACT = "does not have a deterministic implementation"
-"""What torch says of an operation that no GPU does with the same bits each time."""
-EXACT = (
+"""Torch's words for an operation that no GPU does with the same bits each time."""
+INEXACT_MEND = (
     "use another operation, or set executor.deterministic=false, and the record says that bits differ from run to run"
 )
 
@@ -34,7 +34,7 @@ class ClientError(FedfleetError):
     @classmethod
     def at(cls, client: int, phase: str, step: str, error: BaseException) -> ClientError:
         """Name where it happened: in which client, phase and step; the original error is chained by the caller."""
-        mend = "" if INEXACT not in str(error) else f": {EXACT}"
+        mend = "" if INEXACT not in str(error) else f": {INEXACT_MEND}"
         return cls(f"client {client}, phase {phase!r}, {step}: {type(error).__name__}: {error}{mend}")
 
     def told(self) -> str:

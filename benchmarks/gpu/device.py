@@ -11,7 +11,7 @@ from benchmarks import limit
 from fedfleet.simulator.ambient import Gpu, fresh_settings
 
 MODES = {"float32": Gpu(), "tf32": Gpu(tf32=True), "any": Gpu(deterministic=False, tf32=True)}
-"""How it computes: "any" takes algorithms that give other bits each time as well."""
+"""Ways to compute: "any" takes algorithms that give other bits each time as well."""
 
 
 def reached(mode: str, device: str) -> float:

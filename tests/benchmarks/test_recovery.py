@@ -28,7 +28,7 @@ def test_a_run_is_measured_beside_the_solution(tmp_path):
     given = {"compare": None, "vary": None, "seeds": None, "availability": (config.vary or {})["availability"][2]}
     run = fedfleet.run(config, {**given, "rounds": 400, "evaluation.every": 20}, out=tmp_path / "run")
     task = recovery.problem(config)
-    found = recovery.measured({"folder": run.folder}, task, ["distance"])
+    found = recovery.measured(run.folder, task, ["distance"])
     told = run.rounds["eval/distance"].dropna()
     assert found["distance"] == pytest.approx(told.iloc[-3:].mean())
     assert found["final_distance"] == pytest.approx(told.iloc[-1])

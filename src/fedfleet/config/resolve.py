@@ -90,9 +90,28 @@ def _check_compiled(config: Config) -> None:
         raise ConfigError(f"{what}: torch needs a C++ compiler, and neither $CXX, g++ nor clang++ is there: {mend}")
 
 
+def _check_device(config: Config) -> None:
+    """Refuse what does not go with the device, wherever the actors are."""
+    e = config.executor
+    if device(config) == "cuda":
+        if e.kind == "ray" and not e.gpus_per_actor:
+            raise ConfigError(
+                "executor.device=cuda: actors on Ray see no GPU without executor.gpus_per_actor: give it, or set kind=local"
+            )
+        return
+    if not e.deterministic or e.tf32:
+        what = "tf32=True" if e.tf32 else "deterministic=False"
+        raise ConfigError(f"executor.{what}: it is of a GPU: set executor.gpus_per_actor, or leave it out")
+    if e.gpus_per_actor:
+        raise ConfigError(
+            f"executor.gpus_per_actor={e.gpus_per_actor:g}: with executor.device=cpu nothing is computed on them: leave one out"
+        )
+
+
 def _check_executor(config: Config) -> None:
     e = config.executor
     _check_compiled(config)
+    _check_device(config)
     if e.kind == "ray":
         check_ray("executor.kind='ray'")
     if e.kind == "local" and config.faults.client_timeout_s is not None:
@@ -129,18 +148,7 @@ def _check_executor(config: Config) -> None:
                 f"be fractional)"
             )
     if device(config) == "cpu":
-        if not e.deterministic or e.tf32:
-            what = "tf32=True" if e.tf32 else "deterministic=False"
-            raise ConfigError(f"executor.{what}: it is of a GPU: set executor.gpus_per_actor, or leave it out")
-        if e.gpus_per_actor:
-            raise ConfigError(
-                f"executor.gpus_per_actor={e.gpus_per_actor:g}: with executor.device=cpu nothing is computed on them: leave one out"
-            )
         return
-    if e.kind == "ray" and not e.gpus_per_actor:
-        raise ConfigError(
-            "executor.device=cuda: actors on Ray see no GPU without executor.gpus_per_actor: give it, or set executor.kind=local"
-        )
     if gpus() == 0 or e.gpus_per_actor > gpus():
         by_key = e.gpus_per_actor > 0
         key, value = ("gpus_per_actor", f"{e.gpus_per_actor:g}") if by_key else ("device", e.device)

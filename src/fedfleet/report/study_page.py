@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,9 +96,8 @@ def recovered(tables: Tables) -> list[Recovered]:
     sign = -1.0 if less_is_better(tables.metrics[0]) else 1.0
     for point in combinations(tables, others):
         of = _select(tables.study, point)
-        by = of.set_index(["label", key, "seed"])[column].astype(float) * sign
-        seeds = sorted(set(of["seed"]))
-        at = lambda label, value: np.array([by.get((label, value, seed), np.nan) for seed in seeds])  # noqa: B023, E731
+        by_seed = _by_seed(of, key, column)
+        at = lambda label, value, by_seed=by_seed: sign * by_seed(label, value)  # noqa: E731
         for value in values:
             free, lost = at(first, base), at(first, value)
             back = {label: recovery(at(label, value), lost, free) for label in labels}
@@ -338,10 +337,15 @@ def _interaction(tables: Tables) -> Grid | None:
     return Grid(["label", *others, *map(_text, values)], _tested(heads, found), text)
 
 
-def _doubly(of: Frame, key: str, value: Any, base: Any, label: str, first: str, column: str) -> np.ndarray:
+def _by_seed(of: Frame, key: str, column: str) -> Callable[[str, Any], np.ndarray]:
+    """Return what gives a column of a label at a value of the key (seeds,), NaN where there is none."""
     by = of.set_index(["label", key, "seed"])[column].astype(float)
     seeds = sorted(set(of["seed"]))
-    at = lambda name, v: np.array([by.get((name, v, seed), np.nan) for seed in seeds])  # noqa: E731
+    return lambda label, value: np.array([by.get((label, value, seed), np.nan) for seed in seeds])
+
+
+def _doubly(of: Frame, key: str, value: Any, base: Any, label: str, first: str, column: str) -> np.ndarray:
+    at = _by_seed(of, key, column)
     return (at(label, value) - at(label, base)) - (at(first, value) - at(first, base))
 
 

@@ -203,8 +203,9 @@ def test_actors_share_cpus_and_gpus_as_ray_does(monkeypatch, command, config):
         with pytest.raises(ConfigError, match=r"executor\.actors"):
             resolve.check_early(load({"executor": executor}))
     for executor in ({"kind": "ray", "device": "cuda"}, {"device": "cpu", "gpus_per_actor": 1}):
-        with pytest.raises(ConfigError, match=r"executor\.(device=cuda|gpus_per_actor=1):"):
-            resolve.check_early(load({"executor": executor}))
+        for where in ({}, {"address": "auto"}):
+            with pytest.raises(ConfigError, match=r"executor\.(device=cuda|gpus_per_actor=1):"):
+                resolve.check_early(load({"executor": {**executor, **where}}))
     resolve.check_early(load({"executor": {"device": "cuda", "tf32": True, "deterministic": False}}))
     assert resolve.actors(load({"executor.gpus_per_actor": 0.3})) == 6
     assert resolve.actors(load({})) == 8

@@ -12,7 +12,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Mean
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.faults import Faults
-from fedfleet.simulator.errors import EXACT, INEXACT, ClientError
+from fedfleet.simulator.errors import INEXACT, INEXACT_MEND, ClientError
 from fedfleet.simulator.signals import put_off
 from fedfleet.simulator.work import BatchPlan, Message, Objective
 
@@ -185,4 +185,4 @@ def test_an_error_travels_between_processes_as_its_message():
     assert type(copy) is ClientError
     assert str(copy) == str(error) == "client 3, phase 'train', stage 0, step 1: ValueError: bad"
     inexact = RuntimeError(f"pool {INEXACT}, but you set it")
-    assert str(ClientError.at(3, "train", "step 1", inexact)).endswith(EXACT)
+    assert str(ClientError.at(3, "train", "step 1", inexact)).endswith(INEXACT_MEND)

@@ -110,7 +110,7 @@ class Allocations:
 
     @property
     def seen(self) -> int:
-        """How many tensors were made there."""
+        """The number of tensors made there."""
         return torch.cuda.memory_stats().get("allocation.all.allocated", 0)
 
 
