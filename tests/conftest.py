@@ -18,7 +18,7 @@ from hypothesis import settings
 from fedfleet.experiments.prepared import Prepared
 from fedfleet.simulator.executors.base import Executor
 from tests.budget import Budget
-from tests.parts import SLOW, TESTS, in_part, is_slow, slow_asked
+from tests.parts import SLOW, TESTS, in_part, is_slow, may_be_quick, slow_asked
 
 signal.signal(
     signal.SIGINT, signal.default_int_handler
@@ -43,8 +43,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no folder of slow tests where none of them is asked for."""
-    return True if collection_path.parent == TESTS and collection_path.name in SLOW and not slow_asked(config) else None
+    """Import no folder of slow tests, and with ``-m quick`` no file without a quick one, where none of them is asked for."""
+    slow = collection_path.parent == TESTS and collection_path.name in SLOW and not slow_asked(config)
+    other = config.getoption("markexpr") == "quick" and not may_be_quick(collection_path)
+    return True if slow or other else None
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist is to read the groups

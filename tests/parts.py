@@ -48,6 +48,11 @@ def slow_asked(config: pytest.Config) -> bool:
     return "slow" in str(config.getoption("markexpr")) or _named(config)
 
 
+def may_be_quick(path: Path) -> bool:
+    """Say whether a folder or file may hold quick tests: a file that does not write the marker holds none."""
+    return path.is_dir() or "mark.quick" in path.read_text(encoding="utf-8")
+
+
 def _named(config: pytest.Config) -> bool:
     return any(".py" in path or Path(path).name in SLOW for path in config.args)
 
