@@ -210,6 +210,11 @@ class _Slot(NamedTuple):
     also: str | None
 
     @property
+    def sent(self) -> str:
+        """The slot as clients send it. What is new of a memory has a name under which they are sent nothing, for it is no model."""
+        return f"new_{self.slot}" if self.how.remembers else self.slot
+
+    @property
     def weighs(self) -> bool:
         """Whether the server has weights of its own."""
         return self.how.kind in ("known_p", "fedau") or self.how.chances
@@ -235,7 +240,8 @@ class _Slot(NamedTuple):
             return phase
         if not self.how.remembers:
             return replace(phase, dated=True, reweighted=True)
-        reduce = {**phase.reduce, self.slot: Twice() if self.weighs else Mean()}
+        others = {slot: reduction for slot, reduction in phase.reduce.items() if slot != self.slot}
+        reduce = {**others, self.sent: Twice() if self.weighs else Mean()}
         return replace(
             phase,
             work=self._remembering(phase.work),
@@ -263,7 +269,8 @@ class _Slot(NamedTuple):
             if self.rates:
                 v = T.scale({p: 1.0 / shared["lr"][p] for p in v}, v)
             e = T.sub(v, own["last"])
-            send = {**message.send, self.slot: carried(e, sent)}
+            others = {slot: tree for slot, tree in message.send.items() if slot != self.slot}
+            send = {**others, self.sent: carried(e, sent)}
             first = {"first": 1.0 - own["heard"]} if self.how.start != "zeros" else {}
             new = {"last": v, "heard": torch.ones_like(own["heard"])}
             return replace(message, send=send, config={**message.config, **first}), new
@@ -293,7 +300,8 @@ class _Correcting(Exchanging):
             return found
         origin = shared.send[of.slot] if of.model else None
         now = self._remembered(found, shared, len(cohort)) if of.how.remembers else self._counted(found, cohort, origin)
-        return found._replace(values={**found.values, of.slot: now})
+        others = {slot: value for slot, value in found.values.items() if slot != of.sent}
+        return found._replace(values={**others, of.slot: now})
 
     def _weights(self, phase: Phase, shared: Message, cohort: Cohort, given: Mapping[str, Any]) -> Tensor:
         """Return by how much the server multiplies each answer of a cohort (S,)."""
@@ -340,7 +348,7 @@ class _Correcting(Exchanging):
     def _remembered(self, found: Reduced, shared: Message, invited: int) -> Tree:
         """Return what is remembered of all clients with what is new of those heard, and remember that."""
         of, whole = self._of, float(self.problem.clients)
-        slot = found[of.slot]
+        slot = found[of.sent]
         weighted, plain = slot if of.weighs else (slot, slot)
         e, parts = T.map(Tensor.double, learnt(plain)), self._parts(found)
         before = Memory(T.zeros_like(e), 0.0) if self.memory is None else self.memory
