@@ -1,4 +1,4 @@
-"""Where the packages lie: below ``src``, six of them by links, which a clone on Windows has as files of text."""
+"""Where the packages lie: below ``src``, five of them by links, which a clone on Windows has as files of text."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from setuptools import find_namespace_packages, setup
 
 ROOT = Path(__file__).parent
 NAME = "fedfleet"
-ROOMS = ("algorithms", "attacks", "datasets", "simulator", "tasks", "transforms")
+ROOMS = ("algorithms", "datasets", "middleware", "simulator", "tasks")
 
 packages = find_namespace_packages("src")
 folders = {"": "src"}

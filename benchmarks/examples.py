@@ -23,7 +23,7 @@ from benchmarks import lists, turns, world
 from benchmarks.peers import workload
 from benchmarks.peers.workload import Case
 from fedfleet.commands.rules import How
-from fedfleet.simulator.driver.examples import Gradients, private_examples
+from fedfleet.middleware.privacy.gradients import Gradients, private_examples
 from fedfleet.simulator.executors.local import LocalExecutor
 
 NORM, MULTIPLIER = 1.0, 0.5

@@ -12,9 +12,9 @@ from typing import Any
 
 from benchmarks import turns, world
 from benchmarks.peers.workload import Case
-from fedfleet.simulator.driver.privacy import Adaptive, Mechanism, private
+from fedfleet.middleware.privacy.hidden import NORM, WITHIN, Hidden
+from fedfleet.middleware.privacy.noise import Adaptive, Mechanism, private
 from fedfleet.simulator.executors.local import LocalExecutor
-from fedfleet.transforms.clip import NORM, WITHIN, Hidden
 
 FOLLOWS = Adaptive(quantile=0.5, lr=0.2, count_noise=5.0, sent=NORM, told=WITHIN)
 

@@ -18,10 +18,10 @@ import torch
 from benchmarks import command, turns, world
 from benchmarks.cases import CASES
 from benchmarks.peers.workload import Case
-from fedfleet.config.secured import costs
+from fedfleet.middleware.secure_aggregation.secured import secured
+from fedfleet.middleware.secure_aggregation.wrap import costs
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.driver.secured import secured
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.fleet.devices import Load
 from fedfleet.simulator.fleet.responses import Federation

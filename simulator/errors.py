@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from typing import Any
 
 
 def printable(text: str) -> str:
@@ -58,3 +59,12 @@ def traced(error: BaseException) -> str:
 def one_line(text: object) -> str:
     """Return a text, or what an error says, on one line."""
     return " ".join(str(text).split())
+
+
+def show(value: Any) -> str:
+    """Return a value as it stands in a message: one line, not too long."""
+    try:
+        text = repr(value)
+    except ValueError:  # a number of thousands of digits
+        return "..."
+    return text if len(text) <= 80 else f"{text[:77]}..."

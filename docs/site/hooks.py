@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 
 from fedfleet.commands import show_named
 from fedfleet.config.schema import Config
-from fedfleet.transforms.registry import TRANSFORMS
+from fedfleet.middleware.compression.codecs.registry import TRANSFORMS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {

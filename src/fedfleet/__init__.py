@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-ROOMS = ("algorithms", "attacks", "datasets", "simulator", "tasks", "transforms")
+ROOMS = ("algorithms", "datasets", "middleware", "simulator", "tasks")
 """Subpackages that lie in the repository's root, and here as links."""
 if any(
     (Path(__file__).parent / room).is_file() for room in ROOMS

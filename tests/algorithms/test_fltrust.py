@@ -14,13 +14,13 @@ from torch import Tensor
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.robust_rules import trust
-from fedfleet.attacks.updates import Scaled, SignFlip
+from fedfleet.middleware.attacks.attacked import attacked
+from fedfleet.middleware.attacks.attackers import Attackers
+from fedfleet.middleware.attacks.kinds.updates import Scaled, SignFlip
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.attackers import Attackers
 from fedfleet.simulator.block.faults import Faults
-from fedfleet.simulator.driver.attacked import attacked
 from fedfleet.simulator.errors import ClientError, ConfigError
 from fedfleet.simulator.fleet.policies import Siwer
 from fedfleet.simulator.population import InMemoryPopulation

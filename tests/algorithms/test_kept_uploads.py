@@ -10,13 +10,13 @@ from harness import build, digits, flat, play, records
 
 from fedfleet.algorithms.local import local_training
 from fedfleet.algorithms.options import CohortOptions
+from fedfleet.middleware.cosines import watched as cosines
 from fedfleet.simulator.algorithm import Algorithm, View
 from fedfleet.simulator.arithmetic import spool
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Store
 from fedfleet.simulator.arithmetic.spool import Filed
 from fedfleet.simulator.block.faults import Faults
-from fedfleet.simulator.driver import cosines
 from fedfleet.simulator.driver import round as driver
 from fedfleet.simulator.errors import ClientError
 from fedfleet.simulator.fleet.availability import Bernoulli

@@ -12,10 +12,10 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from fedfleet.algorithms.registry import ALGORITHMS
-from fedfleet.attacks.registry import ATTACKS
 from fedfleet.config.checking import section
+from fedfleet.middleware.attacks.kinds.registry import ATTACKS
+from fedfleet.middleware.compression.codecs.registry import TRANSFORMS
 from fedfleet.tasks.registry import TASKS
-from fedfleet.transforms.registry import TRANSFORMS
 
 FILE = Path(__file__).with_name("options.json")
 PROSE = {"title", "description"}

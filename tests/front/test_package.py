@@ -16,7 +16,7 @@ import pytest
 import fedfleet
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("simulator", "algorithms", "datasets", "tasks", "transforms", "attacks")
+FOLDERS = ("simulator", "algorithms", "datasets", "tasks", "middleware")
 
 
 @pytest.fixture(scope="module")

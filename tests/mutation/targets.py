@@ -11,9 +11,14 @@ PERSONAL = [f"{A}personalised.py", f"{A}own_models_by_hand.py"]
 ONLINE = [f"{F}online_models.py", f"{F}online_correlated.py", f"{F}online_trace.py", f"{F}availability.py"]
 CHANCES = [f"{F}chances.py"]
 RESPONSES = [f"{F}partial_work.py", f"{F}devices.py", f"{A}unreliable.py", f"{A}events.py"]
-SENT = ["tests/transforms/test_transforms.py", "tests/transforms/test_algorithms.py"]
-ATTACKS = ["tests/attacks/test_updates.py", "tests/attacks/test_poison.py", "tests/front/config/test_attack_config.py"]
-SECURED = ["tests/simulator/driver/test_secured.py", "tests/front/config/test_secure_aggregation.py"]
+SENT = ["tests/middleware/compression/test_transforms.py", "tests/middleware/compression/test_algorithms.py"]
+UNDER_ATTACK = "tests/middleware/attacks"
+ATTACKS = [
+    f"{UNDER_ATTACK}/test_updates.py",
+    f"{UNDER_ATTACK}/test_poison.py",
+    "tests/front/config/test_attack_config.py",
+]
+SECURED = ["tests/middleware/secure_aggregation/test_secured.py", "tests/front/config/test_secure_aggregation.py"]
 INVERTED = ["tests/front/experiments/test_inversion.py", "tests/front/commands/test_invert.py"]
 BUFFER = [f"{F}buffer.py", f"{A}fedbuff.py", f"{A}events.py"]
 
@@ -82,10 +87,10 @@ _HELD: dict[str, list[str]] = {
     "algorithms/theory.py": MINIMAX[1:],
     "algorithms/vrex.py": [f"{A}domain_methods.py"],
     "algorithms/wrapping.py": [f"{A}omg.py", f"{A}robust.py"],
-    "attacks/base.py": ATTACKS[1:],
-    "attacks/collusion.py": ATTACKS[:1],
-    "attacks/poison.py": ATTACKS[1:2],
-    "attacks/updates.py": ATTACKS[:1],
+    "middleware/attacks/kinds/base.py": ATTACKS[1:],
+    "middleware/attacks/kinds/collusion.py": ATTACKS[:1],
+    "middleware/attacks/kinds/poison.py": ATTACKS[1:2],
+    "middleware/attacks/kinds/updates.py": ATTACKS[:1],
     "tasks/adapters.py": [f"{T}adapters.py"],
     "tasks/adaptation.py": [f"{T}adaptation.py"],
     "tasks/adaptation_nets.py": [f"{T}adaptation.py", f"{T}pretrained.py"],
@@ -114,28 +119,28 @@ _HELD: dict[str, list[str]] = {
     "tasks/transformer.py": [f"{T}adapters.py"],
     "tasks/two_heads.py": [f"{T}two_heads.py"],
     "tasks/two_heads_nets.py": [f"{T}two_heads.py", f"{T}pretrained.py"],
-    "transforms/clip.py": ["tests/transforms/test_clip.py"],
-    "transforms/half.py": SENT[:1],
-    "transforms/low_rank.py": SENT[:1],
-    "transforms/quantised.py": SENT[:1],
-    "transforms/rotation.py": SENT[:1],
-    "transforms/sparse.py": SENT[:1],
-    "transforms/vectors.py": SENT,
+    "middleware/compression/codecs/clip.py": ["tests/middleware/compression/test_clip.py"],
+    "middleware/compression/codecs/half.py": SENT[:1],
+    "middleware/compression/codecs/low_rank.py": SENT[:1],
+    "middleware/compression/codecs/quantised.py": SENT[:1],
+    "middleware/compression/codecs/rotation.py": SENT[:1],
+    "middleware/compression/codecs/sparse.py": SENT[:1],
+    "middleware/compression/codecs/vectors.py": SENT,
     "simulator/block/unrolled.py": INVERTED[:1],
     "simulator/block/uplink.py": SENT,
     "simulator/block/forged.py": ATTACKS[:1],
     "simulator/block/masked.py": SECURED[:1],
-    "simulator/driver/attacked.py": ATTACKS[:1],
+    "middleware/attacks/attacked.py": ATTACKS[:1],
     "simulator/attackers.py": ATTACKS[2:],
     "simulator/poisoned.py": ATTACKS[1:2],
     "simulator/arithmetic/reduction.py": ["tests/simulator/arithmetic/test_reduction.py"],
     "simulator/arithmetic/stored.py": ["tests/simulator/arithmetic/test_reduction.py"],
-    "simulator/driver/masks.py": ["tests/simulator/driver/test_masks.py"],
-    "simulator/driver/secured.py": SECURED,
-    "simulator/driver/downlink.py": ["tests/transforms/test_downlink.py"],
-    "simulator/driver/examples.py": ["tests/simulator/driver/test_examples.py"],
+    "middleware/secure_aggregation/masks.py": ["tests/middleware/secure_aggregation/test_masks.py"],
+    "middleware/secure_aggregation/secured.py": SECURED,
+    "middleware/compression/down.py": ["tests/middleware/compression/test_downlink.py"],
+    "middleware/privacy/gradients.py": ["tests/middleware/privacy/test_examples.py"],
     "simulator/driver/overheard.py": INVERTED[:1],
-    "simulator/driver/privacy.py": ["tests/simulator/driver/test_privacy.py"],
+    "middleware/privacy/noise.py": ["tests/middleware/privacy/test_privacy.py"],
     "simulator/fleet/availability.py": [*ONLINE[3:], *CHANCES],
     "simulator/fleet/buffer.py": BUFFER,
     "simulator/fleet/devices.py": RESPONSES,
@@ -161,7 +166,7 @@ _HELD: dict[str, list[str]] = {
 
 TARGETS = {
     file: [OPTIONS, *([f"{T}objectives.py"] if file.startswith("tasks/") else []), *tests]
-    if file.startswith(("algorithms/", "tasks/", "transforms/", "attacks/"))
+    if file.startswith(("algorithms/", "tasks/", "middleware/compression/codecs/", "middleware/attacks/kinds/"))
     else tests
     for file, tests in _HELD.items()
 }

@@ -153,7 +153,7 @@ def test_the_entrypoint_is_a_run_that_can_be():
 def test_the_image_has_what_it_copies_and_is_not_root():
     lines = (HERE / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
     copied = [s for line in lines if line.startswith("COPY ") and "--from" not in line for s in line.split()[1:-1]]
-    rooms = {"src", "simulator", "algorithms", "datasets", "tasks", "transforms", "attacks"}
+    rooms = {"src", "simulator", "algorithms", "datasets", "tasks", "middleware"}
     assert set(copied) >= {"pyproject.toml", "README.md", "LICENSE"} | rooms
     assert all((ROOT / source).exists() for source in copied)
     let_in = (HERE / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()

@@ -179,7 +179,7 @@ def test_a_run_keeps_the_statistics_and_goes_on_with_them(tmp_path):
 
 @pytest.mark.parametrize("name", ["scaffold", "fedbuff", "qffl"])
 def test_algorithms_that_do_not_average_models_refuse(name):
-    with pytest.raises(ConfigError, match=f"algorithm.name='{name}': its server does not average models"):
+    with pytest.raises(ConfigError, match=f"{name}, whose server does not average models"):
         fedfleet.Experiment(fedfleet.load(BASE, {"algorithm": name}))
 
 

@@ -26,7 +26,7 @@ def kinds(incomplete: str) -> list[str]:
 
 def shown(incomplete: str) -> list[str]:
     """Return what `show` shows, but for sections."""
-    return _begun(("data", "config", *built_in()), incomplete)
+    return _begun(("data", "compatibility", "config", *built_in()), incomplete)
 
 
 def named(ctx: click.Context, incomplete: str) -> list[str]:

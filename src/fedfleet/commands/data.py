@@ -37,7 +37,7 @@ def show(
     what: Annotated[
         str,
         typer.Argument(
-            help="data; or a kind: algorithm, task, dataset, partition, availability, attack, tracker, …; or a section: config, "
+            help="data; compatibility; or a kind: algorithm, task, dataset, partition, attack, …; or a section: config, "
             "cohort, evaluation, executor, …",
             autocompletion=completing.shown,
         ),
@@ -55,7 +55,9 @@ def show(
     clients: Annotated[int, typer.Option(min=0, help="Clients that have a row of their own.")] = 20,
     trust: TrustArg = False,
 ) -> None:
-    """Show who holds what, or who is online; or the options of a name, or of a section. Nothing is run."""
+    """Show who holds what, who is online, or what goes with what; or the options of a name, or of a section. Nothing is run."""
+    if what == "compatibility":
+        return _show_compatibility(out)
     online = what == "availability" and config is not None and config.suffix in (".yaml", ".yml")
     if what != "data" and not online:
         if out is not None:
@@ -86,6 +88,22 @@ def show(
         console.print(table)
     if out is not None:
         typer.echo(show_data.draw(seen, out))
+
+
+def _show_compatibility(out: Path | None) -> None:
+    from fedfleet.commands import show_compatibility
+
+    if out is not None and out.suffix != ".md":
+        raise ConfigError(f"--out={str(out)!r}: give a name that ends in .md")
+    console = Console(stderr=True)
+    with console.status("trying algorithms") as shown:
+        found = show_compatibility.look(lambda name: shown.update(f"trying {name}"))
+    if out is not None:
+        out.write_text(show_compatibility.markdown(found), encoding="utf-8")
+        return
+    console = Console(width=None if sys.stdout.isatty() else show_compatibility.PLAIN_WIDTH)
+    for table in show_compatibility.tables(found):
+        console.print(table)
 
 
 def _show_named(kind: str, name: Path | None, more: list[str] | None) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from fedfleet.algorithms.wrapping import WrapperOptions
-from fedfleet.config import rules, secured, timing
+from fedfleet.config import rules, timing
 from fedfleet.config.executor import Executor
 from fedfleet.config.made import Place, places
+from fedfleet.config.selection import asked
 from fedfleet.experiments.executors import on_ray
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.runner import where
+from fedfleet.middleware.secure_aggregation import wrap as secured
 from fedfleet.report.words import span
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.fleet.hardware import Machines
@@ -84,11 +86,15 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
         mostly = x.config.transforms.down[0].name == "delta"  # less for those who were asked not long ago
         most = models if mostly else invite * sum(x.notes.bytes_down.values())
         down = f"{'at most ' * mostly}{most / 1e6:.3g} MB"
+    invited = asked(x.config.cohort)
     for promise in x.promises:
         yield promise.key.replace("_", " "), promise.told()
-    if (told := secured.told(x.config, x.algorithm)) is not None:
+    if (told := secured.told(x.config.secure_aggregation, x.algorithm, invited)) is not None:
         yield "secure aggregation", told
-        up, down = f"{invite * secured.sent_each(x.config, x.algorithm) / 1e6:.3g}", "the models and what is said above"
+        up, down = (
+            f"{invite * secured.sent_each(x.algorithm, invited) / 1e6:.3g}",
+            "the models and what is said above",
+        )
     yield "traffic a round", f"about {up} MB up, {down} down, if all answer"
     if mine := [f"{here.at}: {here.name}, {_told(here)}" for here in places(x.config)]:
         yield "code of one's own", "\n".join(mine)
@@ -103,7 +109,7 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
                 f"{timing.between_steps(seconds, given.buffer, given.concurrency, x.problem.clients)}: {parts}",
             )
         else:
-            if more := secured.waits_s(x.config, x.algorithm, x.federation.devices, x.problem.clients):
+            if more := secured.waits_s(x.algorithm, x.federation.devices, x.problem.clients, invited):
                 seconds, parts = seconds + more, f"{parts}, exchanges of secure aggregation and masks {more:.3g} s"
             yield "round, median device", f"{seconds:.3g} s: {parts}"
 

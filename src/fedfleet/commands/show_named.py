@@ -20,10 +20,10 @@ from rich.text import Text
 from fedfleet.commands.terminal import table
 from fedfleet.config.checking import model_in, section, unknown
 from fedfleet.config.schema import SECTIONS, Config
+from fedfleet.middleware.compression.codecs.delta import Delta
 from fedfleet.simulator import named
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.registry import Registry, package
-from fedfleet.transforms.delta import Delta
 
 BOUNDS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
 PLAIN_WIDTH = 140

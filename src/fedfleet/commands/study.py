@@ -18,7 +18,7 @@ from fedfleet.config import resolve
 from fedfleet.config import schema as C
 from fedfleet.config.checking import unknown
 from fedfleet.config.population import Data
-from fedfleet.config.reading import override, read, show
+from fedfleet.config.reading import override, read
 from fedfleet.config.schema import Config
 from fedfleet.experiments import campaign, trials
 from fedfleet.experiments.experiment import Experiment
@@ -32,7 +32,7 @@ from fedfleet.files.summary import ended
 from fedfleet.files.writing import write_text
 from fedfleet.report.study_page import write_study_report
 from fedfleet.report.study_tables import DONE, MARK, Entry, Tables, Target, collect
-from fedfleet.simulator.errors import ConfigError, FedfleetError
+from fedfleet.simulator.errors import ConfigError, FedfleetError, show
 
 
 @dataclass(frozen=True)

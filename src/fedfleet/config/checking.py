@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from fedfleet.config.reading import show
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.algorithms.options import ByName
+from fedfleet.simulator.errors import ConfigError, show
 from fedfleet.simulator.registry import Registry, choices
 
 USUALLY = {
@@ -48,6 +48,19 @@ def sections(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, Sectio
                 yield from dict(within).items()
         elif (inner := model_in(field.annotation)) is not None:
             yield from sections(inner, f"{at}{name}.")
+
+
+def short_forms(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the keys, dotted, at which a name may stand for a mapping, and the option of the mapping that it then is."""
+    for name, field in model.model_fields.items():
+        if (named := section(field.annotation, field.metadata)) is not None and not named.listed:
+            yield f"{at}{name}", named.registry.key
+            within = (each for entry in named.registry.values() for each in short_forms(entry.options, f"{at}{name}."))
+            yield from dict(within).items()
+        elif named is None and (inner := model_in(field.annotation)) is not None:
+            if issubclass(inner, ByName):
+                yield f"{at}{name}", inner.naming
+            yield from short_forms(inner, f"{at}{name}.")
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:

@@ -7,14 +7,13 @@ from functools import partial
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config import availability, devices
 from fedfleet.config.made import made, place
-from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
 from fedfleet.config.selection import SCANNED, SELECTIONS, asked
-from fedfleet.config.transforms import Step, check_order
 from fedfleet.config.trials import check_online, check_selection, check_times, check_transform
+from fedfleet.middleware.compression.options import Step, check_order
 from fedfleet.simulator.algorithm import Problem
 from fedfleet.simulator.arithmetic import rng
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.errors import ConfigError, show
 from fedfleet.simulator.fleet.availability import Availability, InRounds
 from fedfleet.simulator.fleet.online.trace import Trace
 from fedfleet.simulator.fleet.policies import Deadline, First, ResponsePolicy, Siwer, WaitAll

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedfleet.config import schema as C
-from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
 from fedfleet.simulator import named
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.block.purity import Impure
-from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
+from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line, show
 from fedfleet.simulator.registry import ByPath, Registry, package
 
 OUTSIDE = [key for key, of in C.SECTIONS.items() if of.registry.group is not None]

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from fedfleet.config.made import Place, made
-from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Dataset, Examples, FederatedDataset, fixed_draw
 from fedfleet.datasets.names import NO_NAMES
 from fedfleet.simulator.arithmetic.digest import digest
-from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.errors import ConfigError, one_line, show
 from fedfleet.simulator.population import Population, decode
 
 Data = Dataset | FederatedDataset

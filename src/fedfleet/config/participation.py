@@ -1,4 +1,4 @@
-"""Corrections for unequal participation: where they are refused, and what is said of them before a run."""
+"""Corrections for unequal participation: what is said of them before a run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from fedfleet.simulator.fleet.responses import Federation
 from fedfleet.simulator.population import Population
 
 KEY = "algorithm.correction"
-EVEN = ("uniform", "round_robin", "poisson")
-"""Selections that ask all clients equally often."""
 ALIKE = ("always", "bernoulli", "random_rate")
 """Models of availability under which all clients are heard equally often."""
 VISITS = 5  # of a client, below which what it remembers is rarely of use
@@ -26,57 +24,6 @@ def correction(config: Config) -> Any:
     """Return the correction that an algorithm has; None for none."""
     found = getattr(config.algorithm, "correction", None)
     return None if found is None or found.kind == "none" else found
-
-
-def check_early(config: Config, algorithm: Algorithm) -> None:
-    """Refuse what a correction does not go with. Raises ConfigError."""
-    how, name = correction(config), config.algorithm.name
-    if algorithm.chances is not None or getattr(how, "count", None) == "invitations":
-        _check_invited(config, name)
-    if algorithm.chances == "absolute":
-        _check_heard(config, name)
-    if how is not None and how.remembers:
-        _check_memory(config, f"{KEY}={how.kind!r}")
-
-
-def _check_invited(config: Config, name: str) -> None:
-    if (kind := config.selection.kind) not in EVEN:
-        raise ConfigError(
-            f"selection.kind={kind!r}: {name} corrects for who is online, and takes all clients to be invited equally often: "
-            f"choose uniform, or leave {KEY} out"
-        )
-
-
-def _check_heard(config: Config, name: str) -> None:
-    c = config.cohort
-    for key, value, none in (
-        ("respond", c.respond, "all"),
-        ("over_select", c.over_select, 1.0),
-        ("deadline_s", c.deadline_s, None),
-    ):
-        if value != none:
-            raise ConfigError(
-                f"cohort.{key}={value}: {name} divides by the chance that a client is online, and not all who are would be heard: "
-                f"leave it out, or set {KEY}.normalise=true, which needs chances up to a factor, or {KEY}=fedau"
-            )
-
-
-def _check_memory(config: Config, what: str) -> None:
-    if config.secure_aggregation is not None:
-        raise ConfigError(
-            f"{what}: under secure_aggregation differences are cut to a range and rounded, and their sum would no longer be that "
-            f"of what clients remember: leave one of them out"
-        )
-    if config.privacy is not None:
-        raise ConfigError(
-            f"{what}: under privacy differences are clipped and noise is added to their sum, which would no longer be that of "
-            f"what clients remember: leave one of them out"
-        )
-    if config.transforms.up:
-        raise ConfigError(
-            f"transforms.up: with {what} the server adds up differences, and would lose track of what clients remember: leave one "
-            f"of them out"
-        )
 
 
 def advice(config: Config, algorithm: Algorithm, federation: Federation, population: Population) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from fedfleet.files.documents import YAML_BYTES, is_there, parse, text_of
-from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.errors import ConfigError, one_line, show
 from fedfleet.simulator.plain_text import OtherEncoding
 
 DEEPEST = 16  # dots in a key
@@ -115,12 +115,3 @@ def _key(key: Any, where: str) -> str:
     if isinstance(key, bool) or not isinstance(key, str | Real) or not f"{key}".strip() or not f"{key}".isprintable():
         raise ConfigError(f"{where + '.' if where else ''}{show(key)}: not a key: give it as plain text, in quotes")
     return f"{key}"
-
-
-def show(value: Any) -> str:
-    """Return a value as it stands in a message: one line, not too long."""
-    try:
-        text = repr(value)
-    except ValueError:  # a number of thousands of digits
-        return "..."
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -20,17 +20,14 @@ from fedfleet.algorithms.options import CohortOptions
 from fedfleet.config import rules
 from fedfleet.config.checking import unknown
 from fedfleet.config.platforms import check_ray, without_ray
-from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Examples
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.arithmetic.factored import Notes
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.compiled import compiler
-from fedfleet.simulator.driver.cosines import can_be_watched
 from fedfleet.simulator.driver.evaluation import less_is_better
-from fedfleet.simulator.errors import ConfigError, one_line
-from fedfleet.simulator.work import BUFFERS
+from fedfleet.simulator.errors import ConfigError, one_line, show
 from fedfleet.tracking.registry import check_installed
 
 ROW_BYTES = 64
@@ -238,11 +235,6 @@ def check_pairing(config: Config, algorithm: Algorithm, task: Task) -> None:
         )
     if "y" not in task.parts and (rate := getattr(config.algorithm, "dual_lr", None)) is not None:
         raise ConfigError(f"algorithm.dual_lr={rate:g}: task.name={config.task.name!r} has no dual part: leave it out")
-    if BUFFERS in task.parts and not algorithm.buffers:
-        raise ConfigError(
-            f"algorithm.name={config.algorithm.name!r}: its server does not average models, which is what layers with "
-            f"statistics (BatchNorm) need: choose fedavg, fedprox or local_sgda, or a net without, such as one of GroupNorm"
-        )
     if algorithm.minimises and "y" in task.parts:
         raise ConfigError(
             f"algorithm.name={config.algorithm.name!r}: it minimises, and task.name={config.task.name!r} has a dual "
@@ -252,18 +244,6 @@ def check_pairing(config: Config, algorithm: Algorithm, task: Task) -> None:
         raise ConfigError(
             f"cohort.resample=false: {config.algorithm.name} draws the cohort of each of its phases by itself: leave it out"
         )
-    if config.cohort.late == "keep" and (stateful := [p.name for p in algorithm.phases if p.own is not None]):
-        raise ConfigError(
-            f"cohort.late='keep': clients of {config.algorithm.name} keep a state in phase {stateful[0]!r}, which has moved "
-            f"on when a late answer is used: leave it out"
-        )
-    if config.cohort.late == "keep" and (dated := [p.name for p in algorithm.phases if p.dated]):
-        raise ConfigError(
-            f"cohort.late='keep': what clients of {config.algorithm.name} send in phase {dated[0]!r} is of use in its own "
-            f"round alone: leave it out"
-        )
-    if algorithm.asynchronous:
-        check_asynchronous(config)
 
 
 def unlabelled(algorithm: Algorithm, task: Task) -> bool:
@@ -284,37 +264,10 @@ def check_roles(config: Config, algorithm: Algorithm, task: Task) -> None:
             f"domains.target={show(config.domains.target)}: {name} learns on domains with labels: leave it out, and choose the "
             f"sources by population.dataset.domains"
         )
-    if algorithm.roles and (kind := config.selection.kind) != "uniform":
-        raise ConfigError(f"selection.kind={kind!r}: {name} draws clients by their role, uniformly: leave it out")
-
-
-def check_asynchronous(config: Config) -> None:
-    """Refuse what an asynchronous algorithm would silently ignore. Raises ConfigError."""
-    cohort = config.cohort
-    for name in sorted(cohort.model_fields_set - {"attempts", "retry_s"}):
-        if (value := getattr(cohort, name)) != type(cohort).model_fields[name].default:
-            raise ConfigError(
-                f"cohort.{name}={show(value)}: {config.algorithm.name} is asynchronous and has no cohorts: leave it out, and "
-                f"set algorithm.buffer and algorithm.concurrency"
-            )
-    if config.executor.train_all:
-        raise ConfigError(
-            f"executor.train_all=true: {config.algorithm.name} is asynchronous, and nobody works in vain: leave it out"
-        )
-    if config.selection.kind != "uniform":
-        raise ConfigError(
-            f"selection.kind={config.selection.kind!r}: {config.algorithm.name} is asynchronous and draws clients "
-            f"uniformly: leave it out"
-        )
 
 
 def check_domains(config: Config, test: Examples, domains: int) -> None:
     """Refuse what an algorithm over domains cannot be unbiased with. Raises ConfigError."""
-    if (kind := config.selection.kind) != "uniform":
-        raise ConfigError(
-            f"selection.kind={kind!r}: {config.algorithm.name} weighs clients as drawn uniformly, or draws them itself: "
-            f"leave it out"
-        )
     several = test.domain is not None and len(test.domain.unique()) > 1
     if several and domains == 1 and config.domains.kind == "given":
         raise ConfigError(
@@ -324,42 +277,10 @@ def check_domains(config: Config, test: Examples, domains: int) -> None:
 
 
 def check_proven(config: Config, algorithm: Algorithm) -> None:
-    """Refuse the steps of a theorem where it does not hold, and those made for another number of rounds. Raises ConfigError."""
-    name = config.algorithm.name
+    """Refuse steps that are made for another number of rounds. Raises ConfigError."""
     if algorithm.rounds not in (None, config.rounds):
         key = "rounds" if hasattr(config.algorithm, "rounds") else "theory.rounds"
         raise ConfigError(f"algorithm.{key}={algorithm.rounds}: the run has rounds={config.rounds}: make them the same")
-    model = getattr(config.task, "model", None)
-    if algorithm.convex and model != "logistic":
-        raise ConfigError(
-            f"task.model={model!r}: the steps of {name} are those of a theorem about convex losses: set task.model=logistic, or "
-            f"leave algorithm.theory and algorithm.strong_convexity out"
-        )
-
-
-def check_gap(config: Config, algorithm: Algorithm) -> None:
-    """Refuse to measure the duality gap where there is none. Raises ConfigError."""
-    if not config.evaluation.duality_gap:
-        return
-    if algorithm.saddle is None:
-        raise ConfigError(
-            f"evaluation.duality_gap=true: {config.algorithm.name} does not say between what: use afl, or leave it out"
-        )
-    model = getattr(config.task, "model", None)
-    if model != "logistic":
-        raise ConfigError(
-            f"evaluation.duality_gap=true: the loss of task.model={model!r} is not convex: set task.model=logistic, or leave it "
-            f"out"
-        )
-
-
-def check_cosines(config: Config, algorithm: Algorithm) -> None:
-    """Refuse to measure how updates point where clients send none. Raises ConfigError."""
-    if config.evaluation.cosines and not can_be_watched(algorithm):
-        raise ConfigError(
-            f"evaluation.cosines=true: clients of {config.algorithm.name} send no models, nor what they moved by, to be "
-            f"averaged: choose fedavg or another that averages, or leave it out"
-        )
 
 
 def check_local(config: Config, largest: int) -> None:

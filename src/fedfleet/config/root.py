@@ -11,9 +11,9 @@ from fedfleet.config import schema as C
 from fedfleet.config.population import Data, targets
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Examples, FederatedDataset
+from fedfleet.middleware.trial import Seen
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.arithmetic import rng
-from fedfleet.simulator.driver.transformed import Seen
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 from fedfleet.simulator.population import InMemoryPopulation
 

@@ -16,25 +16,25 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.registry import ALGORITHMS
-from fedfleet.attacks.registry import ATTACKS
 from fedfleet.config.availability import AVAILABILITY
-from fedfleet.config.checking import sections, validated
+from fedfleet.config.checking import sections, short_forms, validated
 from fedfleet.config.devices import DEVICES
 from fedfleet.config.executor import Executor, FaultOptions
 from fedfleet.config.measuring import Checkpoint, Evaluation, Patience
-from fedfleet.config.privacy import ExamplePrivacy, Privacy
-from fedfleet.config.reading import override, plain, read, show
-from fedfleet.config.secure_aggregation import SecureAggregation
+from fedfleet.config.reading import override, plain, read
 from fedfleet.config.selection import SELECTIONS
 from fedfleet.config.shipped import locate
-from fedfleet.config.transforms import Transforms
 from fedfleet.config.trust import check as check_trusted
 from fedfleet.config.trust import is_of_a_run
 from fedfleet.config.tuning import Tuning
 from fedfleet.datasets.domain_config import DOMAINS
 from fedfleet.datasets.partition_config import PARTITIONS
 from fedfleet.datasets.registry import DATASETS
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.middleware.attacks.kinds.registry import ATTACKS
+from fedfleet.middleware.compression.options import Transforms
+from fedfleet.middleware.privacy.options import ExamplePrivacy, Privacy
+from fedfleet.middleware.secure_aggregation.options import SecureAggregation
+from fedfleet.simulator.errors import ConfigError, show
 from fedfleet.simulator.named import has as lies
 from fedfleet.simulator.named import is_path
 from fedfleet.simulator.registry import Options, Registry
@@ -173,6 +173,8 @@ SECTIONS = dict(sections(Config))
 OWN = {key: of.registry.given for key, of in SECTIONS.items() if of.registry.given}
 """Sections whose part may be made in Python instead, and the arguments of ``fedfleet.run`` it is given as. The section of what ran
 then has the one key "own", and below it what ``experiments.provenance`` says of it."""
+SHORT = dict(short_forms(Config))
+"""Keys at which a name may stand for a mapping, and the option of it that is the name."""
 LEAVES = ("compare", "vary", "tune.search", *(f"{key}.own" for key in OWN))
 """Mappings that are no sections: their keys are labels, and of the others dotted keys."""
 
@@ -285,16 +287,16 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 def _assign(raw: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key."""
-    if isinstance(value, str) and (named := _single(key)) is not None:  # the short form of a named section
-        key = f"{key}.{named.key}"
+    if isinstance(value, str) and key in SHORT:
+        key = f"{key}.{SHORT[key]}"
     whole = next((leaf for leaf in LEAVES[1:] if key.startswith(f"{leaf}.")), None)
     *parents, last = key.split(".") if whole is None else [*whole.split("."), key.removeprefix(f"{whole}.")]
     node, path = raw, ""
     for name in parents:
         path = f"{path}.{name}" if path else name
         below: Any = {} if node.get(name) is None else node[name]
-        if isinstance(below, str) and (named := _single(path)) is not None:
-            below = {named.key: below}
+        if isinstance(below, str) and path in SHORT:
+            below = {SHORT[path]: below}
         if not isinstance(below, dict):
             raise ConfigError(f"{key}={show(value)}: {path} is a value, not a section: leave out what follows it")
         node[name] = node = dict(below)

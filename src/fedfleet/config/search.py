@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedfleet.config.checking import unknown
-from fedfleet.config.reading import override, show
+from fedfleet.config.reading import override
 from fedfleet.files.documents import parse
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.errors import ConfigError, show
 
 REFUSED = {
     "compare": "tuning takes one configuration",

@@ -86,3 +86,5 @@ ROWS: dict[str, Entry[Callable[[Any, int], models.Selection]]] = {
 SELECTIONS = Registry("selection", ROWS, default="uniform", group="fedfleet.selections")
 SCANNED = 10_000_000
 """Clients up to which a selection may look at all of them in each round."""
+EVEN = ("uniform", "round_robin", "poisson")
+"""Selections that ask all clients equally often."""

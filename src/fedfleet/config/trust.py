@@ -20,9 +20,8 @@ from typing import Any
 
 import yaml
 
-from fedfleet.config.reading import show
 from fedfleet.files.documents import YAML_BYTES, parse, text_of
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.errors import ConfigError, show
 from fedfleet.simulator.named import is_path
 from fedfleet.tasks.transformer import PREFIX
 

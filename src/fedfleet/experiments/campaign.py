@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 
 from fedfleet.config.population import Data, data_key, load_data
-from fedfleet.config.reading import show
 from fedfleet.config.schema import Config, load
 from fedfleet.config.trust import dumped
 from fedfleet.experiments.child import child
@@ -32,7 +31,7 @@ from fedfleet.files.summary import SUMMARY, checked_summary, summary_of
 from fedfleet.files.writing import write_text
 from fedfleet.report import finals, told, write_report
 from fedfleet.simulator.algorithm import Task
-from fedfleet.simulator.errors import ConfigError, FedfleetError
+from fedfleet.simulator.errors import ConfigError, FedfleetError, show
 from fedfleet.tracking.callback import Callback, Callbacks
 
 CAMPAIGN = "campaign.yaml"

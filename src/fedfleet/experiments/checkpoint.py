@@ -18,7 +18,7 @@ from fedfleet.simulator.driver.simulate import Position
 from fedfleet.simulator.driver.state import Slots
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 
-FORMAT = "fedfleet checkpoint 3"
+FORMAT = "fedfleet checkpoint 4"
 STATES = "states.bin"
 
 

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from fedfleet.experiments import learnt
+from fedfleet.experiments.overheard import Exchange, overheard, total, upload
 from fedfleet.experiments.prepared import Prepared
+from fedfleet.middleware.privacy.gradients import Gradients, private_examples
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
@@ -24,8 +26,6 @@ from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.unrolled import unrolled
 from fedfleet.simulator.block.uplink import SERVERS, alike, compressible
-from fedfleet.simulator.driver.examples import Gradients, private_examples
-from fedfleet.simulator.driver.overheard import Exchange, overheard, total, upload
 from fedfleet.simulator.driver.simulate import Position
 from fedfleet.simulator.errors import ConfigError, one_line
 from fedfleet.simulator.population import decode, gather

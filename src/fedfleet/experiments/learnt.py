@@ -18,7 +18,6 @@ from fedfleet.config import schema as C
 from fedfleet.config.advice import of_outputs
 from fedfleet.config.made import made, package_of, place, places, recorded
 from fedfleet.config.population import Data
-from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Dataset
 from fedfleet.datasets.vocabulary import PADDING
@@ -31,7 +30,7 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.gradient import EngineOps
 from fedfleet.simulator.block.purity import Held, Impure, Purity
-from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.errors import ConfigError, one_line, show
 from fedfleet.simulator.population import InMemoryPopulation, decode
 from fedfleet.simulator.registry import ByPath
 from fedfleet.simulator.signals import EndsProgram, contained, put_off

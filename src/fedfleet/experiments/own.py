@@ -7,16 +7,15 @@ from typing import Any, NamedTuple
 
 from fedfleet.config import schema as C
 from fedfleet.config.own_data import POPULATION, Data, check_is, check_population, federated, sampled
-from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Dataset, FederatedDataset
 from fedfleet.experiments.provenance import describe, differences, same
+from fedfleet.middleware.attacks.poisoned import Poisoned
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.arithmetic.digest import digest
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.errors import ConfigError, show
 from fedfleet.simulator.executors.likeness import DATA, SHORT
 from fedfleet.simulator.held_out import HeldOut
-from fedfleet.simulator.poisoned import Poisoned
 from fedfleet.simulator.population import InMemoryPopulation, Population
 
 TASK = ("parts", "objectives", "functions", "init", "metrics")

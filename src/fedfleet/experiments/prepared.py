@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from fedfleet.config import attack, participation, resolve, root, secured, timing, transforms
+from fedfleet.config import participation, requirements, resolve, root, timing
 from fedfleet.config import schema as C
 from fedfleet.config.federation import federation, selection, steps
 from fedfleet.config.made import places
@@ -31,7 +31,6 @@ from fedfleet.config.population import (
     with_held_out,
     with_roles,
 )
-from fedfleet.config.promises import promised
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Dataset
 from fedfleet.experiments import learnt, own, weights
@@ -42,6 +41,13 @@ from fedfleet.experiments.plane import plane
 from fedfleet.experiments.provenance import differences, same
 from fedfleet.experiments.tracked import check_callbacks
 from fedfleet.experiments.vectors import Vectors
+from fedfleet.middleware.attacks import wrap as attacks
+from fedfleet.middleware.compression.wrap import receiving, sending
+from fedfleet.middleware.cosines.watched import watched
+from fedfleet.middleware.facts import check
+from fedfleet.middleware.privacy.wrap import promised
+from fedfleet.middleware.secure_aggregation.wrap import summed
+from fedfleet.middleware.trial import Seen, tried
 from fedfleet.simulator.algorithm import Algorithm, Personal, Task
 from fedfleet.simulator.ambient import Gpu, fresh_settings
 from fedfleet.simulator.arithmetic.digest import digest
@@ -59,13 +65,11 @@ from fedfleet.simulator.driver.client_metrics import (
     evaluate_clients,
     states,
 )
-from fedfleet.simulator.driver.cosines import watched
 from fedfleet.simulator.driver.evaluation import summarised
 from fedfleet.simulator.driver.probe import asked, probe
 from fedfleet.simulator.driver.round import Conditions
 from fedfleet.simulator.driver.server import initial
 from fedfleet.simulator.driver.state import ClientStore
-from fedfleet.simulator.driver.transformed import Seen, tried
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.population import Population, gather
@@ -116,8 +120,9 @@ class Prepared:
         check_callbacks(config)
         config = learnt.with_base(config, self.task)
         resolve.check_pairing(config, self.algorithm, self.task)
-        participation.check_early(config, self.algorithm)
-        attack.check_early(config, self.algorithm)
+        up, down = steps(config, "up"), steps(config, "down")
+        broken = list(requirements.breaks(config, self.algorithm, self.task, up, down))
+        check(requirements.needs(config, self.algorithm, up, down), broken)
         root.check(config, self.algorithm)
         self.dealt = isinstance(data, Dataset)  # by the partition, to clients that the data do not say
         dealt = make_population(config, data, lambda kind, clients: self._vectors(config)(kind, clients))
@@ -143,8 +148,6 @@ class Prepared:
         self.domain_names: tuple[str, ...] = getattr(data, "domains", ()) if as_data_say else ()
         if config.warm_start is not None:
             self.z = weights.load_model(Path(config.warm_start), self.z, self.task)
-        resolve.check_gap(config, self.algorithm)
-        resolve.check_cosines(config, self.algorithm)
         resolve.check_proven(config, self.algorithm)
         if self.algorithm.domains is not None:
             check_grouped(f"algorithm={config.algorithm.name!r}", size)
@@ -156,23 +159,24 @@ class Prepared:
                 f"training images of a published data set: choose one"
             )
         self.evaluation, self.final = evaluation_data(config, data, validation), final_data(config, data)
-        self.attack = attack.placed(config, self.task, size, self.evaluation["test"], data.test.classes)
+        self.attack = attacks.placed(
+            config.attack, self.task, size, config.seed, self.evaluation["test"], data.test.classes
+        )
         if self.attack is not None:
             self.evaluation |= self.attack.splits(self.evaluation)
             self.final |= self.attack.splits(self.final)
         self.examples, self.names = weights.told(data, self.evaluation["test"]["y"]), data.names
-        self.config, name = config, config.algorithm.name
-        root.check_work(self.algorithm, self._tried)
-        self.algorithm, self.promises = promised(config, self.algorithm, self.task, self.problem, self._tried)
-        self.algorithm = transforms.sending(self.algorithm, steps(config, "up"), name, config.cohort.late, self._tried)
-        self.algorithm = secured.summed(config, self.algorithm, summary.max_examples, self._tried, self.promises)
+        self.config = config
+        root.check_work(self.algorithm, self.seen)
+        about = requirements.context(config, self.task, self.problem, summary.max_examples, self.seen, broken)
+        self.algorithm, self.promises = promised(config.privacy, config.example_privacy, self.algorithm, about)
+        self.algorithm = sending(up, self.algorithm, about)
+        self.algorithm = summed(config.secure_aggregation, self.algorithm, about)
         if self.attack is not None:
             self.algorithm = self.attack.on(self.algorithm)
         if config.evaluation.cosines:
             self.algorithm = watched(self.algorithm, summary.domains)
-        self.algorithm = transforms.receiving(
-            self.algorithm, steps(config, "down"), name, config.cohort.late, self._tried
-        )
+        self.algorithm = receiving(down, self.algorithm, about)
         check_libraries(self.task, self.z, {**self.evaluation, **self.final})
         resolve.check_metrics(config, self.metric_names)
         self.config = resolve.resolved(config, self.answers, len(self.algorithm.phases), self.z, lambda: self.notes)
@@ -203,7 +207,7 @@ class Prepared:
             )
         return config.model_copy(update={"cohort": config.cohort.model_copy(update={"invite": size})})
 
-    def _tried(self, algorithm: Algorithm) -> Seen:
+    def seen(self, algorithm: Algorithm) -> Seen:
         """Try an algorithm on very little, to see what its clients send."""
         setup = replace(self.setup(), phases=phases_of(algorithm))
         return tried(algorithm, self.z, self.problem, setup)

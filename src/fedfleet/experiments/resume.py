@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from fedfleet.config.reading import check_there, override, read, show
+from fedfleet.config.reading import check_there, override, read
 from fedfleet.config.schema import Config, load, recorded, without_own
 from fedfleet.config.trust import check as check_trusted
 from fedfleet.experiments.checkpoint import newest
@@ -21,7 +21,7 @@ from fedfleet.experiments.stopping import KEYS
 from fedfleet.experiments.workers import Workers
 from fedfleet.files import parquet
 from fedfleet.files.summary import ended, summary_of
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.errors import ConfigError, show
 from fedfleet.tracking.callback import Callback, Callbacks, checked
 
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedfleet.config import secured
 from fedfleet.config.timing import local_steps
 from fedfleet.experiments.checkpoint import Checkpoint
 from fedfleet.experiments.executors import EXECUTORS
@@ -19,6 +18,7 @@ from fedfleet.experiments.runfolder import RunFolder
 from fedfleet.experiments.same_run import decisive
 from fedfleet.experiments.stopping import DIVERGED, Stopping, paused, told
 from fedfleet.experiments.sums import LostSums
+from fedfleet.middleware.secure_aggregation import wrap as secured
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.client_metrics import ClientMetrics
 from fedfleet.simulator.driver.codec import encode
@@ -383,7 +383,7 @@ class Runner:
             "bit_exact": self.folder.bit_exact,
             "privacy": None,
             **{promise.key: promise.said(self.at.state) for promise in x.promises},
-            "secure_aggregation": secured.said(x.config, x.algorithm, self.sums.first),
+            "secure_aggregation": secured.said(x.config.secure_aggregation, x.algorithm, self.sums.first),
             **{name: rounds[name].sum().item() for name in totals},
         }
 

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.errors import ConfigError, show
 
 WHERE = (
     *("max_seconds", "checkpoint", "track"),

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedfleet.config import resolve
-from fedfleet.config.promises import Promise
 from fedfleet.config.schema import Config
+from fedfleet.middleware.privacy.wrap import Promise
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.faults import LOWER

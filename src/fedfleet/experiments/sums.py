@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfleet.experiments.runfolder import EVENTS
-from fedfleet.simulator.driver.secured import SUM_LOST, sum_lost
+from fedfleet.middleware.secure_aggregation.secured import SUM_LOST, sum_lost
 from fedfleet.simulator.driver.simulate import RoundRecord
 
 

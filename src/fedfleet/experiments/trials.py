@@ -12,12 +12,11 @@ from typing import Any
 
 from fedfleet.algorithms.wrapping import WrapperOptions
 from fedfleet.config.population import Data, load_data
-from fedfleet.config.reading import show
 from fedfleet.config.schema import SECTIONS, Config, at, with_overrides
 from fedfleet.datasets.files import DataError
 from fedfleet.report.values import names
 from fedfleet.report.words import joined
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.errors import ConfigError, show
 
 TARGET = "domains.target"
 LONGEST = 255  # bytes of a folder's name

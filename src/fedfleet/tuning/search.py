@@ -17,7 +17,6 @@ from typing import Any
 from fedfleet.config import schema as C
 from fedfleet.config import tuning
 from fedfleet.config.population import Data
-from fedfleet.config.reading import show
 from fedfleet.config.schema import Config
 from fedfleet.config.search import Distribution
 from fedfleet.config.trust import dumped
@@ -29,7 +28,7 @@ from fedfleet.experiments.same_run import WHERE, differences, without
 from fedfleet.experiments.side_by_side import Job, at_a_time, run_jobs
 from fedfleet.files.summary import summary_of
 from fedfleet.files.writing import write_text
-from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.errors import ConfigError, show
 from fedfleet.tuning import searchers
 from fedfleet.tuning.journal import Journal
 from fedfleet.tuning.schedules import SCHEDULES, Step, Trial

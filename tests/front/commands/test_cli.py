@@ -19,17 +19,17 @@ from rich.console import Console
 
 from fedfleet import __main__ as program
 from fedfleet.algorithms.registry import ALGORITHMS
-from fedfleet.attacks.registry import ATTACKS
 from fedfleet.commands import cli, completing
 from fedfleet.config.schema import load
 from fedfleet.datasets.registry import DATASETS
 from fedfleet.experiments import campaign
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.progress import Progress
+from fedfleet.middleware.attacks.kinds.registry import ATTACKS
+from fedfleet.middleware.compression.codecs.registry import TRANSFORMS
 from fedfleet.simulator.executors import nodes
 from fedfleet.tasks.registry import TASKS
 from fedfleet.tracking.callback import Begun
-from fedfleet.transforms.registry import TRANSFORMS
 from tests.front.commands.lines import line
 
 Command = Callable[..., tuple[int, str, str]]

@@ -9,7 +9,7 @@ import pytest
 import fedfleet
 from fedfleet.commands.plan import describe
 from fedfleet.config.schema import load
-from fedfleet.simulator.poisoned import Poisoned
+from fedfleet.middleware.attacks.poisoned import Poisoned
 from tests.front.experiments.resuming import check_equal
 from tests.refusals import all_refused
 
@@ -54,17 +54,17 @@ NO_ROOM = [
     ({"attack": {"kind": "scaled", "share": 0.01}}, "attack.share=0.01"),
     ({"attack": {"kind": "scaled", "share": 0.1}, "population": MANY}, "attack.share=0.1"),
     ({"attack": {"kind": "scaled", "clients": [3, 20]}}, "attack.clients=[3, 20]"),
-    ({"attack": COLLUDE, "algorithm": "afl", "domains.kind": "label"}, "attack.kind='alie': attackers replace models"),
-    ({"attack": COLLUDE, "algorithm": "fedbuff", **ASYNC}, "attack.kind='alie': attackers replace models"),
-    ({"attack": COLLUDE, "privacy": HIDDEN}, "attack.kind='alie': what attackers have computed together is not clipped"),
-    ({"attack": COLLUDE, "cohort.late": "keep"}, "attack.kind='alie': attackers know what is sent in this round"),
-    ({"attack": COLLUDE, "evaluation.cosines": True}, "evaluation.cosines=true"),
-    ({"attack": FLIP, "task.name": "auc"}, "attack.kind='label_flip': task.name='auc'"),
+    ({"attack": COLLUDE, "algorithm": "afl", "domains.kind": "label"}, "attack.kind='alie'"),
+    ({"attack": COLLUDE, "algorithm": "fedbuff", **ASYNC}, "attack.kind='alie'"),
+    ({"attack": COLLUDE, "privacy": HIDDEN, "algorithm.weight": "uniform"}, "attack.kind='alie'"),
+    ({"attack": COLLUDE, "cohort.late": "keep"}, "cohort.late='keep'"),
+    ({"attack": COLLUDE, "evaluation.cosines": True}, "attack.kind='alie'"),
+    ({"attack": FLIP, "task.name": "auc"}, "attack.kind='label_flip'"),
     ({"attack": {**FLIP, "source": 3, "target": 10}}, "attack.target=10"),
     ({"attack": {**BACKDOOR, "target": 10}}, "attack.target=10"),
     ({"attack": {**BACKDOOR, "size": 9}}, "attack.size=9"),
     ({"attack": BACKDOOR, "population.dataset": "synthetic"}, "attack.kind='backdoor': "),
-    ({"attack": FLIP, **TARGET}, "attack.kind='label_flip': clients of domains.target"),
+    ({"attack": FLIP, **TARGET}, "domains.target"),
 ]  # fmt: skip
 
 

@@ -54,6 +54,12 @@ def test_an_empty_file_is_every_default_and_input_is_left_alone(tmp_path: Path) 
     assert source == {"algorithm": {"name": "fedavg"}, "compare": {"a": {"rounds": 2}}}
 
 
+def test_what_is_written_by_its_name_alone_can_be_overridden_key_by_key() -> None:
+    given = {"algorithm": {"name": "fedavg", "correction": "fedvarp"}}
+    for change in ("algorithm.correction={kind: fedvarp, chances: true}", "algorithm.correction.chances=true"):
+        assert load(given, [change]).algorithm.correction.chances
+
+
 def test_the_short_form_of_a_named_section() -> None:
     for short in ("population.partition=dirichlet", "population={partition: {kind: dirichlet}}"):
         config = load({}, [short, "population.partition.alpha=0.1"])
@@ -160,7 +166,7 @@ REFUSED = [
     ("algorithm.learning_rate=1", "unknown key; did you mean algorithm.lr?"),
     ("algorithm.momentum=0.9", "unknown key; did you mean algorithm.client_optimizer.momentum?"),
     ("algorithm=omg algorithm.momentum=0.9", "unknown key; known here: of, kappa"),
-    ("algorithm.client_optimizer=adm", "algorithm.client_optimizer='adm'"),
+    ("algorithm.client_optimizer=adm", "algorithm.client_optimizer.name='adm'"),
     ("algorithm.lr_schedule=step", "step needs every"),
     ("algorithm.lr_schedule={kind: cosine, every: 5}", "every=5 is not for cosine"),
     ("algorithm.lr_schedule={kind: constant, factor: 0.5}", "factor=0.5 is not for constant"),

@@ -13,11 +13,12 @@ from prv_accountant.dpsgd import DPSGDAccountant
 
 import fedfleet
 from fedfleet.commands.plan import describe
-from fedfleet.config import accounting, example_guarantee
 from fedfleet.config.schema import load
 from fedfleet.experiments.experiment import Experiment
+from fedfleet.middleware.privacy import accounting
+from fedfleet.middleware.privacy import of_examples as example_guarantee
+from fedfleet.middleware.privacy.gradients import Answered, Counted
 from fedfleet.simulator.block.batches import capacity
-from fedfleet.simulator.driver.examples import Answered, Counted
 from fedfleet.simulator.errors import ConfigError
 from tests.refusals import all_refused
 
@@ -199,7 +200,7 @@ REFUSED = [
     ({"algorithm": "qffl"}, "example_privacy: qffl"),
     ({"algorithm": "fedpac", "task.model": "mlp", **OWN}, "example_privacy: fedpac"),
     ({"algorithm": "drfa", "domains.kind": "label"}, "example_privacy: drfa"),
-    ({"task.model": "cnn_bn"}, "example_privacy: layers with statistics (BatchNorm)"),
+    ({"task.model": "cnn_bn"}, "task.name='classification'"),
     ({"task": "gan"}, "example_privacy: fedavg: "),
     ({"selection": "oort"}, "selection.kind='oort'"),
     ({"availability": "label_correlated"}, "availability.kind='label_correlated'"),

@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 
 import fedfleet
 from fedfleet.commands.plan import describe
-from fedfleet.config import accounting
 from fedfleet.config.schema import load
 from fedfleet.experiments.experiment import Experiment
+from fedfleet.middleware.privacy import accounting
+from fedfleet.middleware.privacy.noise import Ledger
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.driver.privacy import Ledger
 from fedfleet.simulator.fleet.selection import RoundRobin
 from tests.refusals import all_refused
 
@@ -211,12 +211,12 @@ REFUSED = [
     ({"algorithm": {"name": "fedbuff"}, "cohort.invite": 10, "selection": "uniform"}, "privacy: fedbuff is asynchronous"),
     ({"algorithm": {"name": "omg", "of": {"name": "fedavg", "weight": "uniform"}}}, "privacy: omg does not say that the mean"),
     ({"algorithm": {"name": "fedas"}, "task.model": "mlp", **OWN}, "privacy: fedas weighs"),
-    ({"task.model": "cnn_bn"}, "privacy: layers with statistics (BatchNorm)"),
+    ({"task.model": "cnn_bn"}, "task.name='classification'"),
     ({"selection": "oort"}, "selection.kind='oort'"),
     ({"selection": "examples"}, "selection.kind='examples'"),
     ({"cohort.late": "keep", "selection": "uniform"}, "cohort.late='keep'"),
     ({"stop_if_diverged": "not_finite"}, "stop_if_diverged=not_finite"),
-    ({"privacy.noise": "clients", "transforms.up": ["sign"]}, "privacy.noise='clients'"),
+    ({"privacy.noise": "clients", "transforms.up": ["sign"]}, "transforms.up"),
     ({"faults.non_finite": "keep"}, "faults.non_finite='keep'"),
     ({"patience": {"metric": "eval/train_loss"}, "evaluation.train_examples": 9}, "patience.metric='eval/train_loss'"),
     ({"until": "eval/train_loss=0.1", "evaluation.train_examples": 9}, "until='eval/train_loss'"),

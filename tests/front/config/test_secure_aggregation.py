@@ -11,11 +11,10 @@ import pytest
 import torch
 
 import fedfleet
-from fedfleet.algorithms.options import CohortOptions
 from fedfleet.commands.plan import describe
 from fedfleet.config.schema import load
-from fedfleet.config.secured import _check_sent, costs, most_clients
 from fedfleet.experiments.experiment import Experiment
+from fedfleet.middleware.secure_aggregation.wrap import _check_sent, costs, most_clients
 from fedfleet.simulator.errors import ConfigError, FedfleetError
 from tests.refusals import all_refused, refused
 
@@ -202,8 +201,8 @@ REFUSED = [
     ({"faults.on_client_error": "drop_client"}, "faults.on_client_error='drop_client'"),
     ({"selection": "oort"}, "selection.kind='oort'"),
     ({"selection": "power_of_choice"}, "selection.kind='power_of_choice'"),
-    ({"evaluation.cosines": True}, "evaluation.cosines=true"),
-    ({"attack": COLLUDE}, "attack.kind='alie'"),
+    ({"evaluation.cosines": True}, "secure_aggregation"),
+    ({"attack": COLLUDE}, "secure_aggregation"),
     ({"transforms.down": ["bf16"]}, "transforms.down=['bf16']"),
     ({"transforms.up": ["sign"]}, "transforms.up[0].name='sign'"),
     ({"transforms.up": [{"name": "clip", "norm": 1.0}, "fp16"]}, "transforms.up[1].name='fp16'"),
@@ -220,10 +219,10 @@ REFUSED = [
     ({"secure_aggregation": RING}, "secure_aggregation.neighbours=3"),
     ({"secure_aggregation.dropout.masked": 1.0}, "secure_aggregation.dropout.masked=1.0"),
     ({"secure_aggregation.execute": True, "cohort.invite": 65, "population.clients": 80}, "secure_aggregation.execute=true"),
-    ({**PRIVATE, "privacy.adaptive": {"count_noise": 3.0}}, "privacy.adaptive"),
-    ({**PRIVATE, "privacy.noise": "clients", "cohort.min_responses": 4}, "privacy.noise='clients'"),
+    ({**PRIVATE, "privacy.adaptive": {"count_noise": 3.0}}, "secure_aggregation"),
+    ({**PRIVATE, "privacy.noise": "clients", "cohort.min_responses": 4}, "secure_aggregation"),
     ({**PRIVATE, "secure_aggregation.rounding": "nearest"}, "secure_aggregation.rounding='nearest'"),
-    ({**PRIVATE, "selection": "poisson"}, "privacy.accounting='poisson'"),
+    ({**PRIVATE, "selection": "poisson", "privacy.accounting": "poisson"}, "privacy.accounting='poisson'"),
 ]  # fmt: skip
 
 
@@ -239,6 +238,6 @@ def test_whole_numbers_have_no_range_and_a_poisson_cohort_may_be_larger_than_wha
     sent = {"z": {"x": torch.zeros(2), "b": {"seen": torch.zeros(1, dtype=torch.int64)}}}
     with pytest.raises(ConfigError, match=r"send whole numbers \(z.b.seen\)"):
         _check_sent(load(BASE).secure_aggregation, "mine", {"train": sent}, {"z"})
-    assert most_clients(CohortOptions(invite=10, over_select=1.5), "uniform") == 15
-    assert most_clients(CohortOptions(invite=10), "poisson") == 52
-    assert most_clients(CohortOptions(invite=1), "uniform") == 2
+    assert most_clients(15, "uniform") == 15
+    assert most_clients(10, "poisson") == 52
+    assert most_clients(1, "uniform") == 2

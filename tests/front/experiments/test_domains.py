@@ -132,8 +132,8 @@ def test_a_duality_gap_that_is_none(subtests):
         fedfleet.Experiment(fedfleet.load(BASE, {"evaluation.duality_gap": True, **change}))
 
     rows = [
-        ({"algorithm": "fedavg"}, "fedavg does not say between what: use afl"),
-        ({"task.model": "mlp"}, "not convex: set task.model=logistic"),
+        ({"algorithm": "fedavg"}, "evaluation.duality_gap=true: fedavg"),
+        ({"task.model": "mlp"}, "set task.model=logistic"),
     ]  # fmt: skip
     all_say(subtests, call, rows)
 

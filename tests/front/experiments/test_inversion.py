@@ -12,12 +12,12 @@ from torch import Tensor
 
 from fedfleet.config.schema import load
 from fedfleet.experiments.inversion import attacked, check
+from fedfleet.experiments.overheard import overheard, total, upload
 from fedfleet.experiments.prepared import Prepared
 from fedfleet.experiments.rebuilding import How, inferred, matched, psnr, rebuilt, ssim
 from fedfleet.simulator.algorithm import Exchanging
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.driver.overheard import overheard, total, upload
 from fedfleet.simulator.driver.simulate import Position, play, start
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.executors.local import LocalExecutor

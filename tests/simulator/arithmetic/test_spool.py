@@ -19,8 +19,6 @@ from fedfleet.simulator.arithmetic.stored import Stored
 from fedfleet.simulator.block.uploads import put_down
 from fedfleet.simulator.errors import ClientError
 
-pytestmark = pytest.mark.quick
-
 VALUES = {
     "a": torch.tensor([[1.5], [2.5]], dtype=torch.bfloat16), "b": (torch.tensor([True, False]), None),
     "c": torch.tensor([2**60, 7]), "d": torch.arange(24.0, dtype=torch.float64).view(2, 3, 4).transpose(1, 2),

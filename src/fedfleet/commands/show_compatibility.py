@@ -1,0 +1,218 @@
+"""What goes with what: which features each algorithm takes, and which features each other, by what they need and break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from rich.table import Table
+
+from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.commands.show_named import example
+from fedfleet.config import requirements
+from fedfleet.config.federation import steps
+from fedfleet.config.schema import load
+from fedfleet.experiments.prepared import Prepared
+from fedfleet.middleware.compression.wrap import sending
+from fedfleet.middleware.facts import Break, Clash, Fact, Need, check, of_trial
+from fedfleet.middleware.privacy.wrap import promised
+from fedfleet.middleware.secure_aggregation.wrap import summed
+from fedfleet.simulator.errors import ConfigError
+
+PLAIN_WIDTH = 200
+BY_ALGORITHM, BY_FEATURE = "Algorithms and features", "Features beside each other"
+PAGE = """# What goes with what
+
+Which features an algorithm takes, and which go together. An empty cell goes; a word says what is lacking, and stands below.
+Each algorithm is tried on a small run, with `weight: uniform` where it has that option. A configuration that cannot run is refused
+before it begins, with the key, the reason and what to do. Made by `fedfleet show compatibility --out docs/compatibility.md`.
+"""
+TRIAL, NONE = "a trial", "no option"
+NOISE = {"clip_norm": 1.0, "delta": 1e-3, "noise_multiplier": 1.0}
+FEATURES: dict[str, dict[str, Any]] = {
+    "privacy": {"privacy": NOISE},
+    "example_privacy": {"example_privacy": NOISE},
+    "secure_aggregation": {"secure_aggregation": {"clip": 1.0, "rounding": "toward_zero"}},
+    "transforms.up": {"transforms": {"up": ["fp16"]}},
+    "up with feedback": {"transforms": {"up": [{"name": "top_k", "share": 0.1, "feedback": True}]}},
+    "down with delta": {"transforms": {"down": ["delta", "bf16"]}},
+    "poisoning": {"attack": {"kind": "label_flip", "share": 0.1}},
+    "colluding": {"attack": {"kind": "alie", "share": 0.1}},
+    "cosines": {"evaluation": {"cosines": True}},
+    "late=keep": {"cohort": {"late": "keep"}},
+    "memory": {"algorithm": {"name": "fedavg", "correction": "fedvarp"}},
+    "Oort": {"selection": "oort"},
+}
+"""What algorithms are held against, and each other, by what the tables call it."""
+LOCAL = {"executor": {"kind": "local"}}
+NET = {"model": "mlp", "hidden": [8]}
+CLASSES = {"name": "classification", **NET}
+DIGITS = {**LOCAL, "population": {"dataset": "digits", "clients": 20}}
+BY_LABEL = {"dataset": {"name": "digits", "label_domains": True}, "clients": 20, "partition": {"kind": "by_domain"}}
+SHIFTED = {"dataset": "digits_to_bright", "clients": 20, "partition": {"kind": "by_domain"}}
+TO_BRIGHT = {**LOCAL, "population": SHIFTED, "domains": {"target": "target"}}
+WORLDS: tuple[dict[str, Any], ...] = (
+    {**DIGITS, "task": CLASSES},
+    {**DIGITS, "task": {"name": "classification", "model": "cnn_bn"}},
+    {**DIGITS, "task": {"name": "auc", **NET}},
+    {**LOCAL, "population": BY_LABEL, "task": CLASSES},
+    {**TO_BRIGHT, "task": {"name": "domain_adaptation"}},
+    {**TO_BRIGHT, "task": {"name": "two_heads"}, "cohort": {"invite": 2}},
+    {**LOCAL, "population": BY_LABEL, "task": {"name": "stochastic"}},
+    {**LOCAL, "population": BY_LABEL, "task": {"name": "attentive"}},
+    {**LOCAL, "population": {**BY_LABEL, "held_out": 0.25}, "task": CLASSES},
+)
+"""Small runs, of which the first that an algorithm takes shows what it is like."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature: what it is called, what is written for it, and what that needs and breaks."""
+
+    name: str
+    given: dict[str, Any]
+    needs: tuple[Need, ...]
+    breaks: tuple[Break, ...]
+
+
+def features() -> list[Feature]:
+    """Return what algorithms are held against, and each other."""
+    plain = Prepared(load(WORLDS[0], {"algorithm.name": "fedavg", "algorithm.weight": "uniform"}))
+    found = []
+    for name, given in FEATURES.items():
+        config = load(plain.config, given)
+        ways = steps(config, "up"), steps(config, "down")
+        there = requirements.needs(plain.config, plain.algorithm, (), ())
+        needs = [n for n in requirements.needs(config, plain.algorithm, *ways) if n not in there]
+        took = list(requirements.breaks(plain.config, plain.algorithm, plain.task, (), ()))
+        breaks = [b for b in requirements.breaks(config, plain.algorithm, plain.task, *ways) if b not in took]
+        found.append(Feature(name, given, tuple(needs), tuple(breaks)))
+    return found
+
+
+def lacking(needs: Iterable[Need], breaks: Sequence[Break]) -> str:
+    """Return the first fact that is lacking, as a table says it; nothing where all are there."""
+    try:
+        check(needs, breaks)
+    except Clash as e:
+        return _called(e.fact)
+    return ""
+
+
+def _called(fact: Fact) -> str:
+    return fact.name.lower().replace("_", " ")
+
+
+def of_algorithms(say: Callable[[str], None]) -> Iterator[tuple[str, list[str] | None]]:
+    """Yield each algorithm and what it lacks for each feature; None for one that none of the small runs suits."""
+    asked = features()
+    for name in ALGORITHMS:
+        say(name)
+        given = yaml.safe_load(example("algorithm", name))
+        if "weight" in given["algorithm"]:
+            given["algorithm"]["weight"] = "uniform"
+        yield name, next((_row(x, asked) for world in WORLDS if (x := _tried(world, given)) is not None), None)
+
+
+def _tried(world: dict[str, Any], given: dict[str, Any]) -> Prepared | None:
+    try:
+        return Prepared(load(world, given))
+    except ConfigError:
+        return None
+
+
+def _row(x: Prepared, asked: Sequence[Feature]) -> list[str]:
+    """Return what an algorithm lacks for each feature."""
+    breaks = [*requirements.breaks(x.config, x.algorithm, x.task, (), ())]
+    seen = x.seen(x.algorithm)
+    breaks += of_trial(x.algorithm, seen, x.config.algorithm.name)
+    mine = list(requirements.needs(x.config, x.algorithm, (), ()))
+    slots = {slot: 1.0 for sent in seen.sent.values() for slot in sent}
+    found = []
+    for feature in asked:
+        if feature.name == "memory" and "correction" not in type(x.config.algorithm).model_fields:
+            found.append(NONE)
+            continue
+        lack = lacking(feature.needs, breaks) or lacking(mine, feature.breaks)
+        found.append(lack or _wrapped(x, feature, breaks, slots))
+    return found
+
+
+def _wrapped(x: Prepared, feature: Feature, breaks: Sequence[Break], slots: dict[str, float]) -> str:
+    """Return that a trial of the algorithm with the feature fails, if it does."""
+    given = feature.given
+    if "secure_aggregation" in given:
+        given = {"secure_aggregation": {**given["secure_aggregation"], "clip": slots}}
+    config = load(x.config, given)
+    about = requirements.context(config, x.task, x.problem, x.population.summary().max_examples, x.seen, breaks)
+    try:
+        algorithm, _ = promised(config.privacy, config.example_privacy, x.algorithm, about)
+        algorithm = sending(steps(config, "up"), algorithm, about)
+        summed(config.secure_aggregation, algorithm, about)
+    except Clash as e:
+        return _called(e.fact)
+    except ConfigError:
+        return TRIAL
+    return ""
+
+
+def of_features() -> list[tuple[str, list[str]]]:
+    """Return each feature and what is lacking for it beside each other."""
+    asked = features()
+    return [(one.name, [lacking(one.needs, o.breaks) or lacking(o.needs, one.breaks) for o in asked]) for one in asked]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What goes with what: by algorithm and feature, by feature and feature, and what the words mean."""
+
+    algorithms: list[tuple[str, list[str]]]
+    features: list[tuple[str, list[str]]]
+    words: list[tuple[str, str]]
+
+
+def look(say: Callable[[str], None]) -> Tables:
+    """Return all of it; ``say`` is told of each algorithm."""
+    rows = [(name, ["?"] * len(FEATURES) if found is None else found) for name, found in of_algorithms(say)]
+    beside = of_features()
+    used = {cell for _, cells in (*rows, *beside) for cell in cells}
+    words = [(_called(fact), fact.value) for fact in Fact] + [
+        (TRIAL, "a trial of two rounds to go through; `fedfleet plan` says why it does not"),
+        (NONE, "an algorithm that has this option"),
+    ]
+    return Tables(rows, beside, [(word, means) for word, means in words if word in used])
+
+
+def tables(found: Tables) -> Iterator[Table]:
+    """Yield tables for a terminal."""
+    for title, rows in ((BY_ALGORITHM, found.algorithms), (BY_FEATURE, found.features)):
+        table = Table("", *FEATURES, title=title)
+        for name, cells in rows:
+            table.add_row(name, *cells)
+        yield table
+    words = Table("word", "what is needed", title="Words")
+    for row in found.words:
+        words.add_row(*row)
+    yield words
+
+
+def markdown(found: Tables) -> str:
+    """Return a page of the documentation."""
+    lines = [PAGE]
+    for title, rows in ((BY_ALGORITHM, found.algorithms), (BY_FEATURE, found.features)):
+        lines += [f"## {title}", "", _row_of(["", *FEATURES]), _row_of(["---"] * (len(FEATURES) + 1))]
+        lines += [*(_row_of([f"`{name}`", *cells]) for name, cells in rows), ""]
+    lines += [
+        "## Words",
+        "",
+        _row_of(["word", "the feature needs"]),
+        _row_of(["---", "---"]),
+        *map(_row_of, found.words),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row_of(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
