@@ -17,8 +17,9 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.purity import Held
+from fedfleet.simulator.driver import simulate as driver
 from fedfleet.simulator.driver.round import Conditions, EngineRound
-from fedfleet.simulator.driver.simulate import RoundRecord, simulate
+from fedfleet.simulator.driver.simulate import RoundRecord, simulate, start
 from fedfleet.simulator.executors.base import Executor
 from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.fleet.devices import Load, Times
@@ -202,6 +203,18 @@ def script(monkeypatch, cohorts: Sequence[Sequence[int]]) -> None:
         return Cohort(clients, torch.zeros_like(clients))
 
     monkeypatch.setattr(EngineRound, "invite", invite)
+
+
+def positions(monkeypatch) -> list[Any]:
+    """Return a list that gets the position of each run started from now on, which has the clients' states."""
+    kept = []
+
+    def started(*args, **given):
+        kept.append(start(*args, **given))
+        return kept[-1]
+
+    monkeypatch.setattr(driver, "start", started)
+    return kept
 
 
 def moved(start: Any, end: Any) -> float:

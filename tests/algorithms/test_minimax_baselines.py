@@ -2,33 +2,19 @@
 
 import pytest
 import torch
-from harness import TOY, Game, World, build, digits, flat, play, point, records, rows, script, xy
+from harness import TOY, Game, World, build, digits, flat, play, point, positions, records, rows, script, xy
 
 from fedfleet.algorithms.catalyst import drawn_gaps
 from fedfleet.algorithms.options import CohortOptions, Schedule
 from fedfleet.algorithms.parallel_sgda import ParallelOptions
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
-from fedfleet.simulator.driver import simulate
-from fedfleet.simulator.driver.simulate import start
 from fedfleet.simulator.fleet.policies import Siwer
 
 GAME = World(Game(), TOY)
 TWO_STEPS = {"steps": 2, "batch_size": 1, "lr": 0.1}
 SADDLE = (0.25, 0.5)
 FIXED = {"random_steps": False, "stage_iterations": 2000}
-
-
-def positions(monkeypatch):
-    """The positions of runs that are started from now on, which have the clients' states."""
-    kept = []
-
-    def started(*args, **given):
-        kept.append(start(*args, **given))
-        return kept[-1]
-
-    monkeypatch.setattr(simulate, "start", started)
-    return kept
 
 
 ROUNDS = [

@@ -11,10 +11,12 @@ import torch
 from harness import World, build, digits, flat, play, records, rows, script, xy
 from hypothesis import given
 from hypothesis import strategies as st
+from limits import Bowls, cohorts, law
 from scripted import BOWLS, GAMES, HEARD, HEARD_1, HEARD_2, P_GAME, SADDLE, P, Scripted, drawn, origin, scripted
 
 from fedfleet.algorithms.fedau import Counts
 from fedfleet.algorithms.options import CohortOptions
+from fedfleet.algorithms.participation import Correction, correcting
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.driver.state import ClientStore
 from fedfleet.simulator.fleet.availability import Bernoulli
@@ -67,10 +69,27 @@ def test_golden_traces(subtests):
             assert bowl(EVERY_KIND.get(name, "none")) == pytest.approx(trace, abs=2e-6)
 
 
+def test_a_sum_without_chances_is_divided_by_the_number_invited():
+    """Told that everybody is always online, the server adds up those heard and divides by all."""
+    made = build("fedavg", BOWLS.task, ALL, correction="known_p", **TWO)
+    trace = [1.095000, 1.042987, 0.989577, 0.878901, 0.597593, 0.795424]
+    assert [w(z) for z in scripted(made, BOWLS, HEARD, (1.0,) * 4)] == pytest.approx(trace, abs=2e-6)
+
+
+def test_hajek_is_fedavg_where_chances_are_equal():
+    made = build("fedavg", BOWLS.task, ALL, correction=EVERY_KIND["hajek"], **TWO)
+    assert [w(z) for z in scripted(made, BOWLS, HEARD, (0.3,) * 4)] == pytest.approx(bowl("none"), abs=1e-12)
+
+
 def test_mifa_remembers_gradients_not_steps():
+    """The same correction of a mean that is not told the rates keeps steps as they were, and is not MIFA."""
     falling = {"lr_schedule": {"kind": "power", "exponent": 1.0}}
     trace = [1.095000, 1.139559, 1.163886, 1.103412, 1.056588, 1.019873]
     assert bowl("mifa", **falling) == pytest.approx(trace, abs=2e-6)
+    plain = build("fedavg", BOWLS.task, ALL, **TWO, **falling)
+    raw = correcting(Correction(kind="mifa"), plain, "train", "z", model=True)
+    steps = [1.095000, 1.210809, 1.326673, 1.249057, 1.197450, 1.139560]
+    assert [w(z) for z in scripted(raw, BOWLS, HEARD)] == pytest.approx(steps, abs=2e-6)
 
 
 GAME_TRACES: dict[str, tuple[str, dict[str, Any], list[tuple[float, float]]]] = {
@@ -149,17 +168,38 @@ def test_counts_are_those_of_the_loop(pattern, cutoff):
     assert float(counts.weights(torch.tensor([2]), torch.tensor([0]), cutoff)) == 1.0
 
 
+def test_weights_of_the_golden_rounds():
+    """In the order of the clients heard."""
+    rows = {
+        None: [(1, 1), (1,), (1, 1), (1, 1), (1, 4), (3, 2)],
+        2: [(1, 1), (1,), (1, 2), (1.5, 2), (1, 2), (5 / 3, 4 / 3)],
+    }
+    for cutoff, expected in rows.items():
+        counts, found = Counts.nothing().with_new(torch.arange(4)), []
+        for t, heard in enumerate(HEARD):
+            clients, now = torch.tensor(heard), torch.full((len(heard),), t)
+            found.append(counts.weights(clients, now, cutoff).tolist())
+            counts = counts.answered(clients, now, cutoff)
+        assert found == [pytest.approx(w, rel=1e-12) for w in expected]
+
+
 def test_an_interval_is_one_over_the_chance_but_for_the_cutoff():
-    """(1 - (1-p)^K) / p, Eq. (2) of the specification."""
-    rounds, p = 40_000, torch.tensor(P, dtype=torch.float64)
-    heard = torch.rand(rounds, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) < p
-    for cutoff, expected in ((None, 1 / p), (5, (1 - (1 - p) ** 5) / p)):
-        counts, clients = Counts.nothing().with_new(torch.arange(4)), torch.arange(4)
-        for t in heard.any(1).nonzero().flatten()[:8000].tolist():
-            here = clients[heard[t]]
-            counts = counts.answered(here, torch.full_like(here, t), cutoff)
-        now = counts.last + 1
-        assert counts.weights(clients, now, cutoff).tolist() == pytest.approx(expected.tolist(), rel=0.07)
+    """(1 - (1-p)^K) / p: 2,000 intervals, evenly from the quantiles of the geometric law."""
+    rows = {
+        None: [*(1 / p for p in P), 50.0],
+        5: [1.1111, 1.9375, 2.7731, 4.0951, (1 - 0.98**5) / 0.02],
+        50: [1.1111, 2.0, 3.3333, (1 - 0.9**50) / 0.1, 31.79],
+    }
+    quantiles = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
+    rates = torch.tensor([*P, 0.02], dtype=torch.float64)
+    intervals = (torch.log1p(-quantiles)[:, None] / torch.log1p(-rates)).ceil().long()
+    clients = torch.arange(5)
+    for cutoff, expected in rows.items():
+        counts, now = Counts.nothing().with_new(clients), torch.full((5,), -1)
+        for interval in intervals:
+            now = now + interval
+            counts = counts.answered(clients, now, cutoff)
+        assert counts.weights(clients, now + 1, cutoff).tolist() == pytest.approx(expected, rel=1e-3)
 
 
 SIZES = World(BOWLS.task, rows([(1.0, 0.0)], [(2.0, 1.0)] * 3, [(1.0, 4.0)] * 2, [(3.0, -1.0)] * 2))
@@ -248,27 +288,17 @@ def test_all_forms_are_fedavg_where_everybody_is_heard(subtests):
                 torch.testing.assert_close(flat(a), flat(b), rtol=0, atol=1e-12)
 
 
-def subsets() -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Who may be heard, with its probability; nobody is left out, who adds nothing to a sum."""
-    for mask in itertools.product((False, True), repeat=4):
-        if any(mask):
-            chance = 1.0
-            for online, p in zip(mask, P, strict=True):
-                chance *= p if online else 1 - p
-            yield chance, tuple(i for i, online in enumerate(mask) if online)
-
-
 def test_over_all_cohorts_the_mean_step_is_the_full_one():
     full = float(((1 - (1 - 0.1 * A) ** 2) * (C - 1)).mean())
     made = build("fedavg", BOWLS.task, ALL, **TWO, correction="known_p")
-    steps = [chance * (w(scripted(made, BOWLS, [heard])[0]) - 1) for chance, heard in subsets()]
+    steps = [chance * (w(scripted(made, BOWLS, [heard])[0]) - 1) for chance, heard in cohorts(P)]
     assert sum(steps) == pytest.approx(full, abs=1e-12)
     # from a state in which some are remembered; nobody heard is a step by what is remembered
     made = build("fedavg", BOWLS.task, ALL, **TWO, correction=EVERY_KIND["fedvarp, known p"])
     x = w(scripted(made, BOWLS, [(0, 2)])[0])
     nobody = 0.1 * 0.5 * 0.7 * 0.9
     remembered = (-0.19 + 0.19 * 3) / 4
-    second = [chance * (w(scripted(made, BOWLS, [(0, 2), heard])[1]) - x) for chance, heard in subsets()]
+    second = [chance * (w(scripted(made, BOWLS, [(0, 2), heard])[1]) - x) for chance, heard in cohorts(P)]
     full = float(((1 - (1 - 0.1 * A) ** 2) * (C - x)).mean())
     assert sum(second) + nobody * remembered == pytest.approx(full, abs=1e-12)
 
@@ -276,15 +306,15 @@ def test_over_all_cohorts_the_mean_step_is_the_full_one():
 NOBODY = 0.1 * 0.5 * 0.7 * 0.9
 
 
-def moments(values: Sequence[float], correction: Any) -> tuple[float, float]:
+def moments(
+    values: Sequence[float], correction: Any, told: Sequence[float] = P, among: Any = None
+) -> tuple[float, float]:
     """Return the mean of an estimate over all cohorts but the empty one, and that of its squared error."""
-    where = World(BOWLS.task, rows(*[[(1.0, 1.0 + v)] for v in values]))  # one step of rate 1 goes to c
+    where = World(Bowls(), rows(*[[(1.0, 1.0 + v)] for v in values]))  # one step of rate 1 goes to c
     made = build("fedavg", where.task, ALL, steps=1, lr=1.0, batch_size=1, correction=correction)
-    right, mean, error = sum(values) / 4, 0.0, 0.0
-    for chance, heard in subsets():
-        v = w(scripted(made, where, [heard])[0]) - 1
-        mean, error = mean + chance * v, error + chance * (v - right) ** 2
-    return mean, error
+    found = law(made, where, [(chance, [heard]) for chance, heard in among or cohorts(P)], told, 1)
+    v = found.a[:, 0, 0] + found.b[:, 0] - 1
+    return float(found.chance @ v), float(found.chance @ (v - sum(values) / 4) ** 2)
 
 
 def test_moments_of_the_estimators():
@@ -297,10 +327,35 @@ def test_moments_of_the_estimators():
         assert (mean, error) == pytest.approx((more + 0.94489988, 1.48736580), abs=1e-7)
     mean, error = (each / (1 - NOBODY) for each in moments((0.0, 1.0, 4.0, -1.0), "none"))
     assert (mean, error) == pytest.approx((0.74186887, 0.82825675), abs=1e-7)
-    counts = [
-        moments([float(i == j) for j in range(4)], EVERY_KIND["hajek"])[0] / (1 - NOBODY) for i in range(4)
-    ]  # of each client in Hajek's mean
-    assert counts == pytest.approx([0.45827919, 0.27232355, 0.18839472, 0.08100254], abs=1e-7)
+    for kind, expected in (  # how much each client counts in the mean
+        ("none", [0.57885906, 0.24432112, 0.13487352, 0.04194631]),
+        ("hajek", [0.45827919, 0.27232355, 0.18839472, 0.08100254]),
+    ):
+        how = EVERY_KIND.get(kind, "none")
+        counts = [moments([float(i == j) for j in range(4)], how)[0] / (1 - NOBODY) for i in range(4)]
+        assert counts == pytest.approx(expected, abs=1e-7)
+
+
+def failing(up: float) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Who may be heard, with its probability, where clients 0 and 1, and 2 and 3, share a region that is up so often."""
+    for first, second in itertools.product((0.0, 1.0), repeat=2):
+        chance = (up if first else 1 - up) * (up if second else 1 - up)
+        if first or second:
+            p = [here * region for here, region in zip(P, (first, first, second, second), strict=True)]
+            yield from ((chance * part, heard) for part, heard in cohorts(p))
+
+
+def test_outages_that_clients_share_change_the_variance_and_not_the_mean():
+    """Horvitz-Thompson with chances .8 p; values of opposite sign in one region gain, equal ones lose."""
+    m = [0.8 * p for p in P]
+    for values, apart, shared in (
+        ((0.0, 1.0, 4.0, -1.0), 3.9791667, 3.8541667),
+        ((1.0, 1.0, 1.0, 1.0), 1.0347222, 1.0972222),
+    ):
+        for among, variance in ((list(cohorts(m)), apart), (list(failing(0.8)), shared)):
+            mean, error = moments(values, "known_p", m, among)
+            nobody = 1 - sum(chance for chance, _ in among)
+            assert (mean, error + nobody) == pytest.approx((1.0, variance), abs=1e-6)
 
 
 def test_two_of_four_invited_the_mean_is_right():
@@ -320,30 +375,6 @@ def test_two_of_four_invited_the_mean_is_right():
             values[0] += chance * v
             values[1] += chance * v**2
     assert values == pytest.approx([1.0, 7.0833333 + 1.0], abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("correction", "limit"),
-    [
-        ("none", (-0.369510, -0.363558)),  # the saddle of the game in which clients count by how often they are heard
-        (EVERY_KIND["hajek"], (-0.059838, 0.235638)),
-        ("known_p", SADDLE),
-    ],
-)
-def test_the_saddle_of_cdma_one_moves_with_those_heard_in_the_first_phase(correction, limit):
-    """u = 0 in the mean is the fixed point: the first phase's expectation over all cohorts, at the limit, is zero."""
-    made = build("cdma_one", GAMES.task, ALL, steps=1, lr=1.0, batch_size=1, correction=correction)
-    start = {"x": {"x": torch.tensor(limit[0]).double()}, "y": {"y": torch.tensor(limit[1]).double()}}
-    moved = torch.zeros(2, dtype=torch.float64)
-    for mask in itertools.product((False, True), repeat=4):
-        heard = tuple(i for i, on in enumerate(mask) if on)
-        chance = 1.0
-        for on, p in zip(mask, P_GAME, strict=True):
-            chance *= p if on else 1 - p
-        if heard:
-            z = scripted(made, GAMES, [heard, (0,)], P_GAME, z=start)[0]
-            moved += chance * (torch.tensor(xy(z)).double() - torch.tensor(xy(start)).double())
-    assert moved.abs().max() < 2e-5
 
 
 @pytest.mark.parametrize("name", ["cdma_one", "cdma_ada"])

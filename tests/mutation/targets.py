@@ -3,7 +3,7 @@
 A, F, T = "tests/algorithms/test_", "tests/simulator/fleet/test_", "tests/tasks/test_"
 AGNOSTIC = [f"{A}drfa.py", f"{A}qffl.py", f"{A}afl.py", f"{A}afl_estimators.py"]
 AVERAGING = [f"{A}averaging.py", f"{A}contract.py"]
-DROPOUT = [f"{A}dropout_methods.py"]
+DROPOUT = [f"{A}dropout_methods.py", f"{A}dropout_limits.py"]
 FEDMM = [f"{A}fedmm.py", f"{A}fedmm_baselines.py"]
 FACT = [f"{A}fact.py", f"{A}fact_clients.py", f"{A}fact_torch.py"]
 MINIMAX = [f"{A}minimax_baselines.py", f"{A}cdma.py"]
@@ -28,7 +28,7 @@ _HELD: dict[str, list[str]] = {
     "algorithms/afl.py": [f"{A}afl.py", f"{A}afl_estimators.py"],
     "algorithms/amplified.py": DROPOUT,
     "algorithms/catalyst.py": MINIMAX,
-    "algorithms/cdma.py": [f"{A}cdma.py"],
+    "algorithms/cdma.py": [f"{A}cdma.py", f"{A}dropout_limits.py"],
     "algorithms/cluster_fedvarp.py": DROPOUT,
     "algorithms/clustered_sampling.py": DROPOUT,
     "algorithms/coda.py": MINIMAX,
@@ -75,7 +75,7 @@ _HELD: dict[str, list[str]] = {
     "algorithms/omg.py": [f"{A}omg.py"],
     "algorithms/parallel_sgda.py": MINIMAX,
     "algorithms/penalised.py": [f"{A}domain_methods.py"],
-    "algorithms/participation.py": [f"{A}participation.py"],
+    "algorithms/participation.py": [f"{A}participation.py", f"{A}dropout_limits.py"],
     "algorithms/peravg.py": PERSONAL,
     "algorithms/prototypes.py": [f"{A}own_heads.py"],
     "algorithms/qffl.py": AGNOSTIC[1:2],
