@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from harness import Bowl, Fixed, World, build, digits, flat, play, records, rows, script
+from harness import Bowl, Fixed, World, build, digits, flat, play, positions, records, rows, script
 from scripted import BOWLS, HEARD, OPTIMUM, Scripted, scripted
 
 from fedfleet.algorithms.clustered_sampling import drawn
@@ -193,6 +194,42 @@ def test_fedawe_hands_the_model_back_to_those_heard_alone():
     assert w(found[2].state.z) == pytest.approx(((x + 0.19 * (0 - x)) + 1.0) / 2, abs=1e-12)
 
 
+def test_the_mean_of_the_models_that_clients_keep_with_fedawe(monkeypatch):
+    kept, made = positions(monkeypatch), build("fedawe", BOWLS.task, ALL, **TWO)
+    list(records(made, BOWLS, 6, federation=Federation(availability=Scripted(HEARD))))
+    own = kept[0].memory.store.get(
+        torch.arange(4), lambda: {"z": BOWLS.task.init(0), "last": torch.tensor(-1.0, dtype=torch.float64)}
+    )
+    assert float(own["z"]["x"]["w"].mean()) == pytest.approx(0.602700, abs=2e-6)
+
+
+def test_fedawe_is_fedavg_where_everybody_is_heard():
+    everybody = [(0, 1, 2, 3)] * 3
+    assert trace("fedawe", heard=everybody) == pytest.approx(trace("fedavg", heard=everybody), abs=1e-12)
+
+
+def test_clients_that_are_not_heard_keep_what_they_have(subtests, monkeypatch):
+    """Of each method whose clients keep state: after a round of all four, and one in which 0 and 2 are heard."""
+    rows: list[tuple[str, dict[str, Any]]] = [
+        ("fedavg", {"correction": "mifa"}),
+        ("fedavg", {"correction": "fedvarp"}),
+        ("scaffold", {}),
+        ("feddyn", {}),
+        ("fedawe", {}),
+        ("amplified_scaffold", {"period": 1}),
+    ]
+    kept = positions(monkeypatch)
+    for name, options in rows:
+        with subtests.test(f"{name} {options}"):
+            federation = Federation(availability=Scripted([(0, 1, 2, 3), (0, 2)]))
+            owned = []
+            for _ in records(build(name, BOWLS.task, ALL, **TWO, **options), BOWLS, 2, federation=federation):
+                own = kept[-1].memory.store.get(torch.arange(4), dict)
+                owned.append(torch.stack([leaf.double() for leaf in T.leaves(own)], 1))
+            same = [torch.equal(before, after) for before, after in zip(*owned, strict=True)]
+            assert same == [False, True, False, True]
+
+
 def test_fedawe_bounds_echoes_and_changes():
     heard = [(0, 2), (0,), (0,), (2,)]
     x = trace("fedawe", heard=heard[:1])[0]
@@ -271,17 +308,67 @@ def test_clusters_weigh_by_examples_and_by_chances():
     assert weighed[0] == pytest.approx(1 + (2 * d[0] / 0.9 + 4 * d[1] / 0.5) / (4 * 2), abs=1e-12)
 
 
+@dataclass(frozen=True)
+class Since:
+    """Clients are online from a moment of their own on."""
+
+    seconds: tuple[float, ...]
+
+    def online(self, key: Any, clients: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:
+        return seconds >= torch.tensor(self.seconds, dtype=torch.float64)[clients]
+
+
 def test_fedasync_mixes_models_in_as_they_come():
     """Arrivals (client, version): (0,0) (2,0) (0,1) (1,0) (3,2) (2,2); polynomial 0.5, alpha 0.6."""
-    share = FedAsyncOptions().share
-    arrivals, versions, x = [(0, 0), (2, 0), (0, 1), (1, 0), (3, 2), (2, 2)], [1.0], 1.0
-    expected = [0.886000, 1.176197, 0.981656, 0.987159, 0.668177, 0.981540]
-    for t, ((client, version), value) in enumerate(zip(arrivals, expected, strict=True)):
-        start = versions[version]
-        local = start + (1 - (1 - 0.1 * A[client]) ** 2) * (C[client] - start)
-        x = (1 - share(t - version)) * x + share(t - version) * local
-        versions.append(x)
-        assert x == pytest.approx(value, abs=2e-6)
+    made = build("fedasync", BOWLS.task, None, **TWO, concurrency=4, mixing=0.6)
+    federation = Federation(availability=Since((0.0, 0.0, 0.0, 1.2)), devices=Fixed((1.0, 2.2, 1.4, 1.1)))
+    found = list(records(made, BOWLS, 6, federation=federation))
+    assert [r.virtual_s for r in found] == pytest.approx([1.0, 1.4, 2.0, 2.2, 2.5, 2.8])
+    assert [r.metrics["staleness"] for r in found] == [0, 1, 1, 3, 2, 3]
+    trace = [0.886000, 1.176197, 0.981656, 0.987159, 0.668177, 0.981540]
+    assert [w(r.state.z) for r in found] == pytest.approx(trace, abs=2e-6)
+
+
+def test_what_methods_send(subtests):
+    """Models that go down to a client and up from one, phase by phase; FedNova sends the length of its path besides."""
+    where = digits("classification", clients=4)
+    d = T.count(where.task.init(0))
+    rows: list[tuple[str, dict[str, Any], list[int], list[int]]] = [
+        ("fedavg", {"correction": "known_p"}, [1], [1]),
+        ("fedavg", {"correction": "fedau"}, [1], [1]),
+        ("cluster_fedvarp", {}, [1], [1]),
+        ("scaffold", {}, [2], [2]),
+        ("feddyn", {}, [1], [1]),
+        ("amplified_fedavg", {}, [1], [1]),
+        ("amplified_scaffold", {}, [2], [2]),
+        ("mime", {}, [1, 3], [1, 1]),  # clients of the second phase need x, the momentum and c
+        ("mimelite", {}, [2], [2]),
+        ("f3ast", {"select": 4}, [1], [1]),
+        ("fedlaavg", {"select": 4}, [1], [1]),
+        ("fednova", {}, [1], [1]),
+    ]
+    for name, options, down, up in rows:
+        with subtests.test(f"{name} {options}"):
+            made = build(name, where.task, ALL, steps=1, batch_size=4, **options)
+            federation = Federation(availability=Scripted([range(4)] * 8))
+            record = list(records(made, where, 2, federation=federation))[-1]
+            more = 1 if name == "fednova" else 0
+            assert [p.counts["floats_down"] for p in record.phases] == [4 * d * k for k in down]
+            assert [p.counts["floats_up"] for p in record.phases] == [4 * (d * k + more) for k in up]
+
+
+def test_fedasync_is_fedbuff_with_a_buffer_of_one_where_nothing_is_stale():
+    where = World(BOWLS.task, rows([(1.0, 0.0)], [(2.0, 1.0)]))
+    found = {}
+    for concurrency in (1, 2):
+        given = {"federation": Federation(devices=Fixed((1.0, 2.5)))}
+        made = [
+            build(name, where.task, None, **TWO, concurrency=concurrency, **options)
+            for name, options in (("fedasync", {"mixing": 0.6}), ("fedbuff", {"buffer": 1, "global_lr": 0.6}))
+        ]
+        found[concurrency] = [[w(z) for z in play(one, where, 4, **given)] for one in made]
+    assert found[1][0] == pytest.approx(found[1][1], abs=1e-12)
+    assert found[2][0] != pytest.approx(found[2][1], abs=1e-3)  # what is mixed in is the model, not its change
 
 
 def test_fedasync_by_the_engine():
