@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from agnostic import MANY, at, world
 from harness import World, build, records
+from limits import cohorts, restarting
 from scripted import Drawn, Scripted
+from torch import Tensor
 
 from fedfleet.algorithms.lambda_sets import Simplex
 from fedfleet.algorithms.options import CohortOptions
@@ -18,57 +19,107 @@ from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.fleet.responses import Federation
 
 P = (0.9, 0.3)
-Q = (0.82258065, 0.17741935)  # how often each is heard, as a share, empty rounds tried again
 TOY = world([(1, 0), (1, 0)], [(4, 3)])
 """The toy with domains of two examples and one, so that lambda starts at the saddle's (2/3, 1/3); there w = 2, both losses 2."""
 P_MANY = (0.9, 0.5, 0.3, 0.7, 0.6)
-
-
-def mean_step(where: World, name: str, w: float, p: Sequence[float], **options: Any) -> tuple[float, torch.Tensor]:
-    """Return the mean over all cohorts of what w and lambda move by in the first round; nobody heard moves nothing."""
-    options = {"batch_size": None, "average": False, **options}
-    made = build(name, where.task, CohortOptions(invite=len(p)), **options)
-    sizes = torch.zeros(0)
-    dw, dl = 0.0, torch.zeros(0)
-    for mask in itertools.product((False, True), repeat=len(p)):
-        heard = tuple(i for i, on in enumerate(mask) if on)
-        if not heard:
-            continue
-        chance = 1.0
-        for on, c in zip(mask, p, strict=True):
-            chance *= c if on else 1 - c
-        script = [heard] * len(made.phases)
-        (record,) = records(made, where, 1, z=at(w), federation=Federation(availability=Scripted(script, p)))
-        if not len(sizes):
-            n = where.population.num_examples(torch.arange(where.population.size)).double()
-            sizes = torch.zeros(len(record.state.mixture), dtype=torch.float64)
-            sizes.index_add_(0, where.population.domain, n)
-            sizes /= sizes.sum()
-            dl = torch.zeros_like(sizes)
-        dw += chance * (float(record.state.z["x"]["w"]) - w)
-        dl += chance * (record.state.mixture - sizes)
-    return dw, dl
-
-
 SMALL = {"lr": 1e-3, "dual": {"lr": 1e-3}}
 
 
+class Moved(NamedTuple):
+    """What w and lambda move by in the mean over all cohorts, and the worst loss where they begin."""
+
+    w: float
+    mixture: Tensor
+    worst: float
+
+
+def mean_step(
+    where: World,
+    w: float,
+    p: Sequence[float],
+    *,
+    mixture: Sequence[float] | None = None,
+    told: Sequence[float] | None = None,
+    known: Sequence[float] | None = None,
+    **options: Any,
+) -> Moved:
+    """Return the mean of a round of AFL; a round that nobody answers moves nothing.
+
+    Args:
+        where: clients, all of whom are invited.
+        w: the model at which it begins, with ``mixture``, the domains' shares if not given.
+        p: the clients' chances; the algorithm is told others if ``told`` is given.
+        known: the last losses.
+
+    """
+    given = {"mixture": mixture, "losses": known}
+    changed = {key: torch.tensor(value, dtype=torch.float64) for key, value in given.items() if value is not None}
+    made = build("afl", where.task, CohortOptions(invite=len(p)), batch_size=None, average=False, **SMALL, **options)
+    rows = list(cohorts(p))
+    availability = Scripted([heard for _, heard in rows], told or p)
+    fixed = restarting(made, lambda state: state._replace(**changed))
+    found = list(records(fixed, where, len(rows), z=at(w), federation=Federation(availability=availability)))
+    n = where.population.num_examples(torch.arange(where.population.size)).double()
+    start = torch.zeros(int(where.population.domain.max()) + 1, dtype=torch.float64)
+    start = changed.get("mixture", start.index_add(0, where.population.domain, n / n.sum()))
+    chance = torch.tensor([c for c, _ in rows], dtype=torch.float64)
+    dw = torch.tensor([float(r.state.z["x"]["w"]) - w for r in found], dtype=torch.float64)
+    dl = torch.stack([r.state.mixture - start for r in found])
+    everybody = max(range(len(rows)), key=lambda i: len(rows[i][1]))
+    return Moved(float(chance @ dw), chance @ dl, float(found[everybody].state.losses.max()))
+
+
 def test_the_saddle_is_a_fixed_point_of_corrected_steps():
-    dw, dl = mean_step(TOY, "afl", 2.0, P, correction="known_p", **SMALL)
-    assert dw == pytest.approx(0, abs=1e-15)
-    assert dl.abs().max() < 1e-15
+    moved = mean_step(TOY, 2.0, P, correction="known_p")
+    assert moved.w == pytest.approx(0, abs=1e-15)
+    assert moved.mixture.abs().max() < 1e-15
 
 
-def test_uncorrected_steps_have_another_fixed_point():
-    """Those heard are counted as all: (w, lambda) is the saddle of losses times q, 1.44466163 and 0.48155388."""
-    dw, dl = mean_step(TOY, "afl", 2.0, P, **SMALL)
-    assert dw / 1e-3 < -1
-    assert dl[0] > 1e-3 / 3  # both neglect the domain that is rarely heard
-    q = torch.tensor(Q, dtype=torch.float64)
-    w = 1.44466163
-    lost = q * torch.tensor([w**2 / 2, 4 * (w - 3) ** 2 / 2], dtype=torch.float64)
-    assert float(lost[0] - lost[1]) == pytest.approx(0, abs=1e-6)  # where lambda rests
-    assert 0.48155388 * Q[0] * w + (1 - 0.48155388) * Q[1] * 4 * (w - 3) == pytest.approx(0, abs=1e-6)  # where w does
+def test_fixed_points_of_corrected_and_uncorrected_steps(subtests):
+    """w = (sum sqrt(k a) c) / (sum sqrt(k a)), k how much a domain's answers count: p, or q where they are divided by those heard.
+
+    A ratio within the domain leaves w right, and lambda takes in who is available: 11/27 in the place of 2/3.
+    """
+    whole, last = {"correction": "known_p", "told": (1.0, 1.0)}, {"estimator": "ratio", "known": (2.0, 2.0)}
+    rows: list[tuple[tuple[float, float], dict[str, Any], float, float, float]] = [
+        (P, whole, 1.60769515, 0.53589838, 3.877026),
+        (P, {}, 1.44466163, 0.48155388, 4.838155),
+        (P, {"correction": "known_p"}, 2.0, 2 / 3, 2.0),
+        ((0.9, 0.5), whole, 1.795525, 0.598508, 2.901520),
+        ((0.9, 0.5), {}, 1.682228, 0.560743, 3.473046),
+        ((0.9, 0.5), last, 2.0, 11 / 27, 2.0),
+    ]
+    for p, options, w, first, worst in rows:
+        with subtests.test(f"{p}, {options}"):
+            moved = mean_step(TOY, w, p, mixture=(first, 1 - first), **options)
+            assert moved.w / 1e-3 == pytest.approx(0, abs=5e-6)
+            assert (moved.mixture / 1e-3).tolist() == pytest.approx([0, 0], abs=5e-6)
+            assert moved.worst == pytest.approx(worst, abs=5e-6)
+
+
+def test_ratios_have_no_fixed_point_where_lambda_cannot_take_in_who_is_available():
+    """Any lambda above 0 lets w fall below 2; there lambda falls to 0, with which w rises again."""
+    for first in (1e-9, 0.3, 1.0):
+        moved = mean_step(TOY, 2.0, P, mixture=(first, 1 - first), known=(2.0, 2.0), estimator="ratio")
+        assert moved.w < -5e-5
+    below = (1.98**2 / 2, 2 * (1.98 - 3) ** 2)
+    assert mean_step(TOY, 1.98, P, mixture=(0.3, 0.7), known=below, estimator="ratio").mixture[0] < -1e-5
+    assert mean_step(TOY, 1.98, P, mixture=(0.0, 1.0), known=below, estimator="ratio").w > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "w", "first"),
+    [({"estimator": "ratio"}, (1.99, 0.06), (0.08, 0.06)), ({"correction": "known_p"}, (2.007, 0.1), (0.6667, 0.03))],
+)
+def test_runs_of_afl_stay_about_their_fixed_points(options, w, first):
+    """Bounds of 4 standard errors of 2,400 rounds; lambda of ratios stays about the boundary, not on it."""
+    steps = {"lr": 0.01, "dual": {"lr": 0.01}}
+    made = build("afl", TOY.task, CohortOptions(invite=2), batch_size=None, average=False, **steps, **options)
+    given = {"z": at(2.0), "inner": "batched", "attempts": 1000, "federation": Federation(availability=Drawn(P))}
+    states = [r.state for r in records(made, TOY, 2900, **given)][500:]
+    assert sum(float(s.z["x"]["w"]) for s in states) / 2400 == pytest.approx(w[0], abs=w[1])
+    assert sum(float(s.mixture[0]) for s in states) / 2400 == pytest.approx(first[0], abs=first[1])
 
 
 @pytest.mark.parametrize(
@@ -80,14 +131,14 @@ def test_uncorrected_steps_have_another_fixed_point():
 )
 def test_corrected_steps_are_unbiased_over_all_cohorts(options):
     """Domains of several clients, each with a chance of its own."""
-    found = mean_step(MANY, "afl", 0.7, P_MANY, **SMALL, **options)
+    found = mean_step(MANY, 0.7, P_MANY, **options)
     made = build("afl", MANY.task, CohortOptions(invite=5), batch_size=None, average=False, **SMALL)
     (whole,) = records(made, MANY, 1, z=at(0.7))
     nobody = torch.tensor([1 - p for p in P_MANY], dtype=torch.float64).prod()
-    assert found[0] == pytest.approx(float(whole.state.z["x"]["w"]) - 0.7, rel=1e-9)
+    assert found.w == pytest.approx(float(whole.state.z["x"]["w"]) - 0.7, rel=1e-9)
     start = torch.tensor([3.0, 4.0, 2.0], dtype=torch.float64) / 9
     moved = whole.state.mixture - start
-    torch.testing.assert_close(found[1], moved, rtol=1e-9, atol=1e-15)
+    torch.testing.assert_close(found.mixture, moved, rtol=1e-9, atol=1e-15)
     assert nobody > 0.003  # of whom a sum knows nothing
 
 
