@@ -12,6 +12,7 @@ import torch
 
 import fedfleet
 from fedfleet.config import shipped
+from fedfleet.report.tables import gini
 from fedfleet.simulator.work import Batch
 
 SPEC: Any = importlib.util.spec_from_file_location("dropout_problems", shipped.FOLDER / "dropout" / "problems.py")
@@ -31,6 +32,7 @@ def gradient(task: Any, z: Any, x: np.ndarray, y: np.ndarray, weights: np.ndarra
 def test_weights_of_a_mean_over_those_heard():
     found = problems.weights_of_mean((0.9, 0.5, 0.3, 0.1))
     assert found == pytest.approx([0.57885906, 0.24432112, 0.13487352, 0.04194631], abs=5e-9)
+    assert problems.weights_of_mean((0.9, 0.9, 0.3, 0.3)) == pytest.approx([0.397724] * 2 + [0.102276] * 2, abs=5e-7)
     assert problems.weights_of_mean((0.9, 0.3)) == pytest.approx([0.82258065, 0.17741935], abs=5e-9)
 
 
@@ -41,6 +43,20 @@ def test_the_game():
     x, label = np.array(problems.LABELS)[[0, 0, 1, 1]], np.zeros(4, dtype=np.int64)
     point = torch.from_numpy(task.saddle)
     assert gradient(task, {"x": {"x": point[0]}, "y": {"y": point[1]}}, x, label, np.full(4, 0.25)) < 1e-12
+
+
+def test_twenty_clients_that_mix_both_labels():
+    """Client i holds a share (i + 1/2) / 20 of label I, and is online with .9 of that and .1 of the rest: .5 on average."""
+    first = (np.arange(20) + 0.5) / 20
+    p = 0.9 * first + 0.1 * (1 - first)
+    q = problems.weights_of_mean(p)
+    assert (p.mean(), gini(p, 20)) == pytest.approx((0.5, 0.266), abs=1e-9)
+    assert q[[0, 19]] == pytest.approx([0.01142794, 0.09064119], abs=5e-9)
+    assert float(q @ first) == pytest.approx(0.638455, abs=5e-7)
+    assert float(p / p.sum() @ first) == pytest.approx(0.633, abs=5e-4)
+    share = float(q @ first)
+    wrong = problems.QuadraticGame().solve(np.array([share, 1 - share]))
+    assert wrong == pytest.approx([0.010276, 0.331156], abs=5e-7)
 
 
 def test_auc():

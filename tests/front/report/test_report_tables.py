@@ -39,6 +39,10 @@ def test_gini_by_hand() -> None:
     assert gini(np.array([3, 1]), 2) == pytest.approx(0.25)
     assert gini(np.array([1, 3]), 5) == pytest.approx(0.7)
     assert gini(np.array([1, 3, 0, 0, 0]), 5) == pytest.approx(gini(np.array([3, 1]), 5))
+    assert gini(np.array([0.9, 0.5, 0.3, 0.1]), 4) == pytest.approx(0.36111, abs=5e-6)  # of chances
+    low = 0.2  # of U(low, 1): (1 - low) / (3 (1 + low))
+    even = low + (1 - low) * (np.arange(1000) + 0.5) / 1000
+    assert gini(even, 1000) == pytest.approx((1 - low) / (3 * (1 + low)), abs=1e-6)
     assert np.isnan(gini(np.array([]), 5))
     assert gini(np.array([1]), 10**10) == pytest.approx(1)  # no array of ten thousand million zeros
 

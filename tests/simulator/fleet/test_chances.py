@@ -14,11 +14,13 @@ from torch import Tensor
 
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.fleet.availability import Always, Bernoulli, chances
+from fedfleet.simulator.fleet.devices import Alike, Load
 from fedfleet.simulator.fleet.online.correlated import Correlated
 from fedfleet.simulator.fleet.online.diurnal import Diurnal
 from fedfleet.simulator.fleet.online.markov import Markov
 from fedfleet.simulator.fleet.online.random_rate import RandomRate
 from fedfleet.simulator.fleet.online.trace import Trace
+from fedfleet.simulator.fleet.responses import Fate, Federation, chance, respond
 from tests.refusals import refused
 from tests.simulator.fleet.test_online_trace import devices, intervals
 
@@ -81,6 +83,35 @@ def test_slow_clients_are_heard_less():
     model: Any = MODELS["markov"]
     found = model.chance(torch.arange(3), at(5.0, 3), torch.tensor([0.0, 60.0, 600.0], dtype=torch.float64))
     assert found.tolist() == pytest.approx([0.25, 0.226595, 0.111924], abs=5e-7)
+
+
+def test_over_all_heard_one_over_the_chance_adds_up_to_the_number_invited(subtests):
+    """The chance is of being online when invited, not failing at work, and being online when the answer is ready."""
+    clients, key = torch.arange(CLIENTS), rng.key(21)
+    copies, load = torch.zeros_like(clients), Load(torch.ones_like(clients), torch.ones_like(clients))
+    for name, model in MODELS.items():
+        if name in (
+            "random_rate",
+            "trace",
+        ):  # whose clients go on and off together; some of whom are never heard after 60 s
+            continue
+        for hazard in (0.0, 1 / 600):
+            with subtests.test(f"{name}, {hazard:g} failures a second"):
+                federation = Federation(availability=model, devices=Alike(60.0, 1.0), hazard=hazard)
+                heard = respond(federation, clients, copies, load, 5 * HOUR, key, key).fate == Fate.HEARD
+                p = chance(federation, clients, copies, load, 5 * HOUR, key)
+                off = float((heard[p > 0] / p[p > 0]).sum() - (p > 0).sum())
+                assert abs(off) <= 4 * float((1 / p[p > 0] - 1).sum().sqrt()) + 1e-6
+                assert not heard[p == 0].any()
+
+
+def test_failures_take_their_share_of_the_chances():
+    """exp(-60 / 600) of a client that works 60 s, at one failure in 600 s."""
+    two = torch.arange(2)
+    load = Load(torch.ones_like(two), torch.ones_like(two))
+    federation = Federation(availability=Bernoulli(0.3), devices=Alike(60.0, 0.0), hazard=1 / 600)
+    found = chance(federation, two, torch.zeros_like(two), load, 0.0, rng.key(1))
+    assert found.tolist() == pytest.approx([0.3 * math.exp(-0.1)] * 2, rel=1e-12)
 
 
 def test_two_days_have_thresholds_of_their_own():

@@ -144,12 +144,14 @@ def test_halvings_reach_from_independent_ends_to_single_rounds():
 
 
 @pytest.mark.parametrize(
-    ("p", "a", "b", "variance"), [(0.1, 0.05, 0.45, 270), (0.5, 0.05, 0.05, 38), (0.04, 0.0416667, 1, 552)]
+    ("p", "a", "b", "lag", "variance"),
+    [(0.1, 0.05, 0.45, 0.5, 270), (0.5, 0.05, 0.05, 0.9, 38), (0.04, 0.0416667, 1, -0.0416667, 552)],
 )
-def test_steps_have_the_values_of_the_specification(p, a, b, variance):
+def test_steps_have_the_values_of_the_specification(p, a, b, lag, variance):
     found = [float(x) for x in MarkovRounds(KEY, OWN, 0.05).steps(torch.tensor([p], dtype=torch.float64))]
     assert found == pytest.approx([a, b], abs=5e-8)
     a, b = found
+    assert 1 - a - b == pytest.approx(lag, abs=5e-8)
     assert a / (a + b) == pytest.approx(p)
     assert 1 + b * (2 / a + (2 - a) / a**2) - 1 / p**2 == pytest.approx(variance)
 
@@ -235,21 +237,31 @@ def test_waves_have_the_values_of_the_specification():
 # Outages
 
 
-def test_outages_have_the_moments_of_the_specification():
-    """Two regions of two clients each, with p = (.9, .5, .3, .1) and up 0.8 of the time, 5,000 times side by side."""
+VARIANCES = {
+    "outages": {"heard": 0.8512, "apart": 3.8541667, "alike": 1.0972222},
+    "independent": {"heard": 0.6976, "apart": 3.9791667, "alike": 1.0347222},
+}
+
+
+@pytest.mark.parametrize("name", VARIANCES)
+def test_outages_have_the_moments_of_the_specification(name):
+    """Four clients with p = (.9, .5, .3, .1), 5,000 times side by side: two regions up 0.8 of the time, or none and 0.8 p."""
     p = torch.tensor([0.9, 0.5, 0.3, 0.1], dtype=torch.float64)
     up, clients = torch.full((2 * CLIENTS,), 0.8, dtype=torch.float64), torch.arange(CLIENTS)
-    process = Outages(KEY, lambda c: p[c % 4], lambda c: c // 2, up, 0.7)
-    assert likely(process, clients[:4], 5).tolist() == pytest.approx([0.72, 0.4, 0.24, 0.08])
+    process: Any = Outages(KEY, lambda c: p[c % 4], lambda c: c // 2, up, 0.7)
+    if name == "independent":
+        process = Independent(KEY, lambda c: 0.8 * p[c % 4])
+    chance = likely(process, clients[:4], 5)
+    assert chance.tolist() == pytest.approx([0.72, 0.4, 0.24, 0.08])
     found = on(process, clients, 5).double().view(-1, 4)
     values = torch.tensor([[0.0, 1, 4, -1], [1.0, 1, 1, 1]], dtype=torch.float64)
     statistics = {
-        "heard": (found.sum(1), 1.44, 0.8512),
-        "apart": (found @ (values[0] / (4 * 0.8 * p)), 1.0, 3.8541667),
-        "alike": (found @ (values[1] / (4 * 0.8 * p)), 1.0, 1.0972222),
+        "heard": (found.sum(1), 1.44),
+        "apart": (found @ (values[0] / (4 * chance)), 1.0),
+        "alike": (found @ (values[1] / (4 * chance)), 1.0),
     }
-    for drawn, mean, variance in statistics.values():
-        n = len(drawn)
+    for what, (drawn, mean) in statistics.items():
+        n, variance = len(drawn), VARIANCES[name][what]
         assert abs(float(drawn.mean()) - mean) < 4 * math.sqrt(variance / n)
         fourth = float((drawn - mean).pow(4).mean())
         assert abs(float((drawn - mean).square().mean()) - variance) < 4 * math.sqrt((fourth - variance**2) / n)

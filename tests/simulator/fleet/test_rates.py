@@ -81,6 +81,16 @@ def test_weights_of_classes_have_their_laws():
     moments(phi[:, 4:].flatten(), 0.25, 1 / 48)
 
 
+def test_fedawes_rates_are_three_eighths_on_average():
+    """Over label shares and weights of ten classes, five of mean 1/2 and five of mean 1/4."""
+    keys = rng.fold(KEY, torch.arange(1000))
+    each = torch.stack([rates.phi(k, 10) for k in keys])
+    assert float(each.mean()) == pytest.approx(0.375, abs=4 * float(each.mean(1).std()) / math.sqrt(1000))
+    shares = torch.stack([rates.dirichlet(rng.fold(k, "nu"), 10, 0.1) for k in keys])
+    p = (each * shares).sum(1)
+    assert float(p.mean()) == pytest.approx(0.375, abs=4 * float(p.std()) / math.sqrt(1000))
+
+
 @pytest.mark.parametrize(("a", "b"), [(2.0, 2.0), (0.05, 0.1), (5.0, 0.5), (1.0, 1.0), (1e-3, 1e-3), (900.0, 100.0)])
 def test_beta_rates_have_their_moments(a, b):
     found = rates.beta(KEY, a, b)(torch.arange(MANY))
