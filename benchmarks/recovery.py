@@ -37,6 +37,11 @@ SEARCH_SEED = 1000
 TOLD = 0.05  # predicted distance from which a bias is told: below, it is noise over noise
 LAST = 3  # evaluations whose mean is a run's result
 PROTOCOLS = ("there", "before")
+MARKERS = "os^DvPX<*"
+BESIDES = ("#7B3294", "#8C510A")
+"""Colours of methods beyond the palette of reports."""
+WORDS = {"worst_class_score": "accuracy of the worst class", "distance": "relative distance to the solution"}
+"""Measures, as figures call them."""
 
 
 class Search(NamedTuple):
@@ -48,6 +53,7 @@ class Search(NamedTuple):
         beyond: the next value for each at the edge, tried where that is the best.
         least: the metric by which one is chosen, the least of it.
         measures: reported; of those in ``falling`` less is better.
+        names: by ``title``, what tables and figures call an availability, as docs/dropout.md does.
 
     """
 
@@ -56,15 +62,31 @@ class Search(NamedTuple):
     beyond: Mapping[float, float]
     least: str
     measures: Sequence[str]
-    falling: Sequence[str] = ()
+    falling: Sequence[str]
+    names: Mapping[str, str]
 
 
+DIGITS = {
+    "bernoulli": "half",
+    "ByLabel": "by class",
+    "independent fedau": "rare",
+    "independent fedawe": "uneven",
+    "sine fedawe": "sine",
+    "markov_rounds fedau": "sticky",
+}
+GAME = {"bernoulli": "each 0.6", "ByLabel": "by label"}
 TASKS = {
     "digits": Search(
-        "algorithm.lr", (0.1, 0.3, 1.0), {0.1: 0.03, 1.0: 3.0}, "train_loss", ("accuracy", "worst_class_score")
+        "algorithm.lr",
+        (0.1, 0.3, 1.0),
+        {0.1: 0.03, 1.0: 3.0},
+        "train_loss",
+        ("accuracy", "worst_class_score"),
+        (),
+        DIGITS,
     ),
-    "auc_digits": Search(None, (), {}, "", ("distance", "auc"), ("distance",)),
-    "game": Search(None, (), {}, "", ("distance",), ("distance",)),
+    "auc_digits": Search(None, (), {}, "", ("distance", "auc"), ("distance",), DIGITS),
+    "game": Search(None, (), {}, "", ("distance",), ("distance",), GAME),
 }
 
 
@@ -85,6 +107,11 @@ def title(section: Mapping[str, Any]) -> str:
     """Return what an availability is called in tables."""
     rates = section.get("rates") or {}
     return " ".join(filter(None, [str(section["kind"]).rpartition(":")[2], rates.get("kind", "")]))
+
+
+def named(method: str) -> str:
+    """Return what a method is called in tables and figures."""
+    return method.replace("Hajek", "Hájek")
 
 
 def planned(config: Config, runs: Sequence[Run], seeds: Sequence[int], key: str | None) -> Config:
@@ -200,6 +227,7 @@ def results(name: str, out: Path, jobs: int) -> Any:
 def show(found: Any, search: Search) -> None:
     """Print a table a protocol and measure, with recovery and what can be told apart; then the bias, and the ranks."""
     methods, online = list(dict.fromkeys(found["method"])), list(dict.fromkeys(found["availability"]))
+    shown = [search.names.get(where, where) for where in online]
     for protocol, measure in itertools.product(protocols_of(search), (*search.measures, "bias")):
         of = found[found["protocol"] == protocol]
         at = {key: rows.sort_values("seed")[measure].to_numpy() for key, rows in of.groupby(["method", "availability"])}
@@ -210,7 +238,7 @@ def show(found: Any, search: Search) -> None:
             clear[where] = {m: each < LEVEL for m, each in zip(methods[1:], p, strict=True)}
         lines = []
         for method in methods:
-            line = [method]
+            line = [named(method)]
             for where in online:
                 text = _text(at[method, where])
                 if measure != "bias" and where != online[0] and method != methods[0]:
@@ -218,11 +246,11 @@ def show(found: Any, search: Search) -> None:
                     text += f" R {recovery(*cells):.2f}{'*' if clear[where][method] else ''}"
                 line.append(text)
             lines.append(line)
-        command.show(f"{measure}, tuned {protocol}: mean (sd)", ["method", *online], lines)
+        command.show(f"{measure}, tuned {protocol}: mean (sd)", ["method", *shown], lines)
         if measure != "bias":
             means = np.array([[at[method, where].mean() for method in methods] for where in online[1:]])
             ranks = ranked(means, least_is_best=measure in search.falling)
-            order = ", ".join(f"{methods[i]} {ranks.mean[i]:.1f}" for i in ranks.order)
+            order = ", ".join(f"{named(methods[i])} {ranks.mean[i]:.1f}" for i in ranks.order)
             print(f"mean ranks over {ranks.conditions} availabilities: {order}")
             print(f"Friedman p {ranks.p:.2g}, Nemenyi {ranks.distance:.2f}\n")
 
@@ -232,27 +260,35 @@ def draw(found: Any, search: Search, path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from fedfleet.report.canvas import DPI, PALETTE, STYLE
+    from fedfleet.report.canvas import DASHES, DPI, PALETTE, STYLE
 
     measure = search.measures[0] if search.falling else search.measures[-1]
     of = found[found["protocol"] == PROTOCOLS[0]]
     methods, online = list(dict.fromkeys(of["method"])), list(dict.fromkeys(of["availability"]))
+    colors = (*PALETTE, *BESIDES)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(11, 4.2), layout="constrained")
+        figure = Figure(figsize=(11, 4.6), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=[2, 1])
         for i, method in enumerate(methods):
             mine = of[of["method"] == method]
-            style: Any = {"color": PALETTE[i % len(PALETTE)], "marker": "os^Dv"[i // len(PALETTE)], "markersize": 5}
+            style: Any = {"color": colors[i % len(colors)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5}
             each = [difference(mine[mine["availability"] == where][measure].to_numpy()) for where in online]
-            x = np.arange(len(online)) + (i - len(methods) / 2) * 0.6 / len(methods)
-            left.errorbar(x, [d.mean for d in each], [d.half for d in each], linestyle="", label=method, **style)
-            right.plot(mine["bias"], mine["final_distance"], linestyle="", alpha=0.6, **style)
-        left.set_xticks(range(len(online)), [where.replace(" ", "\n") for where in online])
-        left.set_title(f"{measure.replace('_', ' ')}: mean, 95 % interval")
-        right.set_title("each run: bias, distance to the solution")
-        right.set_xlabel("bias: 1 is the solution of those heard")
+            x = np.arange(len(online)) + (i - (len(methods) - 1) / 2) * 0.75 / len(methods)
+            drawn = left.errorbar(
+                x, [d.mean for d in each], [d.half for d in each], ls="", label=named(method), **style
+            )
+            drawn.lines[2][0].set_linestyle(DASHES[i % len(DASHES)])
+            right.plot(mine["bias"], mine["final_distance"], linestyle="", alpha=0.7, **style)
+        left.set_xticks(range(len(online)), [search.names.get(where, where) for where in online])
+        left.set_title(f"{WORDS.get(measure, measure)}: mean, 95 % interval")
+        right.set_title("each run")
+        right.set_ylabel("relative distance to the solution")
+        right.set_xlabel("bias: 0 is the solution, 1 that of those heard")
         for axes in (right, *([left] if search.falling else [])):
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            low, high = axes.get_ylim()
+            axes.yaxis.set_minor_formatter("{x:g}" if high < 20 * low else "")
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=DPI // 2)
