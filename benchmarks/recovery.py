@@ -1,9 +1,9 @@
 """The cost of dropout, and the methods that recover it: ``python -m benchmarks.recovery digits --out runs/recovery_digits``.
 
-Each method of ``configs/dropout/NAME.yaml`` meets each of its models of availability. Where rates are searched, a run with a seed
-of its own is made of each, and the best by the loss on all clients' training examples is taken, in two ways: "there", for each
-availability; "before", where everybody is online, and then kept. Where it lies at the edge, the grid is longer by one. Then come
-the runs with the configuration's seeds. What they came to is written as Parquet, a row a run, and printed as tables.
+Each method of ``configs/dropout/NAME.yaml`` meets each of its models of availability. Where learning rates are searched, a run
+with a seed of its own is made of each, and the best by the loss on all clients' training examples is taken, in two ways: "there",
+for each availability; "before", where everybody is online, and then kept. Where it lies at the edge, the grid is longer by one.
+Then come the runs with the configuration's seeds. What they came to is written as Parquet, a row a run, and printed as tables.
 
 ``bias`` is the projection of z - z* on z_q - z*, the solution weighted by who was heard: 1 where all of the predicted error is
 there, 0 where none is. ``recovery`` is the share of what dropout costs the first method that another gets back.
