@@ -9,6 +9,7 @@ from benchmarks import recovery
 from benchmarks.recovery import PROTOCOLS, TASKS, Run
 from fedfleet.config import shipped
 from fedfleet.experiments.trials import planned
+from fedfleet.report.canvas import PALETTE
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -20,7 +21,10 @@ def test_every_method_meets_every_availability(name):
     assert [t.config.algorithm.lr for t in found] == [0.5] * len(runs)
     assert [t.config.seed for t in found] == [7] * len(runs)
     assert [t.config.availability.kind for t in found] == [online[run.online]["kind"] for run in runs]
-    assert len({recovery.title(each) for each in online}) == len(online)
+    titles = {recovery.title(each) for each in online}
+    assert len(titles) == len(online)
+    assert titles - {"always", "blocks"} <= set(TASKS[name].names)
+    assert len(config.compare or {}) <= min(len(recovery.MARKERS), len(PALETTE) + len(recovery.BESIDES))
 
 
 def test_a_run_is_measured_beside_the_solution(tmp_path):
