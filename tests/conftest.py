@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from fedfleet.experiments.prepared import Prepared
+from fedfleet.assembly.prepared import Prepared
 from fedfleet.simulator.executors.base import Executor
 from tests.budget import Budget
 from tests.parts import SLOW, TESTS, in_part, is_slow, may_be_quick, slow_asked

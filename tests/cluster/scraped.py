@@ -13,7 +13,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from fedfleet.experiments.gauges import WHAT
+from fedfleet.assembly.gauges import WHAT
 from tests.cluster import heads
 
 PATIENCE_S = 90.0

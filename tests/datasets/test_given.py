@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedfleet
+from fedfleet.assembly.provenance import describe
 from fedfleet.data import DataError, from_arrays, from_dataframe
 from fedfleet.datasets.convert import convert
-from fedfleet.experiments.provenance import describe
 from tests.datasets.layouts import on_disk
 from tests.refusals import all_say
 

@@ -12,7 +12,7 @@ import torchmetrics.functional as tm
 from torch import nn
 
 import fedfleet
-from fedfleet.experiments import measures
+from fedfleet.assembly import measures
 from fedfleet.simulator.driver.evaluation import less_is_better
 from fedfleet.tasks import from_module
 from fedfleet.tasks.metrics import made_up, told

@@ -23,12 +23,12 @@ from rich.text import Text
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedfleet.assembly.prepared import Prepared
 from fedfleet.config.schema import load
 from fedfleet.experiments import campaign
 from fedfleet.experiments.checkpoint import STATES, Checkpoint, Damaged
 from fedfleet.experiments.checkpoint import load as read_checkpoint
 from fedfleet.experiments.inversion import Attacked, attacked, check
-from fedfleet.experiments.prepared import Prepared
 from fedfleet.experiments.rebuilding import (
     WINDOW,
     Found,

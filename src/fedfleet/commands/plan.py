@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from fedfleet.algorithms.wrapping import WrapperOptions
+from fedfleet.assembly.executors import on_ray
 from fedfleet.config import rules, timing
 from fedfleet.config.executor import Executor
 from fedfleet.config.made import Place, places
 from fedfleet.config.selection import asked
-from fedfleet.experiments.executors import on_ray
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.experiments.runner import where
 from fedfleet.middleware.secure_aggregation import wrap as secured

@@ -10,11 +10,11 @@ import yaml
 from rich.table import Table
 
 from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.assembly.prepared import Prepared
 from fedfleet.commands.show_named import example
 from fedfleet.config import requirements
 from fedfleet.config.federation import steps
 from fedfleet.config.schema import load
-from fedfleet.experiments.prepared import Prepared
 from fedfleet.middleware.compression.wrap import sending
 from fedfleet.middleware.facts import Break, Clash, Fact, Need, check, of_trial
 from fedfleet.middleware.privacy.wrap import promised

@@ -172,7 +172,7 @@ SECTIONS = dict(sections(Config))
 """Sections that name a part, or are lists of such, by their dotted keys."""
 OWN = {key: of.registry.given for key, of in SECTIONS.items() if of.registry.given}
 """Sections whose part may be made in Python instead, and the arguments of ``fedfleet.run`` it is given as. The section of what ran
-then has the one key "own", and below it what ``experiments.provenance`` says of it."""
+then has the one key "own", and below it what ``assembly.provenance`` says of it."""
 SHORT = dict(short_forms(Config))
 """Keys at which a name may stand for a mapping, and the option of it that is the name."""
 LEAVES = ("compare", "vary", "tune.search", *(f"{key}.own" for key in OWN))
@@ -287,8 +287,8 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 def _assign(raw: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key."""
-    if isinstance(value, str) and key in SHORT:
-        key = f"{key}.{SHORT[key]}"
+    if isinstance(value, str) and (named := _single(key)) is not None:  # the short form of a named section
+        key = f"{key}.{named.key}"
     whole = next((leaf for leaf in LEAVES[1:] if key.startswith(f"{leaf}.")), None)
     *parents, last = key.split(".") if whole is None else [*whole.split("."), key.removeprefix(f"{whole}.")]
     node, path = raw, ""

@@ -12,12 +12,12 @@ from typing import Any
 
 import yaml
 
+from fedfleet.assembly.own import check_same, parts
 from fedfleet.config.population import Data, data_key, load_data
 from fedfleet.config.schema import Config, load
 from fedfleet.config.trust import dumped
 from fedfleet.experiments.child import child
 from fedfleet.experiments.experiment import Experiment
-from fedfleet.experiments.own import check_same, parts
 from fedfleet.experiments.progress import Progress
 from fedfleet.experiments.resume import at_its_end, changed, run_or_go_on
 from fedfleet.experiments.resume import resume as go_on

@@ -9,19 +9,19 @@ from typing import IO
 
 import torch
 
+from fedfleet.assembly.own import check_same
+from fedfleet.assembly.prepared import Prepared
+from fedfleet.assembly.weights import nets
 from fedfleet.config.advice import advice
 from fedfleet.config.reading import check_free
 from fedfleet.datasets.vocabulary import VOCABULARY
 from fedfleet.experiments.checkpoint import Checkpoint, newest
-from fedfleet.experiments.own import check_same
-from fedfleet.experiments.prepared import Prepared
 from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import CHECKPOINTS, RunFolder, claimed, locked
 from fedfleet.experiments.runner import Runner
 from fedfleet.experiments.same_run import check_unchanged
 from fedfleet.experiments.status import Status
 from fedfleet.experiments.tracked import configured, trackers
-from fedfleet.experiments.weights import nets
 from fedfleet.experiments.workers import Workers
 from fedfleet.files.summary import ended
 from fedfleet.report import write_card

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedfleet.experiments import learnt
+from fedfleet.assembly import learnt
+from fedfleet.assembly.prepared import Prepared
 from fedfleet.experiments.overheard import Exchange, overheard, total, upload
-from fedfleet.experiments.prepared import Prepared
 from fedfleet.middleware.privacy.gradients import Gradients, private_examples
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.arithmetic import rng

@@ -8,12 +8,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from fedfleet.assembly.own import check_same, parts
 from fedfleet.config.reading import check_there, override, read
 from fedfleet.config.schema import Config, load, recorded, without_own
 from fedfleet.config.trust import check as check_trusted
 from fedfleet.experiments.checkpoint import newest
 from fedfleet.experiments.experiment import Experiment
-from fedfleet.experiments.own import check_same, parts
 from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import CHECKPOINTS, locked
 from fedfleet.experiments.same_run import MAY_CHANGE, STOPS, without
@@ -66,9 +66,8 @@ def resume(
         return Run(folder, done, own.get("task"))
     warm_start, config = config.warm_start, config.model_copy(update={"warm_start": None})
     experiment = Experiment(config, **own)
-    # For the record: it has started.
-    experiment.config = experiment.config.model_copy(update={"warm_start": warm_start})
-    return experiment.resume(folder, callbacks)
+    started = experiment.config.model_copy(update={"warm_start": warm_start})
+    return experiment.recorded_as(started).resume(folder, callbacks)
 
 
 def _has_rounds(folder: Path) -> bool:

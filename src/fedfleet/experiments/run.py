@@ -12,9 +12,9 @@ from typing import Any, Literal
 import pandas as pd
 from torch import nn
 
+from fedfleet.assembly.weights import net_of, save_adapters, save_state_dict
 from fedfleet.datasets.vocabulary import VOCABULARY, Encoded, Vocabulary, read_vocabulary
 from fedfleet.experiments.runfolder import BEST
-from fedfleet.experiments.weights import net_of, save_adapters, save_state_dict
 from fedfleet.files import parquet
 from fedfleet.files.documents import is_there
 from fedfleet.files.summary import SUMMARY, checked_summary

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedfleet.assembly.executors import EXECUTORS
+from fedfleet.assembly.prepared import Prepared
 from fedfleet.config.timing import local_steps
 from fedfleet.experiments.checkpoint import Checkpoint
-from fedfleet.experiments.executors import EXECUTORS
-from fedfleet.experiments.prepared import Prepared
 from fedfleet.experiments.run import Run
 from fedfleet.experiments.runfolder import RunFolder
 from fedfleet.experiments.same_run import decisive

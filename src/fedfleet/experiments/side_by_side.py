@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedfleet.assembly.executors import on_ray
+from fedfleet.assembly.own import read_by_workers
 from fedfleet.config import resolve
 from fedfleet.config.population import Data, data_key, load_data
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import FederatedDataset
 from fedfleet.datasets.files import DataError
-from fedfleet.experiments.executors import on_ray
 from fedfleet.experiments.experiment import Experiment
-from fedfleet.experiments.own import read_by_workers
 from fedfleet.experiments.resume import run_or_go_on
 from fedfleet.experiments.runfolder import CHECKPOINTS
 from fedfleet.experiments.workers import Workers

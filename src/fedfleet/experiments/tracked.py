@@ -11,20 +11,12 @@ from typing import Any
 from fedfleet.config.made import made, places
 from fedfleet.config.schema import Config
 from fedfleet.experiments.runfolder import RunFolder
-from fedfleet.simulator.errors import ConfigError, one_line
+from fedfleet.simulator.errors import one_line
 from fedfleet.tracking.base import Tracker
 from fedfleet.tracking.callback import Begun, Callback, checked
 from fedfleet.tracking.registry import TRACKERS
 
 AGAIN_S = 60.0  # until a tracker that failed is tried again; twice as long after each time
-
-
-def check_callbacks(config: Config) -> None:
-    """Refuse what is named as a callback and is none, as far as its class tells before it is called. Raises ConfigError."""
-    for here in places(config, ("callbacks",)):
-        make: Any = here.found(config.code_dir)
-        if isinstance(make, type) and not issubclass(make, Callback):
-            raise ConfigError(f"{here.at}.name={here.name!r}: it is no callback: make the class of fedfleet.Callback")
 
 
 def configured(config: Config) -> Iterator[tuple[str, Callback]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fedfleet.experiments.prepared import Prepared
+from fedfleet.assembly.prepared import Prepared
 from fedfleet.simulator.executors.base import Executor
 
 

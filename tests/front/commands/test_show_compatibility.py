@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedfleet.assembly.prepared import Prepared
 from fedfleet.commands import show_compatibility as compatibility
 from fedfleet.commands.show_named import example
 from fedfleet.config.schema import load
-from fedfleet.experiments.prepared import Prepared
 from fedfleet.middleware.facts import Break, Fact, Need, clashes, refusal
 from fedfleet.simulator.errors import ConfigError
 

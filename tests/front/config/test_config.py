@@ -58,6 +58,8 @@ def test_what_is_written_by_its_name_alone_can_be_overridden_key_by_key() -> Non
     given = {"algorithm": {"name": "fedavg", "correction": "fedvarp"}}
     for change in ("algorithm.correction={kind: fedvarp, chances: true}", "algorithm.correction.chances=true"):
         assert load(given, [change]).algorithm.correction.chances
+    falling = {"algorithm": {"name": "fedavg", "lr_schedule": {"kind": "power", "exponent": 0.5}}}
+    assert load(falling, ["algorithm.lr_schedule=constant"]).algorithm.lr_schedule.exponent is None
 
 
 def test_the_short_form_of_a_named_section() -> None:
@@ -166,7 +168,7 @@ REFUSED = [
     ("algorithm.learning_rate=1", "unknown key; did you mean algorithm.lr?"),
     ("algorithm.momentum=0.9", "unknown key; did you mean algorithm.client_optimizer.momentum?"),
     ("algorithm=omg algorithm.momentum=0.9", "unknown key; known here: of, kappa"),
-    ("algorithm.client_optimizer=adm", "algorithm.client_optimizer.name='adm'"),
+    ("algorithm.client_optimizer=adm", "algorithm.client_optimizer='adm'"),
     ("algorithm.lr_schedule=step", "step needs every"),
     ("algorithm.lr_schedule={kind: cosine, every: 5}", "every=5 is not for cosine"),
     ("algorithm.lr_schedule={kind: constant, factor: 0.5}", "factor=0.5 is not for constant"),

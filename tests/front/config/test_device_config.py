@@ -10,11 +10,11 @@ import torch
 from cases import CASES, INVITE, MODEL, NEEDS
 from torch import Tensor
 
+from fedfleet.assembly import prepared
 from fedfleet.commands.plan import describe
 from fedfleet.config import timing
 from fedfleet.config.device_table import read_table
 from fedfleet.config.schema import load
-from fedfleet.experiments import prepared
 from fedfleet.experiments.experiment import Experiment
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.rng import Key

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from fedfleet.assembly.executors import on_ray
 from fedfleet.config.platforms import without_ray
 from fedfleet.config.schema import load
 from fedfleet.experiments.child import child
-from fedfleet.experiments.executors import on_ray
 from fedfleet.experiments.experiment import Experiment
 from tests.refusals import refused
 
@@ -34,5 +34,5 @@ def test_ray_that_cannot_be_imported_is_told_in_a_line(monkeypatch):
     def lacking(name):
         raise ImportError("libray.so: cannot open shared object file\nor another")
 
-    monkeypatch.setattr("fedfleet.experiments.executors.imported", lacking)
+    monkeypatch.setattr("fedfleet.assembly.executors.imported", lacking)
     refused(lambda: on_ray("ray"), "executor.kind='ray'")

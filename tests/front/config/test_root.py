@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import fedfleet
+from fedfleet.assembly.prepared import Prepared
 from fedfleet.commands.plan import describe
 from fedfleet.config.schema import load
 from fedfleet.datasets.examples import Dataset, Examples
-from fedfleet.experiments.prepared import Prepared
 from tests.refusals import all_refused
 
 ALGORITHM = {"name": "robust", "of": {"name": "fedavg", "steps": 2}, "rule": "fltrust"}

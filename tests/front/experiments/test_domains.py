@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 import fedfleet
 from fedfleet.algorithms.mixture import Dual, DualOptions
+from fedfleet.assembly.gap import DomainLosses
 from fedfleet.commands.plan import describe
 from fedfleet.datasets.files import DataError
 from fedfleet.experiments import campaign
-from fedfleet.experiments.gap import DomainLosses
 from fedfleet.report import domain_figures, write_report
 from fedfleet.report.tables import domain_names
 from fedfleet.report.tables import read as read_run

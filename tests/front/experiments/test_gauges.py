@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 import fedfleet
-from fedfleet.experiments import gauges
-from fedfleet.experiments.executors import EXECUTORS
+from fedfleet.assembly import gauges
+from fedfleet.assembly.executors import EXECUTORS
 from fedfleet.simulator.executors.base import Host
 
 CONFIG = {

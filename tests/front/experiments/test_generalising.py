@@ -13,10 +13,10 @@ import torch
 import yaml
 
 import fedfleet
+from fedfleet.assembly.weights import load_model
 from fedfleet.commands import paper
 from fedfleet.commands import study as studying
 from fedfleet.experiments.progress import Progress
-from fedfleet.experiments.weights import load_model
 from fedfleet.files.summary import summary_of
 from fedfleet.simulator.author import Batch
 from fedfleet.simulator.driver.evaluation import by_roles_of_domains

@@ -10,10 +10,10 @@ import torch
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
+from fedfleet.assembly.prepared import Prepared
 from fedfleet.config.schema import load
 from fedfleet.experiments.inversion import attacked, check
 from fedfleet.experiments.overheard import overheard, total, upload
-from fedfleet.experiments.prepared import Prepared
 from fedfleet.experiments.rebuilding import How, inferred, matched, psnr, rebuilt, ssim
 from fedfleet.simulator.algorithm import Exchanging
 from fedfleet.simulator.arithmetic import rng
@@ -135,7 +135,7 @@ def test_a_round_may_ask_for_other_numbers_of_steps():
             return super().map_reduce(phase, **{**given, "steps": 7})
 
     phases = {p.name: p for p in whole.phases}
-    x.algorithm = whole._replace(round=lambda state, rnd: whole.round(state, cast(Any, Turn(rnd, phases))))
+    vars(x)["algorithm"] = whole._replace(round=lambda state, rnd: whole.round(state, cast(Any, Turn(rnd, phases))))
     at = attacked(x, begun(x), None, 64)
     assert torch.allclose(at.simulate(at.x, at.y), at.observed, atol=1e-6)
 

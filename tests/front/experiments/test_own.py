@@ -18,8 +18,8 @@ import yaml
 
 import fedfleet
 from fedfleet.algorithms.local import local_training
+from fedfleet.assembly.provenance import describe, differences
 from fedfleet.config.population import load_data
-from fedfleet.experiments.provenance import describe, differences
 from fedfleet.report.groups import grouped
 from fedfleet.report.tables import read
 from fedfleet.simulator.author import Algorithm, BatchPlan, Mean, Message, Phase, View
@@ -111,7 +111,7 @@ def test_fedfleets_own_classes_have_no_source_but_options():
 
 
 SCRIPT = """
-from fedfleet.experiments.provenance import describe
+from fedfleet.assembly.provenance import describe
 from fedfleet.simulator.author import Algorithm
 import json, torch
 {comment}

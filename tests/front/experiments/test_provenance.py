@@ -15,8 +15,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import nn
 
-from fedfleet.experiments import identity
-from fedfleet.experiments.provenance import describe, differences
+from fedfleet.assembly import identity
+from fedfleet.assembly.provenance import describe, differences
 from fedfleet.simulator.author import T
 
 

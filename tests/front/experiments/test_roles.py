@@ -11,10 +11,10 @@ import torch
 import yaml
 
 import fedfleet
+from fedfleet.assembly.weights import load_model
 from fedfleet.commands.plan import describe
 from fedfleet.datasets.digits import load
 from fedfleet.experiments import trials
-from fedfleet.experiments.weights import load_model
 from fedfleet.files.summary import summary_of
 from fedfleet.simulator.author import Algorithm, Batch, BatchPlan, LocalWork, Mean, Message, Phase, Stage, Store, View
 from fedfleet.simulator.driver.round import EngineRound

@@ -8,8 +8,8 @@ import torch
 from torch.func import functional_call
 
 import fedfleet
-from fedfleet.experiments import vectors
-from fedfleet.experiments.vectors import Vectors, sketch
+from fedfleet.assembly import vectors
+from fedfleet.assembly.vectors import Vectors, sketch
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.population import InMemoryPopulation
 from fedfleet.tasks.classification import Classification

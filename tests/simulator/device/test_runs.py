@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import fedfleet
+from fedfleet.assembly.prepared import Prepared
 from fedfleet.datasets.examples import Examples
-from fedfleet.experiments.prepared import Prepared
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.tasks.registry import TASKS
 from fedfleet.tasks.scorer import Scorer

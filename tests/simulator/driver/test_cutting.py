@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedfleet
-from fedfleet.experiments import executors
+from fedfleet.assembly import executors
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.block.task import BlockTask
 from fedfleet.simulator.driver import cutting

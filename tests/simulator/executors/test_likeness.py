@@ -15,9 +15,9 @@ import ray
 import torch
 
 import fedfleet
+from fedfleet.assembly.own import read_by_workers
 from fedfleet.datasets.convert import convert
 from fedfleet.datasets.disk import EXAMPLES, DiskPopulation
-from fedfleet.experiments.own import read_by_workers
 from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.errors import FedfleetError
 from fedfleet.simulator.executors import actor, gang, likeness, pool

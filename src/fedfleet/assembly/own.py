@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from fedfleet.assembly.provenance import describe, differences, same
 from fedfleet.config import schema as C
+from fedfleet.config.made import places
 from fedfleet.config.own_data import POPULATION, Data, check_is, check_population, federated, sampled
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Dataset, FederatedDataset
-from fedfleet.experiments.provenance import describe, differences, same
 from fedfleet.middleware.attacks.poisoned import Poisoned
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.arithmetic.digest import digest
@@ -17,6 +18,7 @@ from fedfleet.simulator.errors import ConfigError, show
 from fedfleet.simulator.executors.likeness import DATA, SHORT
 from fedfleet.simulator.held_out import HeldOut
 from fedfleet.simulator.population import InMemoryPopulation, Population
+from fedfleet.tracking.callback import Callback
 
 TASK = ("parts", "objectives", "functions", "init", "metrics")
 
@@ -73,6 +75,14 @@ def check_algorithm(algorithm: Any) -> None:
             f"algorithm={algorithm.name or 'an Algorithm'}: it has no view 'global', the model that is evaluated and kept: give "
             f"it views={{'global': View(…)}}"
         )
+
+
+def check_callbacks(config: Config) -> None:
+    """Refuse what is named as a callback and is none, as far as its class tells before it is called. Raises ConfigError."""
+    for here in places(config, ("callbacks",)):
+        make: Any = here.found(config.code_dir)
+        if isinstance(make, type) and not issubclass(make, Callback):
+            raise ConfigError(f"{here.at}.name={here.name!r}: it is no callback: make the class of fedfleet.Callback")
 
 
 def check_same(folder: Any, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:

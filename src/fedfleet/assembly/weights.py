@@ -14,13 +14,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from fedfleet.assembly import learnt
 from fedfleet.config import schema as C
 from fedfleet.config.own_data import Data
 from fedfleet.config.reading import read
 from fedfleet.config.schema import Config
 from fedfleet.config.trust import check as check_trusted
 from fedfleet.datasets.vocabulary import VOCABULARY, Vocabulary
-from fedfleet.experiments import learnt
 from fedfleet.files.writing import check_regular, whole
 from fedfleet.simulator.algorithm import Task
 from fedfleet.simulator.arithmetic import tree as T

@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.assembly import own
+from fedfleet.assembly.identity import identity
 from fedfleet.config import resolve
 from fedfleet.config import schema as C
 from fedfleet.config.advice import of_outputs
@@ -21,8 +23,6 @@ from fedfleet.config.population import Data
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Dataset
 from fedfleet.datasets.vocabulary import PADDING
-from fedfleet.experiments import own
-from fedfleet.experiments.identity import identity
 from fedfleet.simulator import named
 from fedfleet.simulator.algorithm import Algorithm, Task
 from fedfleet.simulator.arithmetic import rng

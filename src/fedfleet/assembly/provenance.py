@@ -25,7 +25,7 @@ import numpy as np
 from pydantic import BaseModel
 from torch import nn
 
-from fedfleet.experiments.identity import Texts, identity, simple
+from fedfleet.assembly.identity import Texts, identity, simple
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.closures import LARGEST, NAMED, known_by_name, of_class, parts, written
 

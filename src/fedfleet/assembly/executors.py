@@ -14,7 +14,7 @@ from fedfleet.simulator.executors.local import LocalExecutor
 from fedfleet.simulator.signals import imported
 
 if TYPE_CHECKING:
-    from fedfleet.experiments.gauges import Gauges
+    from fedfleet.assembly.gauges import Gauges
 
 
 class Kind(NamedTuple):
@@ -39,7 +39,7 @@ def _ray(*asked: Any) -> Executor:
 
 
 def _ray_gauges() -> Gauges:
-    return imported("fedfleet.experiments.gauges").Gauges()
+    return imported("fedfleet.assembly.gauges").Gauges()
 
 
 def on_ray(module: str) -> Any:

@@ -1,0 +1,149 @@
+"""The second stage: the task, the algorithm as it is by itself, and the clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedfleet.assembly import learnt, own, weights
+from fedfleet.assembly.data import Loaded, so_far
+from fedfleet.assembly.vectors import Vectors
+from fedfleet.config import requirements, resolve, root
+from fedfleet.config.federation import steps
+from fedfleet.config.made import places
+from fedfleet.config.own_data import check_data
+from fedfleet.config.population import (
+    check_clients,
+    check_grouped,
+    check_source_share,
+    make_population,
+    problem,
+    with_held_out,
+    with_roles,
+)
+from fedfleet.config.schema import Config
+from fedfleet.datasets.examples import Dataset
+from fedfleet.middleware.compression.options import Step
+from fedfleet.middleware.facts import Break, check
+from fedfleet.simulator.algorithm import Algorithm, Problem, Task
+from fedfleet.simulator.arithmetic.tree import Tree
+from fedfleet.simulator.driver.probe import asked
+from fedfleet.simulator.driver.server import initial
+from fedfleet.simulator.errors import ConfigError
+from fedfleet.simulator.population import Population
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federated(Loaded):
+    """A task, an algorithm and the clients they run on.
+
+    Attributes:
+        task: what is learnt.
+        bare: the algorithm, without what stands between it and the engine.
+        written: the sections whose part is the user's own code.
+        up, down: the transforms on the two ways.
+        breaks: what of all this takes away what features may need.
+        dealt: whether clients were dealt by the partition.
+        population, problem: the clients, and what the algorithm knows of them.
+        z: the initial model.
+        net_advice: lines on what of the net will rarely do.
+        domain_names: what the data call their domains, where clients belong to those.
+
+    """
+
+    task: Task
+    bare: Algorithm
+    written: frozenset[str]
+    up: tuple[Step, ...]
+    down: tuple[Step, ...]
+    breaks: tuple[Break, ...]
+    dealt: bool
+    population: Population
+    problem: Problem
+    z: Tree
+    net_advice: list[str]
+    domain_names: tuple[str, ...]
+
+
+def federate(x: Loaded, task: Task | None = None, algorithm: Algorithm | None = None) -> Federated:
+    """Return the clients of what was loaded, with a task and an algorithm, those given or those configured. Raises ConfigError."""
+    config, data = x.config, x.data
+    task = task or learnt.configured(config, data)
+    algorithm = algorithm or learnt.algorithm(config, task)
+    written = frozenset({*x.own, *(here.section for here in places(config))})
+    config = learnt.with_sources(config)
+    own.check_callbacks(config)
+    config = learnt.with_base(config, task)
+    resolve.check_pairing(config, algorithm, task)
+    up, down = tuple(steps(config, "up")), tuple(steps(config, "down"))
+    breaks = tuple(requirements.breaks(config, algorithm, task, up, down))
+    check(requirements.needs(config, algorithm, up, down), breaks)
+    root.check(config, algorithm)
+    dealt = _dealt(x, config, task, written)
+    resolve.check_roles(config, algorithm, task)
+    population = with_roles(config, data, dealt, unlabelled=resolve.unlabelled(algorithm, task))
+    check_source_share(task, population)
+    population = with_held_out(config, population, algorithm)
+    found, summary, z = problem(population), population.summary(), task.init(config.seed)
+    weights.check_vocabularies(config, data.names.vocabulary)
+    net_advice = learnt.check(config, task, z, data)
+    if "algorithm" in written:
+        config = _as_asked(config, algorithm, z, found)
+    config = check_clients(config, data, dealt, population, asynchronous=algorithm.asynchronous)
+    if "algorithm" not in written:
+        resolve.check_local(config, summary.max_examples)
+    if config.warm_start is not None:
+        z = weights.load_model(Path(config.warm_start), z, task)
+    resolve.check_proven(config, algorithm)
+    if algorithm.domains is not None:
+        check_grouped(f"algorithm={config.algorithm.name!r}", population.size)
+        resolve.check_domains(config, data.test, summary.domains)
+    initial(algorithm, z, config.seed, found)  # what cannot be is said before the work
+    if x.train is None and hasattr(task, "prepare"):
+        raise ConfigError(
+            f"population.dataset={config.population.dataset.name!r}: task.name={config.task.name!r} needs the training images of "
+            f"a published data set: choose one"
+        )
+    return Federated(
+        **so_far(x, config=config),
+        task=task,
+        bare=algorithm,
+        written=written,
+        up=up,
+        down=down,
+        breaks=breaks,
+        dealt=isinstance(data, Dataset),
+        population=population,
+        problem=found,
+        z=z,
+        net_advice=net_advice,
+        domain_names=getattr(data, "domains", ()) if config.domains.kind == "given" else (),
+    )
+
+
+def _dealt(x: Loaded, config: Config, task: Task, written: frozenset[str]) -> Population:
+    """Return all clients of the data, in their domains. Raises ConfigError."""
+    dealt = make_population(config, x.data, lambda kind, clients: _vectors(config, task)(kind, clients))
+    if {"data", "population.dataset"} & written:
+        part = next((p for p in ("population", "data") if getattr(x.given, p) is not None), "population.dataset")
+        check_data(config, part, x.data, dealt)
+    return dealt
+
+
+def _vectors(config: Config, task: Task) -> Vectors:
+    """Return what clients make of the model they are grouped by, which is the same for runs of every seed."""
+    z = task.init(config.population.partition_seed)
+    return Vectors(task, z if config.warm_start is None else weights.load_model(Path(config.warm_start), z, task))
+
+
+def _as_asked(config: Config, algorithm: Algorithm, z: Tree, about: Problem) -> Config:
+    """Return the configuration with the cohort that one's own algorithm invites. Raises ConfigError where it says another."""
+    wanted, size = config.cohort.invite, asked(algorithm, z, about, config.seed)
+    if algorithm.asynchronous or size in (None, wanted):
+        return config
+    if "invite" in config.cohort.model_fields_set:
+        raise ConfigError(
+            f"cohort.invite={wanted}: the algorithm {config.algorithm.name} invites {size} clients: set cohort.invite={size}, "
+            f"leave it out, or make the algorithm so that it invites {wanted}"
+        )
+    return config.model_copy(update={"cohort": config.cohort.model_copy(update={"invite": size})})
