@@ -19,7 +19,7 @@ ATTACKS = [
     "tests/front/config/test_attack_config.py",
 ]
 SECURED = ["tests/middleware/secure_aggregation/test_secured.py", "tests/front/config/test_secure_aggregation.py"]
-INVERTED = ["tests/front/experiments/test_inversion.py", "tests/front/commands/test_invert.py"]
+INVERTED = ["tests/front/inversion/test_inversion.py", "tests/front/inversion/test_invert.py"]
 BUFFER = [f"{F}buffer.py", f"{A}fedbuff.py", f"{A}events.py"]
 
 OPTIONS = f"{A}options.py"
@@ -126,7 +126,7 @@ _HELD: dict[str, list[str]] = {
     "middleware/compression/codecs/rotation.py": SENT[:1],
     "middleware/compression/codecs/sparse.py": SENT[:1],
     "middleware/compression/codecs/vectors.py": SENT,
-    "simulator/block/unrolled.py": INVERTED[:1],
+    "src/fedfleet/inversion/unrolled.py": INVERTED[:1],
     "simulator/block/uplink.py": SENT,
     "simulator/block/forged.py": ATTACKS[:1],
     "simulator/block/masked.py": SECURED[:1],
@@ -139,7 +139,7 @@ _HELD: dict[str, list[str]] = {
     "middleware/secure_aggregation/secured.py": SECURED,
     "middleware/compression/down.py": ["tests/middleware/compression/test_downlink.py"],
     "middleware/privacy/gradients.py": ["tests/middleware/privacy/test_examples.py"],
-    "src/fedfleet/experiments/overheard.py": INVERTED[:1],
+    "src/fedfleet/inversion/overheard.py": INVERTED[:1],
     "middleware/privacy/noise.py": ["tests/middleware/privacy/test_privacy.py"],
     "simulator/fleet/availability.py": [*ONLINE[3:], *CHANCES],
     "simulator/fleet/buffer.py": BUFFER,

@@ -28,8 +28,11 @@ from fedfleet.config.schema import load
 from fedfleet.experiments import campaign
 from fedfleet.experiments.checkpoint import STATES, Checkpoint, Damaged
 from fedfleet.experiments.checkpoint import load as read_checkpoint
-from fedfleet.experiments.inversion import Attacked, attacked, check
-from fedfleet.experiments.rebuilding import (
+from fedfleet.experiments.resume import changed
+from fedfleet.experiments.runfolder import CHECKPOINTS, claim
+from fedfleet.files.writing import check_regular, whole, write_text
+from fedfleet.inversion.attack import Attacked, attacked, check
+from fedfleet.inversion.rebuilding import (
     WINDOW,
     Found,
     How,
@@ -44,9 +47,6 @@ from fedfleet.experiments.rebuilding import (
     squared_errors,
     ssim,
 )
-from fedfleet.experiments.resume import changed
-from fedfleet.experiments.runfolder import CHECKPOINTS, claim
-from fedfleet.files.writing import check_regular, whole, write_text
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.driver.simulate import Position, play, start
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line
@@ -303,7 +303,7 @@ def _told(mean: dict[str, float]) -> str:
 
 def write(done: Outcome, out: Path) -> None:
     """Write the numbers, the examples and a picture to a new folder. Raises ConfigError where it is taken."""
-    from fedfleet.report.inversion_figure import draw  # matplotlib takes most of a second to import
+    from fedfleet.inversion.figure import draw  # matplotlib takes most of a second to import
 
     at = done.attacked
     drawn = draw(at.x, done.found, done.numbers)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedfleet.assembly import learnt
 from fedfleet.assembly.prepared import Prepared
-from fedfleet.experiments.overheard import Exchange, overheard, total, upload
+from fedfleet.inversion.overheard import Exchange, overheard, total, upload
+from fedfleet.inversion.unrolled import unrolled
 from fedfleet.middleware.privacy.gradients import Gradients, private_examples
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.arithmetic import rng
@@ -24,7 +25,6 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Total
 from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.block import Setup
-from fedfleet.simulator.block.unrolled import unrolled
 from fedfleet.simulator.block.uplink import SERVERS, alike, compressible
 from fedfleet.simulator.driver.simulate import Position
 from fedfleet.simulator.errors import ConfigError, one_line

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fedfleet.assembly.prepared import Prepared
 from fedfleet.config.schema import load
-from fedfleet.experiments.inversion import attacked, check
-from fedfleet.experiments.overheard import overheard, total, upload
-from fedfleet.experiments.rebuilding import How, inferred, matched, psnr, rebuilt, ssim
+from fedfleet.inversion.attack import attacked, check
+from fedfleet.inversion.overheard import overheard, total, upload
+from fedfleet.inversion.rebuilding import How, inferred, matched, psnr, rebuilt, ssim
 from fedfleet.simulator.algorithm import Exchanging
 from fedfleet.simulator.arithmetic import rng
 from fedfleet.simulator.arithmetic import tree as T
