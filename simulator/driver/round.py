@@ -117,6 +117,17 @@ class EngineRound:
 
         Each exchange of a round has draws of its own, whatever its phase: a client asked twice takes other minibatches and noise.
         """
+        asked, record = self._ask(phase, shared, cohort, inbox, steps)
+        groups = self._heard(phase, asked, record)
+        answers = self._work(phase, record, groups)
+        found = self._reduced(phase, groups, answers)
+        self._keep(phase, asked, record, groups[0], answers)
+        return found
+
+    def _ask(
+        self, phase: Phase, shared: Message, cohort: Cohort, inbox: Tree, steps: int | None
+    ) -> tuple[Assignment, PhaseRecord]:
+        """Send a phase's messages, and find out who answers when. Raises TooFewResponses."""
         c, number = self._conditions, len(self.records)
         draws, self._draws = self._draws, rng.fold(self._draws, "next")
         key = rng.fold(self._key("phase"), number)
@@ -145,33 +156,44 @@ class EngineRound:
         )
         self.records.append(record)
         self.clock_s += responses.duration_s
-        heard, late = responses.heard, (responses.fate == Fate.LATE).nonzero().flatten()
-        keeps = c.stale_discount is not None and phase.own is None  # a client's state has moved on by then
         record.invited(shared, inbox)
+        heard = len(responses.heard)
         try:
-            self._enough(record, len(heard))
+            self._enough(record, heard)
         except TooFewResponses:
-            record.in_vain = len(heard)
+            record.in_vain = heard
             raise
-        invited = len(cohort.clients)
-        groups = [self._group(phase, asked.take(heard), invited)]
+        return asked, record
+
+    def _heard(self, phase: Phase, asked: Assignment, record: PhaseRecord) -> list[Group]:
+        """Return those heard, the first group, and the late of earlier rounds whose answers are in by now."""
+        discount, invited = self._conditions.stale_discount, len(asked.clients)
+        groups = [self._group(phase, asked.take(record.responses.heard), invited)]
         for old in self._memory.late.arrived(phase.name, self.index, self.clock_s):
-            assert c.stale_discount is not None
-            groups.append(self._group(phase, old, invited, c.stale_discount ** (self.index - old.round)))
+            assert discount is not None
+            groups.append(self._group(phase, old, invited, discount ** (self.index - old.round)))
+        return groups
+
+    def _work(self, phase: Phase, record: PhaseRecord, groups: list[Group]) -> Answers:
+        """Let clients work, and note who failed in it. Raises TooFewResponses, ClientError."""
         (answers,) = self._answers(phase, record, [groups])
         kept, *stale = answers.kept
-        record.befell(heard[groups[0].order[~kept]], Fate.FAILED)
+        record.befell(record.responses.heard[groups[0].order[~kept]], Fate.FAILED)
         record.counts["merged_stale"] = sum(int(k.sum()) for k in stale)
         self._enough(record, int(kept.sum()), answers.dropped)
+        return answers
+
+    def _keep(self, phase: Phase, asked: Assignment, record: PhaseRecord, heard: Group, answers: Answers) -> None:
+        """Remember the late for later rounds, and tell the selection of those heard."""
+        c, late = self._conditions, (record.responses.fate == Fate.LATE).nonzero().flatten()
+        keeps = c.stale_discount is not None and phase.own is None  # a client's state has moved on by then
         if keeps:
             record.befell(late, Fate.STALE)
             self._memory.late.add(asked.take(late))
-        found = self._reduced(phase, groups, answers)
-        self._learn(groups[0].asked.take(kept.nonzero().flatten()), answers)
+        self._learn(heard.asked.take(answers.kept[0].nonzero().flatten()), answers)
         if c.train_all and not keeps and len(late):
-            wasted = self._group(phase, asked.take(late), invited)
+            wasted = self._group(phase, asked.take(late), len(asked.clients))
             merged(phase, [wasted], [self._start(wasted)(wasted.tasks)], self._start)
-        return found
 
     def online(self, cohort: Cohort) -> Tensor:
         """Return which clients of a cohort are online now, a mask (S,), as the next exchange will find them."""
