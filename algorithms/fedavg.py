@@ -77,9 +77,15 @@ def averaging(
     *,
     per_step: int = 1,
 ) -> Algorithm:
-    """Build an algorithm that averages local training along ``direction``, of so many minibatches.
+    """Build an algorithm that averages local training along a direction.
 
-    ``config(t)`` goes to clients in round t.
+    Args:
+        options: those of local training, the mean, the server and the correction.
+        task, cohort: as every algorithm is given them.
+        direction: what a local step goes along.
+        config: of round t, numbers that are sent to clients.
+        per_step: minibatches a step.
+
     """
     server = options.server_optimizer
     optimizer = server.build()

@@ -39,7 +39,7 @@ Finish = Callable[[Mapping[str, Any], Tree, Tree, Local], tuple[Message, Tree]]
 
 
 def gradient(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
-    """Return the minibatch gradient direction at the current point: plain local SGD."""
+    """Return the minibatch gradient at the current point: plain local SGD. Arguments as of ``Direction``."""
     return ops.grad("train", local.z, batch, key)[0]
 
 
@@ -115,5 +115,8 @@ def proximal(direction: Tree, z: Tree, anchor: Mapping[str, Tree], weight: float
 
 
 def held(ops: Ops, shared: Mapping[str, Any], local: Local, batch: Batch, at: At, key: Key) -> Tree:
-    """Return the minibatch gradient with a proximal term to the point that was sent, of weight ``shared["mu"]``."""
+    """Return the minibatch gradient with a proximal term to the point that was sent, of weight ``shared["mu"]``.
+
+    Arguments as of ``Direction``.
+    """
     return proximal(gradient(ops, shared, local, batch, at, key), local.z, shared["z"], shared["mu"])

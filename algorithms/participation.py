@@ -199,6 +199,18 @@ def inverse_chances(rnd: Round, phase: Phase, cap: float, *, cohort: Cohort, **a
     return 1 / p.clamp(min=1 / cap), float((p * cap < 1).sum())
 
 
+def share_heard(found: Reduced, problem: Problem, weight: str) -> float:
+    """Return the share of all clients that a phase has heard, or with the weight "num_examples" of all examples."""
+    return float(_parts(found, problem, weight).sum()) / problem.clients
+
+
+def _parts(found: Reduced, problem: Problem, weight: str) -> Tensor:
+    of = problem.num_examples
+    if weight == "uniform" or of is None:
+        return torch.ones(len(found.received), dtype=torch.float64)
+    return of(found.received).double() / problem.mean_examples
+
+
 class _Slot(NamedTuple):
     """What is corrected, and how."""
 
@@ -322,10 +334,7 @@ class _Correcting(Exchanging):
 
     def _parts(self, found: Reduced) -> Tensor:
         """Return what each client heard is of all (R,) float64: 1, or its examples over their mean."""
-        of = self.problem.num_examples
-        if self._of.phase.weight == "uniform" or of is None:
-            return torch.ones(len(found.received), dtype=torch.float64)
-        return of(found.received).double() / self.problem.mean_examples
+        return _parts(found, self.problem, self._of.phase.weight)
 
     def _counted(self, found: Reduced, cohort: Cohort, origin: Tree) -> Tree:
         """Return the mean with weights, of which there is as much as they add up to."""

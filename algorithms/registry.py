@@ -160,6 +160,7 @@ ALGORITHMS = Registry(
     key="name",
     default="fedavg",
     group="fedfleet.algorithms",
+    usual=FedAvgOptions,
     given=("algorithm",),
     elsewhere={
         **{f"fed{rule}": f"fedopt with algorithm.server_optimizer={rule}" for rule in ("adam", "yogi", "adagrad")},

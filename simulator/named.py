@@ -13,11 +13,12 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
@@ -104,6 +105,30 @@ def called(said: str, arguments_key: str, f: Callable[..., Any], given: Mapping[
         return f(**whole)
     except ValidationError as e:  # of rules over several fields
         raise ConfigError(f"{said}: {called_as}: {_explained(e)}") from None
+
+
+def parameters(f: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function by name; none of one that is compiled."""
+    try:
+        return inspect.signature(f).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def annotated(f: Callable[..., Any], name: str) -> Any:
+    """Return the annotation of a parameter, evaluated if its module has the names; None where there is none."""
+    takes = parameters(f)
+    if name not in takes or takes[name].annotation is inspect.Parameter.empty:
+        return None
+    found = takes[name].annotation
+    while isinstance(f, partial):
+        f = f.func
+    if isinstance(found, str):
+        module = sys.modules.get(getattr(f, "__module__", None) or "")
+        known = getattr(inspect.unwrap(f), "__globals__", None) or vars(module or object)
+        with suppress(Exception):  # of names that are not there
+            return get_type_hints(SimpleNamespace(__annotations__={name: found}), known)[name]
+    return found
 
 
 def _typed(f: Callable[..., Any], key: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,15 @@ class ByPath(Options):
     """The installed package that it is of, and its version; a run says here what it was."""
 
 
+class ByPathWithOptions(ByPath):
+    """Code whose function may take options at the keys of its section: which ones is known once the code is found."""
+
+    model_config = ConfigDict(extra="allow")
+
+    inherited: dict[str, Any] | None = None
+    """Options given for another name, which an override then changed. The function gets those that it takes."""
+
+
 class MadeInPython(Options):
     """What an object was that `fedfleet.run` was given in the place of a section."""
 
@@ -97,6 +106,7 @@ class Registry(Mapping[str, Entry[Build]]):
         default: the name where none is given; None if one has to be.
         group: the entry points by which packages add names. None: code outside of fedfleet is no member.
         by_path: the options of such code.
+        usual: options that functions of such code usually take at the keys of the section. None: they have ``arguments`` alone.
         given: arguments of ``fedfleet.run`` that take the place of the section.
         elsewhere: names that other programs use, and what to write here.
 
@@ -111,11 +121,13 @@ class Registry(Mapping[str, Entry[Build]]):
         default: str | None = None,
         group: str | None = None,
         by_path: type[ByPath] = ByPath,
+        usual: type[BaseModel] | None = None,
         given: tuple[str, ...] = (),
         elsewhere: Mapping[str, str] | None = None,
     ) -> None:
         self.kind, self.key, self.default, self.group, self.given = kind, key, default, group, given
         self.rows, self._by_path, self.elsewhere = rows, by_path, dict(elsewhere or {})
+        self.usual = usual
 
     def __getitem__(self, name: str) -> Entry[Build]:
         return self.rows[name]
@@ -196,7 +208,13 @@ class Registry(Mapping[str, Entry[Build]]):
     @cached_property
     def outside(self) -> type[BaseModel]:
         """The type of a section that names code outside of fedfleet."""
-        return _member(f"{self.kind}_outside", self._by_path, self.key, None)
+        by_path = self._by_path if self.usual is None else ByPathWithOptions
+        return _member(f"{self.kind}_outside", by_path, self.key, None)
+
+    def outside_with(self, options: type[BaseModel] | None) -> type[BaseModel]:
+        """Return the type of such a section whose function takes these options, or none."""
+        bases = self._by_path if options is None else (options, self._by_path)
+        return _member(f"{self.kind}_outside", bases, self.key, None)
 
     def _unknown(self, name: Any) -> str:
         if isinstance(name, str) and (wrong := self.unclear(name)) is not None:
@@ -254,6 +272,10 @@ class Registry(Mapping[str, Entry[Build]]):
             said["properties"][self.key] = names[name]
             if name:
                 said |= {"title": name, "description": self.about(name)}
+            elif self.usual is not None:
+                usual = handler.resolve_ref_schema(handler(_defined_once(self.usual)))
+                said["properties"] |= usual["properties"]
+                del said["properties"]["inherited"]  # which overrides alone make
             if name != self.default:  # which stands for itself where no name is given
                 said["required"] = list(dict.fromkeys([self.key, *said.get("required", [])]))
         empty = [{"type": "null"}] if self.default is not None else []
@@ -301,10 +323,10 @@ class _Member(BaseModel):
     """A member of a union. It is pickled as what it is made of, since no module has its class."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        options, tag = type(self).__bases__
+        *options, tag = type(self).__bases__
         key = next(iter(tag.__annotations__))
         named = type(self).model_fields[key]
-        given = (type(self).__name__, options, key, None if named.is_required() else named.default)
+        given = (type(self).__name__, tuple(options), key, None if named.is_required() else named.default)
         return _again, (given, self.__getstate__())
 
 
@@ -319,12 +341,18 @@ class _Kind(_Member):
 _TAGS = {"name": _Name, "kind": _Kind}
 
 
+def _member(
+    title: str, options: type[BaseModel] | tuple[type[BaseModel], ...], key: str, name: str | None
+) -> type[BaseModel]:
+    """Return options, of one class or several, with a name before them; with any name if it is None."""
+    return _made(title, options if isinstance(options, tuple) else (options,), key, name)
+
+
 @cache
-def _member(title: str, options: type[BaseModel], key: str, name: str | None) -> type[BaseModel]:
-    """Return options with a name before them; with any name if it is None."""
+def _made(title: str, options: tuple[type[BaseModel], ...], key: str, name: str | None) -> type[BaseModel]:
     of: Any = (Literal[name], name) if name is not None else (str, ...)
-    bases = (options, _TAGS[key])
-    return create_model(title, __base__=bases, __module__=options.__module__, __doc__=options.__doc__, **{key: of})
+    first, bases = options[0], (*options, _TAGS[key])
+    return create_model(title, __base__=bases, __module__=first.__module__, __doc__=first.__doc__, **{key: of})
 
 
 def _again(given: tuple[Any, ...], state: Any) -> BaseModel:

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 import fedfleet
-from fedfleet import data
+from fedfleet import author, data
 from fedfleet.commands import show_named
-from fedfleet.simulator import author
 
 pytestmark = [pytest.mark.slow, pytest.mark.extras("mkdocs", "mkdocstrings")]
 ROOT = Path(__file__).resolve().parents[1]

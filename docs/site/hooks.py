@@ -35,7 +35,7 @@ API = {
     "fedfleet": ["fedfleet.*"],
     "data": ["fedfleet.data.*"],
     "tasks": ["fedfleet.tasks.*", "fedfleet.tasks.stateful.prepared", "fedfleet.tasks.stateful.called"],
-    "author": ["fedfleet.simulator.author.*"],
+    "author": ["fedfleet.author.*"],
     "population": [f"fedfleet.simulator.population.{name}" for name in ("Population", "LocalData", "Summary")],
     "callbacks": ["fedfleet.tracking.callback.Callback", "fedfleet.tracking.callback.Begun"],
     "transforms": sorted({f"{t.options.__module__}.{t.options.__qualname__}" for t in TRANSFORMS.values()}),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fedfleet import author as all_of_it
 from fedfleet.simulator import author
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,6 +132,7 @@ def test_every_module_is_type_checked():
 
 def test_an_author_imports_all_that_the_table_of_new_things_needs_from_one_module():
     assert {"Transform", "Code", "Reduction", "Rows", "Phase"} <= set(author.__all__)
+    assert set(author.__all__) <= set(all_of_it.__all__)
     assert allowed("fedfleet.algorithms") == ["fedfleet.simulator.author"]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from fedfleet.assembly import own
 from fedfleet.config import resolve, root
 from fedfleet.config import schema as C
+from fedfleet.config.made import typed
 from fedfleet.config.population import Data, load_data, parted, with_digests
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Dataset, Examples
@@ -51,6 +52,7 @@ def load(config: Config, given: own.Own, read: Data | None = None) -> Loaded:
     for section, (name, *_) in C.OWN.items():
         if name in told:
             config = C.replaced(config, section, MadeInPython(own=told[name]))
+    config = typed(config)
     data = given.clients or read or load_data(config)
     config = with_digests(config, data)
     data, validation = parted(config, data)

@@ -90,7 +90,7 @@ def federate(x: Loaded, task: Task | None = None, algorithm: Algorithm | None = 
     if "algorithm" in written:
         config = _as_asked(config, algorithm, z, found)
     config = check_clients(config, data, dealt, population, asynchronous=algorithm.asynchronous)
-    if "algorithm" not in written:
+    if "algorithm" not in written or hasattr(config.algorithm, "batch_size"):
         resolve.check_local(config, summary.max_examples)
     if config.warm_start is not None:
         z = weights.load_model(Path(config.warm_start), z, task)

@@ -18,7 +18,7 @@ from fedfleet.assembly.identity import identity
 from fedfleet.config import resolve
 from fedfleet.config import schema as C
 from fedfleet.config.advice import of_outputs
-from fedfleet.config.made import made, package_of, place, places, recorded
+from fedfleet.config.made import made, offered, options_class, package_of, place, places, recorded
 from fedfleet.config.population import Data
 from fedfleet.config.schema import Config
 from fedfleet.datasets.examples import Dataset
@@ -97,7 +97,7 @@ def of_shape(config: Config, shape: DataShape) -> Task:
 def algorithm(config: Config, task: Task) -> Algorithm:
     """Return the configured algorithm for a task. Raises ConfigError."""
     if (here := place(config, "algorithm")) is not None:
-        return made(config, here, own.check_algorithm, task=task, cohort=config.cohort)
+        return made(config, here, own.check_algorithm, task=task, cohort=config.cohort, **offered(here))
     return ALGORITHMS.build(config.algorithm, task, config.cohort)
 
 
@@ -109,7 +109,9 @@ def with_sources(config: Config, sections: Iterable[str] | None = None) -> Confi
     config = _with_task(config)
     for here in places(config, sections):
         make = here.found(config.code_dir)
-        config = recorded(config, here, source=identity((make,)).digest, version=package_of(here, make))
+        options = options_class(here, make)
+        whole = (make,) if options is None else (make, options)
+        config = recorded(config, here, source=identity(whole).digest, version=package_of(here, make))
         config = _at_home(config, [make])
     return config
 

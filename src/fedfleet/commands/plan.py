@@ -19,6 +19,7 @@ from fedfleet.middleware.secure_aggregation import wrap as secured
 from fedfleet.report.words import span
 from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.fleet.hardware import Machines
+from fedfleet.simulator.registry import ByPath
 from fedfleet.tasks.adapters import Adapted
 from fedfleet.tasks.maker import Maker
 
@@ -140,6 +141,7 @@ def _steps(x: Experiment) -> Iterator[str]:
 def chosen(given: BaseModel) -> Iterator[str]:
     """Yield the options that count, each as text."""
     unsaid = OF_THEORY if getattr(given, "theory", None) is not None else ()
+    unsaid = (*unsaid, "source", "version") if isinstance(given, ByPath) else unsaid  # which another line says
     for name in (name for name in type(given).model_fields if name not in ("name", *unsaid)):
         value = getattr(given, name)
         if name == "of" and isinstance(given, WrapperOptions):

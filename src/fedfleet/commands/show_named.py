@@ -19,6 +19,7 @@ from rich.text import Text
 
 from fedfleet.commands.terminal import table
 from fedfleet.config.checking import model_in, section, unknown
+from fedfleet.config.made import OPTIONS, options_of
 from fedfleet.config.schema import SECTIONS, Config
 from fedfleet.middleware.compression.codecs.delta import Delta
 from fedfleet.simulator import named
@@ -115,12 +116,12 @@ def page(kind: str, name: str) -> RenderableType:
 def _page_of(of: Kind, given: EntryPoint) -> RenderableType:
     """Return what there is to say of a name that a package gives: whose it is, its own words, what it is called with."""
     make = named.found(f"{of.section}: {given.name}, {package(given)}", given.value)
-    takes: list[inspect.Parameter] = []
-    with suppress(TypeError, ValueError):  # of what is compiled nobody knows
-        takes = [
-            p for p in inspect.signature(make).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        ]
-    rows = [(f"arguments.{p.name}", _annotated(p), _given(p), "") for p in takes]
+    takes = [p for p in named.parameters(make).values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    options = options_of(make) if of.registry.usual is not None else None
+    rows = [] if options is None else [*fields(options)]
+    rows += [
+        (f"arguments.{p.name}", _annotated(p), _given(p), "") for p in takes if options is None or p.name != OPTIONS
+    ]
     said = {of.registry.key: given.name}
     parts: list[RenderableType] = [Text.assemble((given.name, "bold"), f"  {_whose(given)}")]
     for more in (inspect.getdoc(make), rows and table(OPTION, rows), _yaml(of.section, [said] if of.listed else said)):

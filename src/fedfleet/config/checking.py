@@ -75,15 +75,18 @@ def unknown(key: str, value: Any, known: Iterable[str]) -> str:
     return f"{key}={show(value)}: {choices(value, known)}"
 
 
-def validated(model: type[BaseModel], mapping: dict[str, Any], context: Mapping[str, Any] | None = None) -> Any:
+def validated(
+    model: type[BaseModel], mapping: dict[str, Any], context: Mapping[str, Any] | None = None, *, at: str = ""
+) -> Any:
     """Check plain data against a model: no text for a number, no 0 for false (JSON is where pydantic is that strict).
 
-    ``context`` is what some options depend on: ``rounds``, those of the run. Raises ConfigError.
+    ``context`` is what some options depend on: ``rounds``, those of the run. ``at`` is the section that the data are, in messages.
+    Raises ConfigError.
     """
     try:
         return model.model_validate_json(json.dumps(mapping), strict=True, context=dict(context or {}))
     except ValidationError as e:
-        raise ConfigError(_explain(e.errors(), model, mapping)) from None
+        raise ConfigError(_explain(e.errors(), model, mapping, at)) from None
 
 
 class _Place(NamedTuple):
@@ -98,12 +101,12 @@ class _Place(NamedTuple):
     """Whether it is a section that names a part, which is too long to be shown."""
 
 
-def _explain(errors: list[Any], model: type[BaseModel], mapping: dict[str, Any]) -> str:
+def _explain(errors: list[Any], model: type[BaseModel], mapping: dict[str, Any], at: str) -> str:
     """Return one line on one mistake: an unknown key if there is one, for others may follow from it."""
     error = min(errors, key=lambda e: e["type"] != "extra_forbidden")
     if isinstance(told := error.get("ctx", {}).get("error"), ConfigError):
         return str(told)
-    place = _place(error, model, mapping)
+    place = _place(error, model, mapping, at)
     if error["type"] == "extra_forbidden":
         return (
             f"{place.path}={show(error['input'])}: unknown key; {_instead(place, mapping if not place.above else None)}"
@@ -111,7 +114,7 @@ def _explain(errors: list[Any], model: type[BaseModel], mapping: dict[str, Any])
     if error["type"] == "missing":
         return f"{place.path}: missing: give it"
     messages = dict.fromkeys(
-        e["msg"] for e in errors if _place(e, model, mapping).path == place.path
+        e["msg"] for e in errors if _place(e, model, mapping, at).path == place.path
     )  # one an alternative
     text = " or ".join(m[0].lower() + m[1:] for m in messages).removeprefix("value error, ")
     text = text.replace("an object", "a mapping").replace("a valid array", "a list")
@@ -140,9 +143,9 @@ def _instead(place: _Place, top: Mapping[str, Any] | None) -> str:
     return known + (f"; it is for {have[0] if len(have) == 1 else 'one of ' + ', '.join(have)}" if have else "")
 
 
-def _place(error: Any, model: type[BaseModel], node: Any) -> _Place:
+def _place(error: Any, model: type[BaseModel], node: Any, at: str) -> _Place:
     """Return where an error is, without pydantic's names of the alternatives it tried."""
-    found = _Place(model=model)
+    found = _Place(at, model=model)
     inner: tuple[Any, Section | None] = (model, None)
     item: Any = None  # what a list has the type of
     for part in error["loc"]:
@@ -164,7 +167,7 @@ def _place(error: Any, model: type[BaseModel], node: Any) -> _Place:
             continue
         item = field.annotation
         inner = _inner(field.annotation, field.metadata, node)
-    return found._replace(whole=inner[1] is not None)
+    return found._replace(whole=inner[1] is not None or found.path == at)
 
 
 def _inner(annotation: Any, metadata: Iterable[Any], node: Any) -> tuple[type[BaseModel] | None, Section | None]:

@@ -6,18 +6,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import packages_distributions, version
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel
 from torch import Tensor
 
 from fedfleet.config import schema as C
+from fedfleet.config.checking import validated
 from fedfleet.config.schema import Config
 from fedfleet.simulator import named
 from fedfleet.simulator.arithmetic.digest import digest
 from fedfleet.simulator.block.purity import Impure
 from fedfleet.simulator.errors import ConfigError, FedfleetError, one_line, show
-from fedfleet.simulator.registry import ByPath, Registry, package
+from fedfleet.simulator.registry import ByPath, ByPathWithOptions, Options, Registry, package
 
 OUTSIDE = [key for key, of in C.SECTIONS.items() if of.registry.group is not None]
 """Sections whose part may be an author's own."""
+
+OPTIONS = "options"
+"""The parameter by which a function takes options at the keys of its section: their class is its annotation."""
 
 
 class Place(NamedTuple):
@@ -98,6 +103,108 @@ def made(config: Config, of: Place, check: Callable[[Any], Mapping[str, Tensor] 
             f"{said}: what it returns fails where it is tried ({type(e).__name__}: {one_line(e)}): mend it"
         ) from e
     return found
+
+
+def typed(config: Config) -> Config:
+    """Return the configuration with the options of an author's functions as the class that each names for them has them.
+
+    A function names it as the annotation of its parameter ``options``. Raises ConfigError.
+    """
+    for here in places(config, (key for key in OUTSIDE if C.SECTIONS[key].registry.usual is not None)):
+        if isinstance(here.part, ByPathWithOptions):  # else that is done
+            config = C.replaced(config, here.section, _typed(here, here.found(config.code_dir), config.rounds))
+    return config
+
+
+def offered(of: Place) -> dict[str, Any]:
+    """Return what a function is offered of the options at its place: ``options``, where it takes any."""
+    options = type(of.part).__bases__[0]
+    if issubclass(options, ByPath):
+        return {}
+    values = {key: getattr(of.part, key) for key in options.model_fields}
+    return {OPTIONS: options.model_construct(of.part.model_fields_set & values.keys(), **values)}
+
+
+def unused(config: Config) -> Iterator[tuple[list[str], str]]:
+    """Yield the options, dotted, that were given for another name, and the name that stands there now and has none of them.
+
+    Raises ConfigError where its code is not found.
+    """
+    for here in places(config):
+        if isinstance(here.part, ByPathWithOptions) and here.part.inherited:
+            takes = options_class(here, here.found(config.code_dir))
+            known = () if takes is None else takes.model_fields
+            if lost := [f"{here.at}.{key}" for key in here.part.inherited if key not in known]:
+                yield lost, here.name
+
+
+def _typed(of: Place, make: Callable[..., Any], rounds: int) -> BaseModel:
+    """Return the section at a place with the options that a function takes, checked. Raises ConfigError."""
+    part: Any = of.part
+    takes, said = options_class(of, make), part.model_dump(mode="json", exclude_unset=True, exclude={"inherited"})
+    kind = of.registry.outside_with(takes)
+    if takes is None:
+        for key in part.model_extra or {}:
+            if (value := said.pop(key)) is not None:
+                raise ConfigError(f"{of.at}.{key}={show(value)}: {_takes_none(of, make, key)}")
+        return kind(**said)
+    usual: Any = of.registry.usual
+    for key in said.keys() - kind.model_fields.keys():
+        if key in usual.model_fields:
+            having = next(c for c in reversed(usual.__mro__) if key in getattr(c, "model_fields", ()))
+            raise ConfigError(
+                f"{of.at}.{key}={show(said[key])}: {_name(make)} takes {takes.__name__}, which has none: leave it out, or let it "
+                f"take {having.__name__} (fedfleet.author)"
+            )
+    taken = {key: value for key, value in (part.inherited or {}).items() if key in takes.model_fields}
+    return validated(kind, {**taken, **said}, {"rounds": rounds}, at=of.section)
+
+
+def options_of(make: Callable[..., Any]) -> type[BaseModel] | None:
+    """Return the class of options that a function takes, by the annotation of its parameter ``options``; None for none."""
+    found = named.annotated(make, OPTIONS)
+    return found if isinstance(found, type) and issubclass(found, Options) else None
+
+
+def options_class(of: Place, make: Callable[..., Any]) -> type[BaseModel] | None:
+    """Return the class of options that the function at a place takes, if that will do; None for none. Raises ConfigError."""
+    if of.registry.usual is None:
+        return None
+    found, said = options_of(make), f"{of.at}.{of.key}={of.name!r}: {_name(make)}"
+    if found is None:
+        _check_annotated(of, make, said)
+        return None
+    if OPTIONS in (of.part.arguments or {}):
+        raise ConfigError(
+            f"{of.at}.arguments.{OPTIONS}: {_name(make)} takes its options at keys such as {of.at}.lr: leave it out"
+        )
+    if taken := found.model_fields.keys() & {of.key, *ByPathWithOptions.model_fields}:
+        raise ConfigError(f"{said}: {found.__name__} has an option {min(taken)!r}, a key of {of.at}: call it otherwise")
+    return found
+
+
+def _check_annotated(of: Place, make: Callable[..., Any], said: str) -> None:
+    """Refuse a parameter ``options`` that nobody gives, and whose class is not known. Raises ConfigError."""
+    parameter, text = named.parameters(make).get(OPTIONS), named.annotated(make, OPTIONS)
+    if parameter is None or parameter.default is not parameter.empty or OPTIONS in (of.part.arguments or {}):
+        return
+    if text is None or isinstance(text, str):
+        wrong = "has no annotation" if text is None else f"is annotated {text!r}, which its module does not have"
+        raise ConfigError(
+            f"{said}: its parameter options {wrong}: import LocalOptions of fedfleet.author, and annotate it"
+        )
+
+
+def _takes_none(of: Place, make: Callable[..., Any], key: str) -> str:
+    if key in named.parameters(make):
+        return f"{_name(make)} takes it among its arguments: write {of.at}.arguments.{key}"
+    return (
+        f"{_name(make)} takes no options: leave it out, or let it take some, as options: LocalOptions (fedfleet.author)"
+    )
+
+
+def _name(make: Callable[..., Any]) -> str:
+    return getattr(make, "__name__", type(make).__name__)
 
 
 def package_of(of: Place, make: Callable[..., Any]) -> str | None:

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import torch
 
+from fedfleet.algorithms.options import ByName
 from fedfleet.config.schema import Config
 from fedfleet.simulator.algorithm import Algorithm
 from fedfleet.simulator.errors import ConfigError
@@ -22,8 +23,8 @@ VISITS = 5  # of a client, below which what it remembers is rarely of use
 
 def correction(config: Config) -> Any:
     """Return the correction that an algorithm has; None for none."""
-    found = getattr(config.algorithm, "correction", None)
-    return None if found is None or found.kind == "none" else found
+    found: Any = getattr(config.algorithm, "correction", None)
+    return found if isinstance(found, ByName) and getattr(found, "kind", "none") != "none" else None
 
 
 def advice(config: Config, algorithm: Algorithm, federation: Federation, population: Population) -> list[str]:

@@ -12,7 +12,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from fedfleet.algorithms.options import CohortOptions
 from fedfleet.algorithms.registry import ALGORITHMS
@@ -37,7 +37,7 @@ from fedfleet.middleware.secure_aggregation.options import SecureAggregation
 from fedfleet.simulator.errors import ConfigError, show
 from fedfleet.simulator.named import has as lies
 from fedfleet.simulator.named import is_path
-from fedfleet.simulator.registry import Options, Registry
+from fedfleet.simulator.registry import ByPathWithOptions, Options, Registry
 from fedfleet.tasks.registry import TASKS
 from fedfleet.tracking.registry import TRACKERS
 
@@ -301,10 +301,22 @@ def _assign(raw: dict[str, Any], key: str, value: Any) -> None:
             raise ConfigError(f"{key}={show(value)}: {path} is a value, not a section: leave out what follows it")
         node[name] = node = dict(below)
     if (named := _single(path)) is not None and last == named.key:
-        old, new = (named.find(n) for n in (node.get(last, named.default), value))
-        for option in () if old is None or new is None else old.model_fields.keys() - new.model_fields.keys():
-            node.pop(option, None)
+        before = node.get(last, named.default)
+        old, new = named.find(before), named.find(value)
+        if old is not None and new is not None and before != value:
+            _rename(node, last, old, new)
     node[last] = value
+
+
+def _rename(node: dict[str, Any], key: str, old: type[BaseModel], new: type[BaseModel]) -> None:
+    """Leave out of a section the options that only its old name has. Code of an author's inherits them, and takes what it can."""
+    known = {*old.model_fields}
+    if issubclass(old, ByPathWithOptions):
+        node |= {**(node.pop("inherited", None) or {}), **node}
+        known = {*node}
+    lost = {option: node.pop(option) for option in [*node] if option in known and option not in new.model_fields}
+    if issubclass(new, ByPathWithOptions) and lost:
+        node["inherited"] = lost
 
 
 def _single(key: str) -> Registry[Any] | None:

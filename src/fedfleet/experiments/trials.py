@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfleet.algorithms.wrapping import WrapperOptions
+from fedfleet.config.made import unused
 from fedfleet.config.population import Data, load_data
 from fedfleet.config.schema import SECTIONS, Config, at, with_overrides
 from fedfleet.datasets.files import DataError
@@ -89,15 +90,22 @@ def _lost(config: Config, one: Config) -> Iterator[str]:
     """Yield what is set in named sections of a configuration, and no longer in one that followed from it, and why."""
     for section in (key for key, of in SECTIONS.items() if not of.listed and key != "algorithm.of"):
         before, now = at(config, section), at(one, section)
-        inner = now.of.model_fields_set if isinstance(now, WrapperOptions) else set()
+        inner = (
+            now.of.model_fields_set if isinstance(now, WrapperOptions) else {*(getattr(now, "inherited", None) or ())}
+        )
         lost = before.model_fields_set - now.model_fields_set - inner - {"name", "kind"}
         if keys := [f"{section}.{key}" for key in type(before).model_fields if key in lost]:
-            yield f"{joined(keys)}: {SECTIONS[section].registry.name_of(now)} has no such option"
+            yield _no_option(keys, SECTIONS[section].registry.name_of(now))
+
+
+def _no_option(keys: Sequence[str], name: str) -> str:
+    return f"{joined(keys)}: {name} has no such option"
 
 
 def left_out(plan: Sequence[Trial]) -> list[str]:
-    """Return a line on what was given to all runs and has no meaning in some."""
-    return [f"left out {what}" for what in dict.fromkeys(what for trial in plan for what in trial.lost)]
+    """Return a line on what was given to all runs and has no meaning in some. Raises ConfigError where code is not found."""
+    lost = [what for trial in plan for what in (*trial.lost, *(_no_option(*found) for found in unused(trial.config)))]
+    return [f"left out {what}" for what in dict.fromkeys(lost)]
 
 
 def _named(values: list[Any]) -> list[str]:

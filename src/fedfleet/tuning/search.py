@@ -16,6 +16,7 @@ from typing import Any
 
 from fedfleet.config import schema as C
 from fedfleet.config import tuning
+from fedfleet.config.made import typed
 from fedfleet.config.population import Data
 from fedfleet.config.schema import Config
 from fedfleet.config.search import Distribution
@@ -100,7 +101,7 @@ def prepare(config: Config, progress: Progress, *, in_process: bool = True) -> S
     base = C.with_overrides(config, {"tune": None, "seeds": None, **({"executor.kind": "local"} if in_process else {})})
     for key, distribution in space.items():
         for value in distribution.probes():
-            C.with_overrides(base, {key: value})
+            typed(C.with_overrides(base, {key: value}))
     rungs, data = tuning.rungs(given, config.rounds), {}
     search = Search(config, base, given, space, rungs, searchers.wanted(given, space), seeds, data)
     progress.say("checking the first trial")

@@ -72,6 +72,13 @@ TAKEN = [
     {"algorithm": {"lr": 0.5}, "population": {"partition": {}, "dataset": {}}},
     {"algorithm": "mine.net:make", "task": {"name": "nets:make", "arguments": {"blocks": 2}}},
     {"task": "nets:make", "task.arguments.blocks": 2},
+    {"algorithm": {"name": "mine:make", "lr": 0.1, "client_optimizer": "adam", "heat": 2.0, "arguments": {"power": 2}}},
+    {
+        "algorithm": "mine:make",
+        "algorithm.lr": 0.1,
+        "vary": {"algorithm.lr": [0.1, 0.2]},
+        "algorithm.lr_schedule": "cosine",
+    },
     {"algorithm": {"name": "robust", "of": {"name": "fedprox", "mu": 0.1}}},
     {"algorithm": {"name": "robust", "of": "scaffold"}, "cohort.invite": 4, "vary.seed": [1, 2]},
     {"transforms": {"up": [{"name": "top_k", "share": 0.1}, "bf16"]}, "track": ["csv", {"name": "tensorboard"}]},

@@ -8,7 +8,20 @@ import torch
 from pydantic import BaseModel, Field, model_validator
 
 import fedfleet
-from fedfleet.simulator.author import Code, rng
+from fedfleet.author import (
+    Algorithm,
+    AveragingOptions,
+    Code,
+    LocalOptions,
+    Mean,
+    Message,
+    Phase,
+    T,
+    View,
+    gradient,
+    local_training,
+    rng,
+)
 from fedfleet.simulator.fleet.devices import Times
 
 
@@ -117,7 +130,54 @@ class Stop(fedfleet.Callback):
         self.told.append(f"end {summary['rounds']}")
 
 
+class Heat(AveragingOptions):
+    """Options of local steps along heated gradients."""
+
+    heat: float = Field(default=1.0, gt=0)
+    """What gradients are multiplied by."""
+
+
+def heated(options: "Heat", task, cohort, *, power=1):
+    """Return FedAvg of heated gradients."""
+
+    def direction(ops, shared, local, batch, at, key):
+        return T.scale(options.heat**power, gradient(ops, shared, local, batch, at, key))
+
+    work = local_training(options.plan(), direction, options.client_optimizer.build())
+    phase = Phase(name="train", work=work, reduce={"z": Mean()}, weight=options.weight, model="z")
+
+    def round_(z, rnd):
+        shared = Message(send={"z": z}, config={"lr": options.rates(rnd.index, task.parts)})
+        return rnd.map_reduce(phase, shared=shared, cohort=rnd.invite(cohort.invite))["z"], {}
+
+    return Algorithm(lambda z, key, problem: z, round_, (phase,), {"global": View(lambda z: z)})
+
+
+def unheated(options: LocalOptions, task, cohort):
+    return heated(Heat(lr=options.lr), task, cohort)
+
+
+def plain(task, cohort, lr=0.1):
+    return heated(Heat(lr=lr), task, cohort)
+
+
 # What will not do
+def lacking(options: "Heated", task, cohort):  # pyright: ignore[reportUndefinedVariable]  # noqa: F821
+    raise AssertionError("it is not called")
+
+
+def unsaid(options, task, cohort):
+    raise AssertionError("it is not called")
+
+
+class Sourced(LocalOptions):
+    source: int = 1
+
+
+def clashing(options: Sourced, task, cohort):
+    raise AssertionError("it is not called")
+
+
 @dataclass
 class Counting(Coin):
     """Answers otherwise the more often it is asked."""

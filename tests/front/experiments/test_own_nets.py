@@ -378,7 +378,7 @@ def test_parts_by_path_that_will_not_do(subtests):
     rows = [
         ({"algorithm": f"{HERE}dampd"},
          "algorithm.name='tests.tasks.own_nets:dampd': tests.tasks.own_nets has no 'dampd'"),
-        ({"algorithm": {"name": f"{HERE}damped", "lr": 0.1}}, "algorithm.lr=0.1: unknown key; known here"),
+        ({"algorithm": {"name": f"{HERE}damped", "lr": 0.1}}, "algorithm.lr=0.1: damped takes it among its arguments"),
         ({"algorithm": {"name": f"{HERE}damped", "arguments": {"rl": 1}}},
          "algorithm.arguments.rl=1: damped takes no such argument"),
         ({"algorithm": {"name": f"{HERE}blind"}},
