@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import re
 import sys
 from pathlib import Path
@@ -81,6 +82,7 @@ def test_own_options_count_and_runs_go_on(tmp_path):
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_workers_take_own_options(tmp_path):
     ray = {"executor.kind": "ray", "executor.actors": 1, "executor.cpus_per_actor": 0.5}
     runs = [experiment({"algorithm.heat": 2.0}, e).run(tmp_path / str(len(e))) for e in ({}, ray)]
@@ -98,6 +100,7 @@ def test_options_given_for_another_name_are_kept_where_the_function_takes_them()
     heated, unheated, plain = (fedfleet.Experiment(trial.config).config.algorithm for trial in plan)
     assert (heated.lr, heated.steps, heated.weight, heated.epochs) == (0.3, 2, "num_examples", None)
     assert (unheated.lr, hasattr(unheated, "weight"), hasattr(plain, "lr")) == (0.3, False, False)
+    assert pickle.loads(pickle.dumps((heated, plan[0].config.algorithm))) == (heated, plan[0].config.algorithm)
     assert trials.left_out(plan) == [
         f"left out algorithm.correction: {HERE}heated has no such option",
         f"left out algorithm.correction: {HERE}unheated has no such option",

@@ -255,7 +255,8 @@ def install(tmp_path, monkeypatch):
 
 
 def test_an_installed_package_adds_names(install, tmp_path, command):
-    install("coins", availability="coin = coins:Coin", transforms="half = coins:half", callbacks="stop = coins:Stop")
+    more = {"algorithms": "heated = coins:heated", "callbacks": "stop = coins:Stop"}
+    install("coins", availability="coin = coins:Coin", transforms="half = coins:half", **more)
     parts = {
         "availability": {"kind": "coin", "arguments": {"rate": 0.7}},
         "transforms": {"up": ["half"]},
@@ -282,6 +283,13 @@ def test_an_installed_package_adds_names(install, tmp_path, command):
     ]
     assert "As bernoulli." in out
     assert yaml.safe_load(out[out.index("availability:") :]) == {"availability": {"kind": "coin"}}
+    status, out, _ = command("show", "algorithm", "heated")
+    rows = [[cell.strip() for cell in line.split("│")][1:4] for line in out.splitlines() if "│" in line]
+    assert ["heat", "number > 0", "1.0"] in rows
+    assert ["client_optimizer.clip_norm", "number | null > 0", "null"] in rows
+    assert [row[0] for row in rows if row[0].startswith("arguments.")] == [
+        f"arguments.{k}" for k in ("task", "cohort", "power")
+    ]
     status, out, _ = command("show", "transform", "half")
     assert yaml.safe_load(out[out.index("transforms:") :]) == {"transforms": {"up": [{"name": "half"}]}}
     status, out, _ = command("show", "callback", "stop")
