@@ -10,7 +10,7 @@ import torch
 from cases import CASES, INVITE, MODEL, NEEDS
 from torch import Tensor
 
-from fedfleet.assembly import prepared
+from fedfleet.assembly import algorithm as assembled
 from fedfleet.commands.plan import describe
 from fedfleet.config import timing
 from fedfleet.config.device_table import read_table
@@ -114,7 +114,7 @@ def test_operations_may_be_given_and_are_tried_out_where_something_depends_on_th
     assert x.costs.bytes_up == {"train": 4 * FLOATS}
     assert make(devices="lognormal").costs.flop == {"train": 6.0 * FLOATS}
     assert make(devices="lognormal", **{"executor.inner": "factored"}).costs == make(devices="lognormal").costs
-    monkeypatch.setattr(prepared, "probe", lambda *_, **__: pytest.fail("not needed"))
+    monkeypatch.setattr(assembled, "probe", lambda *_, **__: pytest.fail("not needed"))
     make()
     make(**{"cohort.deadline_s": 0.1})
     with pytest.raises(pytest.fail.Exception, match="not needed"):
