@@ -91,7 +91,7 @@ def resume(
     with interruptible(f"go on with `fedfleet resume {folder}`"):
         if (folder / "tune.yaml").exists():
             from fedfleet.commands import tune as tuning
-            from fedfleet.tuning import search as searching
+            from fedfleet.tuning import several as searching
 
             shown = progress(stderr=True)
             tuning.run(searching.again(folder, overrides, shown, trust=trust), folder, shown, wide())

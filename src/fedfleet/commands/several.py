@@ -67,7 +67,9 @@ def tune(
     metric: Annotated[str | None, typer.Option(help="What is compared, such as eval/validation_accuracy.")] = None,
     goal: Annotated[str | None, typer.Option(help="max or min, where the metric's name does not say.")] = None,
     of: Annotated[str | None, typer.Option(help="Which evaluation counts: last or best.")] = None,
-    trials: Annotated[int | None, typer.Option(help="How many configurations are drawn.")] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="How many configurations are drawn, for each label and point.")
+    ] = None,
     searcher: Annotated[str | None, typer.Option(help="random, grid or tpe (Optuna).")] = None,
     scheduler: Annotated[str | None, typer.Option(help="sha, asha or none.")] = None,
     min_rounds: Annotated[int | None, typer.Option(help="Rounds to the first rung.")] = None,
@@ -81,13 +83,16 @@ def tune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and show what would be run.")] = False,
     trust: TrustArg = False,
 ) -> None:
-    """Search for hyper-parameters; trials that fall behind are stopped early. The same command goes on where it was interrupted."""
+    """Search for hyper-parameters, for each label of `compare` at each point of `vary`; trials that fall behind are stopped early.
+
+    The same command goes on where it was interrupted.
+    """
     _check_executor(executor)
     if out is None and not dry_run:
         raise ConfigError("--out: not given: give the folder of the search")
     chosen = loaded(config, overrides, trust=trust)
     from fedfleet.commands import tune as tuning
-    from fedfleet.tuning import search as searching
+    from fedfleet.tuning import several as searching
 
     given = {"metric": metric, "goal": goal, "of": of, "trials": trials, "searcher": searcher, "scheduler": scheduler}
     given |= {"min_rounds": min_rounds, "reduction": reduction}

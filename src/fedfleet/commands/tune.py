@@ -9,15 +9,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fedfleet.commands.terminal import table
 from fedfleet.config import schema as C
 from fedfleet.config.schema import Config
 from fedfleet.config.search import searched
 from fedfleet.experiments.progress import Progress
-from fedfleet.report.tuning_tables import Findings
+from fedfleet.report import winners_page
+from fedfleet.report.tuning_tables import Findings, Winners
 from fedfleet.report.words import number, quantity
+from fedfleet.simulator.errors import FedfleetError
 from fedfleet.tuning import found as findings
-from fedfleet.tuning import search as searching
+from fedfleet.tuning import several, winners
 from fedfleet.tuning.search import Search
+from fedfleet.tuning.several import Searches
+from fedfleet.tuning.winners import Result
 
 SHOWN = 15
 """Trials that the terminal shows; the report has them all."""
@@ -32,30 +37,59 @@ def configured(config: Config, search: list[str], seeds: int | None, given: Mapp
     return C.with_overrides(config, said)
 
 
-def run(search: Search, out: Path, progress: Progress, console: Console, jobs: int = 1) -> None:
-    """Run a search, write what it found, and show it. Raises FedfleetError where all trials failed."""
-    trials = searching.run(search, out, progress, jobs)
-    found = findings.write(search, trials, out)
+def run(searches: Searches, out: Path, progress: Progress, console: Console, jobs: int = 1) -> None:
+    """Run searches, write what they found, and show it. Raises FedfleetError where all trials of one failed."""
+    results = {}
+    for cell, folder, trials in several.run(searches, out, progress, jobs):
+        results[cell.point.place] = Result(cell, findings.write(cell.search, trials, folder), trials)
+        if searches.several:
+            progress.say(f"{cell.point.name}: report: {folder / 'report.html'}")
+    ordered = [results[cell.point.place] for cell in searches.cells]
+    if not searches.several:
+        ((_, found, _),) = ordered
+        if found.failure is not None:
+            raise FedfleetError(found.failure)
+        progress.say(f"report: {out / 'report.html'}")
+        show(found, out, console)
+        return
+    best = winners.write(searches, ordered, out)
     progress.say(f"report: {out / 'report.html'}")
-    show(found, out, console)
+    show_winners(best, out, console)
+    for name, failure in best.failed.items():
+        raise FedfleetError(f"{len(best.failed)} of {len(best.each)} searches: {name}: {failure}")
 
 
 def show(found: Findings, out: Path, console: Console) -> None:
     """Print the best trials and what is to be said of them."""
     after = [f"after/{rounds}" for rounds in found.rungs]
-    table = Table(title=f"{found.metric} after so many rounds", title_justify="left")
+    grid = Table(title=f"{found.metric} after so many rounds", title_justify="left")
     for i, name in enumerate(("trial", *found.keys, "state", *map(str, found.rungs), "sent")):
-        table.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
+        grid.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
     for row in found.ranked()[:SHOWN]:
         keys, values = (number(row[key]) for key in found.keys), (number(row[column]) for column in after)
-        table.add_row(f"{row['trial']}", *keys, found.state(row), *values, quantity(row["bytes"], "B"))
-    console.print(table)
+        grid.add_row(f"{row['trial']}", *keys, found.state(row), *values, quantity(row["bytes"], "B"))
+    console.print(grid)
     for line in (*findings.lines(found), f"{out / findings.BEST}: the winner, for fedfleet run"):
         console.print(line, markup=False, soft_wrap=True)
 
 
-def describe(search: Search) -> str:
-    """Return what would be run."""
+def show_winners(found: Winners, out: Path, console: Console) -> None:
+    """Print the winner of each search and what is to be said of them."""
+    console.print(table(winners_page.head(found), [winners_page.cells(found, each) for each in found.each]))
+    first = found.each[0].found
+    said = [*found.to_extend, f"{found.metric} is of {first.measured_on}", *([first.warning] if first.on_test else [])]
+    if found.best is not None:
+        said.append(f"{out / findings.BEST}: the winners, for fedfleet run")
+    for line in said:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def describe(searches: Searches) -> str:
+    """Return what would be run, a line a search."""
+    return "\n".join(f"{cell.search.told}{_described(cell.search)}" for cell in searches.cells)
+
+
+def _described(search: Search) -> str:
     given = search.given
     seeds = f", {len(search.seeds)} seeds each" if len(search.seeds) > 1 else ""
     rungs = ", ".join(map(str, search.rungs))

@@ -14,8 +14,8 @@ from fedfleet.files.documents import parse
 from fedfleet.simulator.errors import ConfigError, show
 
 REFUSED = {
-    "compare": "tuning takes one configuration",
-    "vary": "tuning takes one configuration",
+    "compare": "each label is tuned by itself",
+    "vary": "each point is tuned by itself",
     "tune": "give the options of tune themselves",
     "label": "a trial's label says its values",
     "seed": "give seeds for several a trial",

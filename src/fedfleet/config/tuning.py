@@ -17,6 +17,7 @@ from fedfleet.simulator.registry import Options
 MORE = re.compile(r"accuracy|auc|(^|[_/])f1(_|$)|precision|recall|score(_|$)|information", re.IGNORECASE)
 """Names of metrics of which more is better for certain; of losses and the like ``less_is_better`` knows."""
 TEST = "test examples"
+VARIES = "say what varies, such as --search algorithm.lr=loguniform(1e-3, 1)"
 TOP = 3
 """Times that rounds are multiplied by ``reduction`` from the first rung to the last, unless ``min_rounds`` is given."""
 
@@ -24,9 +25,9 @@ TOP = 3
 class Tuning(Options):
     """A search: what varies and between what, what is to be good, how many trials, and which of them go on."""
 
-    search: Annotated[dict[str, Any], Field(min_length=1)]
+    search: dict[str, Any] = Field(default={})
     """Dotted key -> distribution: "uniform(a, b)", "loguniform(a, b)", "quniform(a, b, step)", "randint(a, b)", "lograndint(a, b)"
-    (both ends included), "choice(v, w, ...)" or a list of values."""
+    (both ends included), "choice(v, w, ...)" or a list of values. A label of ``compare`` may set its own: ``tune.search.KEY``."""
     metric: str
     """What is compared, such as ``eval/validation_accuracy``."""
     goal: Literal["max", "min"] | None = None
@@ -51,6 +52,8 @@ class Tuning(Options):
 
 def checked(given: Tuning, rounds: int) -> dict[str, Distribution]:
     """Return what is searched, after all that can be refused without data. Raises ConfigError."""
+    if not given.search:
+        raise ConfigError(f"tune.search: not given: {VARIES}")
     found = space(given.search)
     if given.searcher == "grid":
         for key, distribution in found.items():

@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fedfleet.config.made import unused
 from fedfleet.config.population import Data, load_data
 from fedfleet.config.schema import SECTIONS, Config, at, with_overrides
 from fedfleet.datasets.files import DataError
+from fedfleet.experiments.same_run import leaves
 from fedfleet.report.values import names
 from fedfleet.report.words import joined
 from fedfleet.simulator.errors import ConfigError, show
@@ -55,35 +56,62 @@ def planned(config: Config, data: Data | None = None) -> list[Trial]:
         raise ConfigError("tune: a search, of which these are no runs: use fedfleet tune, or add tune=null")
     if config.compare is None and config.vary is None and config.seeds is None:
         return [Trial(config, "", ".")]
-    seeds, varied = config.seeds or [config.seed], axes(config, data)
+    seeds = config.seeds or [config.seed]
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"seeds={seeds}: give each seed once")
+    found = []
+    for point in points(config, data):
+        for seed in seeds:
+            own = with_overrides(point.config, {"seed": seed, "seeds": None})
+            below = f"seed-{seed}" if config.seeds else "."
+            found.append(replace(point, config=own, place=str(Path(point.place, below))))
+    return found
+
+
+def points(config: Config, data: Data | None = None) -> list[Trial]:
+    """Return every label of ``compare`` at every point of ``vary``, each with all seeds, and with ``tune`` where that is given.
+
+    A configuration with neither is one point with the place ".". ``data`` as of ``planned``. Raises ConfigError.
+    """
+    varied = axes(config, data)
     _refuse_own_keys("vary", varied)
+    for key, values in varied.items():
+        if key.split(".")[0] == "tune":
+            raise ConfigError(f"vary.{key}={show(values)}: not here: every point is tuned alike: set it at the top")
     found: dict[str, Trial] = {}
     for label, overrides in (config.compare or {config.label or "": {}}).items():
         _refuse_own_keys(f"compare.{label}", overrides)
+        overrides = _tuned_apart(label, overrides, tuned=config.tune is not None)
         for pairs in itertools.product(*(zip(v, _named(v), strict=True) for v in varied.values())):
             point = dict(zip(varied, (value for value, _ in pairs), strict=True))
             told = (f"{k.split('.')[-1]}={text}" for k, (_, text) in zip(varied, pairs, strict=True))
             name = " ".join(filter(None, [label, *told]))
-            own = {"label": name or None, "seeds": None, "compare": None, "vary": None}
+            own = {"label": name or None, "compare": None, "vary": None}
             with naming(name):
                 one = with_overrides(config, {**overrides, **point, **own})
-            lost = tuple(_lost(config, one))
-            for seed in seeds:
-                below = f"seed-{seed}" if config.seeds else "."
-                place = str(Path(_safe(name) if name else ".", below))
-                if len(os.fsencode(_safe(name))) > LONGEST:
-                    raise ConfigError(
-                        f"compare or vary: {show(name)} names a folder, and is longer than {LONGEST} letters: give a shorter label"
-                    )
-                trial = Trial(with_overrides(one, {"seed": seed}), name, place, label, point, lost)
-                if (other := found.setdefault(trial.place, trial)) is not trial:
-                    raise ConfigError(
-                        f"compare or vary: {other.name!r} and {name!r} would both be written to the folder {trial.place!r}: "
-                        f"use labels and values that differ in letters or digits"
-                    )
+            place = _safe(name) if name else "."
+            if len(os.fsencode(place)) > LONGEST:
+                raise ConfigError(
+                    f"compare or vary: {show(name)} names a folder, and is longer than {LONGEST} letters: give a shorter label"
+                )
+            trial = Trial(one, name, place, label, point, tuple(_lost(config, one)))
+            if (other := found.setdefault(trial.place, trial)) is not trial:
+                raise ConfigError(
+                    f"compare or vary: {other.name!r} and {name!r} would both be written to the folder {trial.place!r}: "
+                    f"use labels and values that differ in letters or digits"
+                )
     return list(found.values())
+
+
+def _tuned_apart(label: str, overrides: Mapping[str, Any], *, tuned: bool) -> dict[str, Any]:
+    """Return the overrides of a label; those of ``tune`` only where it is tuned, and of these distributions alone."""
+    mine = {key: value for key, value in overrides.items() if key.split(".")[0] == "tune"}
+    for key, value in leaves(mine) if mine else ():
+        if not f"{key}.".startswith("tune.search."):
+            raise ConfigError(
+                f"compare.{label}.{key}={show(value)}: not here: labels are tuned alike, but for tune.search: set it at the top"
+            )
+    return {key: value for key, value in overrides.items() if tuned or key not in mine}
 
 
 def _lost(config: Config, one: Config) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedfleet.report.words import quantity
+from fedfleet.report.words import joined, quantity
 
 Row = Mapping[str, Any]
 
@@ -73,6 +73,13 @@ class Findings:
         )
 
     @property
+    def failure(self) -> str | None:
+        """Return why there is no winner, None where there is one."""
+        return (
+            None if self.winner is not None else f"all {len(self.rows)} trials failed; trial 0: {self.rows[0]['error']}"
+        )
+
+    @property
     def warning(self) -> str:
         """Return what is to be said where the test examples chose."""
         better = f"eval/validation_{self.metric.removeprefix('eval/')}"
@@ -80,3 +87,75 @@ class Findings:
             f"The winner was chosen on the test examples, so that its {self.metric} is too good for a result: "
             f"evaluation.validation=0.1 and the metric {better} keep examples aside for choosing."
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Winner:
+    """The winner of one search among several, if it has one.
+
+    Attributes:
+        name: of the search: its label and point.
+        folder: of the search, below that of all.
+        point: the values of what varies, by key.
+        found: all that the search has found.
+        edges: by searched key of which the winner has a value at an edge, where the grid is to be extended: "above 10".
+
+    """
+
+    name: str
+    label: str
+    folder: str
+    algorithm: str
+    point: Mapping[str, Any]
+    found: Findings
+    edges: Mapping[str, str]
+
+    @property
+    def row(self) -> Row:
+        """Return the winner's row; empty where there is none."""
+        return {} if self.found.winner is None else self.found.rows[self.found.winner]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Winners:
+    """What several searches have found.
+
+    Attributes:
+        each: in the order of labels and points.
+        varied: values by key.
+        best: a configuration of all winners, as text; None where all failed.
+        lost: what was left out at some labels and points, and why.
+
+    """
+
+    each: Sequence[Winner]
+    varied: Mapping[str, Sequence[Any]]
+    best: str | None
+    lost: Sequence[str]
+
+    @property
+    def keys(self) -> list[str]:
+        """Return all that was searched anywhere."""
+        return list(dict.fromkeys(key for each in self.each for key in each.found.keys))
+
+    @property
+    def metric(self) -> str:
+        """Return what trials were compared by."""
+        return self.each[0].found.metric
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Return by name why searches have no winner."""
+        return {each.name: failure for each in self.each if (failure := each.found.failure) is not None}
+
+    @property
+    def to_extend(self) -> list[str]:
+        """Return lines that say which grids are to be extended, and where."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for each in self.each:
+            for edge in each.edges.items():
+                found.setdefault(edge, []).append(each.name)
+        return [
+            f"{key}: extend the grid {where}, where {'all winners are' if len(names) == len(self.each) else joined(names)}"
+            for (key, where), names in found.items()
+        ]

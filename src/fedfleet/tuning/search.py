@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fedfleet.config.trust import dumped
 from fedfleet.config.tuning import Tuning
 from fedfleet.experiments import campaign, trials
 from fedfleet.experiments.progress import Progress
-from fedfleet.experiments.runfolder import claim, locked
+from fedfleet.experiments.runfolder import LOCK, claim, locked
 from fedfleet.experiments.same_run import WHERE, differences, without
 from fedfleet.experiments.side_by_side import Job, at_a_time, run_jobs
 from fedfleet.files.summary import summary_of
@@ -49,6 +49,7 @@ class Search:
         wanted: trials in all.
         seeds: of the runs of each.
         data: by ``data_key``.
+        name: its label and point, where there are several.
 
     """
 
@@ -60,6 +61,7 @@ class Search:
     wanted: int
     seeds: list[int]
     data: dict[str, Data]
+    name: str = ""
 
     @property
     def sign(self) -> int:
@@ -69,7 +71,13 @@ class Search:
     def trial(self, number: int, values: Mapping[str, Any], seed: int) -> Config:
         """Return the configuration of a trial's run. Raises ConfigError."""
         said = ", ".join(f"{key.split('.')[-1]}={_short(value)}" for key, value in values.items())
-        return C.with_overrides(self.base, {**values, "seed": seed, "label": f"trial {number}: {said}"})
+        label = f"{self.told}trial {number}: {said}"
+        return C.with_overrides(self.base, {**values, "seed": seed, "label": label})
+
+    @property
+    def told(self) -> str:
+        """What lines about it begin with."""
+        return f"{self.name}: " if self.name else ""
 
     def best(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is to be given for a run with these values, as plain data."""
@@ -78,61 +86,106 @@ class Search:
         return {k: v for k, v in found.items() if v is not None or k != "tune"}
 
 
-def prepare(config: Config, progress: Progress, *, in_process: bool = True) -> Search:
+def prepare(
+    config: Config, progress: Progress, *, in_process: bool = True, name: str = "", data: dict[str, Data] | None = None
+) -> Search:
     """Check all that can be checked before a trial is run. Raises ConfigError or DataError.
 
     Args:
-        config: with the section ``tune``.
+        config: with the section ``tune``, and without ``compare`` and ``vary``.
         progress: told what is done.
         in_process: trials train their clients in their own process, whatever ``executor.kind`` says.
+        name: of the search, where there are several.
+        data: data sets that are loaded already, by ``data_key``; what this search needs is added.
 
     """
     given = config.tune
     if given is None:
-        raise ConfigError("tune.search: not given: say what varies, such as --search algorithm.lr=loguniform(1e-3, 1)")
-    for key in ("compare", "vary", "max_seconds"):
-        if (value := getattr(config, key)) is not None:
-            why = "trials would end where the machine has got to" if key == "max_seconds" else "one at a time is tuned"
-            raise ConfigError(f"{key}={show(value)}: {why}: leave it out, or add {key}=null")
+        raise ConfigError(f"tune.search: not given: {tuning.VARIES}")
+    if config.max_seconds is not None:
+        raise ConfigError(
+            f"max_seconds={show(config.max_seconds)}: trials would end where the machine has got to: leave it out, or add "
+            f"max_seconds=null"
+        )
     space = tuning.checked(given, config.rounds)
     if given.searcher == "tpe":
         searchers.imported()
     seeds = config.seeds or [config.seed]
-    base = C.with_overrides(config, {"tune": None, "seeds": None, **({"executor.kind": "local"} if in_process else {})})
+    base = shared(config, in_process=in_process)
     for key, distribution in space.items():
         for value in distribution.probes():
             typed(C.with_overrides(base, {key: value}))
-    rungs, data = tuning.rungs(given, config.rounds), {}
-    search = Search(config, base, given, space, rungs, searchers.wanted(given, space), seeds, data)
-    progress.say("checking the first trial")
+    rungs, data = tuning.rungs(given, config.rounds), {} if data is None else data
+    search = Search(config, base, given, space, rungs, searchers.wanted(given, space), seeds, data, name)
+    progress.say(f"{search.told}checking the first trial")
     first = search.trial(0, searchers.drawn(given, space, [], rungs), seeds[0])
-    x = campaign.prepare(trials.Trial(first, first.label or "", "."), data)
+    x = campaign.prepare(trials.Trial(first, "" if name else first.label or "", "."), data)
     tuning.check_measured(given.metric, x.metric_names())
     return search
 
 
-def again(out: Path, overrides: list[str] | None, progress: Progress, *, trust: bool = False) -> Search:
-    """Return the search in a folder, prepared to go on; ``trust`` its code wherever it was written. Raises ConfigError."""
-    config = C.load(out / MARK, overrides, trust=trust)
-    return prepare(config, progress)
+def shared(config: Config, *, in_process: bool = True) -> Config:
+    """Return what all trials of a search share."""
+    return C.with_overrides(config, {"tune": None, "seeds": None, **({"executor.kind": "local"} if in_process else {})})
 
 
 def run(search: Search, out: Path, progress: Progress, jobs: int = 1) -> list[Trial]:
     """Run a search, or go on with the one in a folder, until no trial is left to go on; return the trials.
 
-    Raises ConfigError where another search is in ``out``, or a process is at work there. A trial that fails does not end it.
+    Raises as ``run_all`` does.
     """
-    jobs = at_a_time([search.base], jobs)
-    if (out / MARK).exists():
-        _check_same(search, out)
-    else:
-        claim(out)
-    with closing(locked(out)):
-        write_text(out / MARK, dumped(campaign.given(search.config)))
-        tuner = _Tuner(search, out, Journal(out), progress)
-        for job, error in run_jobs(tuner.next_job, search.data, jobs, search.base.executor.address):
-            tuner.enter(job, error)
-    return tuner.journal.trials
+    return dict(run_all({out: search}, progress, jobs))[out]
+
+
+def run_all(searches: Mapping[Path, Search], progress: Progress, jobs: int = 1) -> Iterator[tuple[Path, list[Trial]]]:
+    """Run searches in folders of their own, or go on with those there; yield each folder and its trials as the search ends.
+
+    Runs of all of them are made side by side: where one waits for a rung, the next goes on. Raises ConfigError, before any
+    begins, where another search is in a folder, or a process is at work there. A trial that fails ends none.
+    """
+    jobs = at_a_time([search.base for search in searches.values()], jobs)
+    check_same(searches)
+    for out in searches:
+        if not begun(out):
+            claim(out)
+    with ExitStack() as stack:
+        for out in searches:
+            stack.enter_context(closing(locked(out)))
+        tuners = []
+        for out, search in searches.items():
+            write_text(out / MARK, dumped(campaign.given(search.config)))
+            tuners.append(_Tuner(search, out, Journal(out), progress))
+        yield from _ended(tuners)
+        first = next(iter(searches.values()))
+        for job, error in run_jobs(lambda: _next_job(tuners), first.data, jobs, first.base.executor.address):
+            tuner, step, seed = job.of
+            tuner.enter(step, seed, error)
+            yield from _ended(tuners)
+        yield from _ended(tuners)
+
+
+def _next_job(tuners: Iterable[_Tuner]) -> Job | None:
+    """Return the next run of the first search that has one; None where others have to end before."""
+    return next(filter(None, (tuner.next_job() for tuner in tuners)), None)
+
+
+def _ended(tuners: list[_Tuner]) -> Iterator[tuple[Path, list[Trial]]]:
+    """Take out the searches that have come to their end, and yield their folders and trials."""
+    for tuner in [tuner for tuner in tuners if tuner.ended]:
+        tuners.remove(tuner)
+        yield tuner.out, tuner.journal.trials
+
+
+def begun(out: Path) -> bool:
+    """Say whether a search has begun in a folder, if only by locking it."""
+    return (out / MARK).exists() or (out.is_dir() and [path.name for path in out.iterdir()] == [LOCK])
+
+
+def check_same(searches: Mapping[Path, Search]) -> None:
+    """Refuse to go on with other searches than were begun in their folders. Raises ConfigError."""
+    for out, search in searches.items():
+        if (out / MARK).exists():
+            _check_same(search, out)
 
 
 def _check_same(search: Search, out: Path) -> None:
@@ -149,7 +202,7 @@ class _Tuner:
     """Hands out runs as the schedule says, and enters how they did."""
 
     def __init__(self, search: Search, out: Path, journal: Journal, progress: Progress):
-        self._search, self._out, self.journal, self._progress = search, out, journal, progress
+        self._search, self.out, self.journal, self._progress = search, out, journal, progress
         self._interrupted = [Step(t.number, t.begun) for t in journal.trials if t.under_way]
         self._line: list[Job] = []
         self._errors: dict[Step, dict[int, str | None]] = {}
@@ -168,28 +221,35 @@ class _Tuner:
 
     def _job(self, step: Step, seed: int) -> Job:
         s, trial = self._search, self.journal.trials[step.trial]
-        run = folder(self._out, step.trial, seed)
-        return Job((step, seed), s.trial(trial.number, trial.values, seed), run, s.rungs[step.rung])
+        run = folder(self.out, step.trial, seed)
+        return Job((self, step, seed), s.trial(trial.number, trial.values, seed), run, s.rungs[step.rung])
 
     def _step(self) -> Step | None:
         """Decide what is next, and write it down."""
-        s, trials = self._search, self.journal.trials
-        step = SCHEDULES[s.given.scheduler](trials, s.wanted, len(s.rungs), s.given.reduction)
+        s, trials, step = self._search, self.journal.trials, self._next()
         if step is not None:
             new = step.trial == len(trials)
             self.journal.begin(step, searchers.drawn(s.given, s.space, trials, s.rungs) if new else None)
         return step
 
-    def enter(self, job: Job, error: str | None) -> None:
+    def _next(self) -> Step | None:
+        s = self._search
+        return SCHEDULES[s.given.scheduler](self.journal.trials, s.wanted, len(s.rungs), s.given.reduction)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no trial is under way, and none goes on."""
+        return not any(trial.under_way for trial in self.journal.trials) and self._next() is None
+
+    def enter(self, step: Step, seed: int, error: str | None) -> None:
         """Take a run that has ended; the last of a trial's seeds gives its score."""
-        step, seed = job.of
         errors = self._errors.setdefault(step, {})
         errors[seed] = error
         if len(errors) < len(self._search.seeds):
             return
         del self._errors[step]
         of = self._search.given
-        found = [_value(of, folder(self._out, step.trial, each), errors[each]) for each in self._search.seeds]
+        found = [_value(of, folder(self.out, step.trial, each), errors[each]) for each in self._search.seeds]
         wrong = next((wrong for _, wrong in found if wrong is not None), None)
         self._measured(step, None if wrong else statistics.fmean(value for value, _ in found), wrong)
 
@@ -198,7 +258,7 @@ class _Tuner:
         self.journal.measure(step, None if mean is None else s.sign * mean, error)
         said = error if mean is None else f"{s.given.metric} {mean:.4g}"
         drawn = f"{len(self.journal.trials)} of {s.wanted} trials drawn"
-        self._progress.say(f"trial {step.trial}, {s.rungs[step.rung]} rounds: {said} | {drawn}")
+        self._progress.say(f"{s.told}trial {step.trial}, {s.rungs[step.rung]} rounds: {said} | {drawn}")
 
 
 def folder(out: Path, trial: int, seed: int) -> Path:
