@@ -39,24 +39,30 @@ def configured(config: Config, search: list[str], seeds: int | None, given: Mapp
 
 def run(searches: Searches, out: Path, progress: Progress, console: Console, jobs: int = 1) -> None:
     """Run searches, write what they found, and show it. Raises FedfleetError where all trials of one failed."""
-    results = {}
+    results: dict[Path, Result] = {}
     for cell, folder, trials in several.run(searches, out, progress, jobs):
-        results[cell.point.place] = Result(cell, findings.write(cell.search, trials, folder), trials)
+        found = findings.write(cell.search, trials, folder)
+        results[folder] = Result(cell, found, trials)
         if searches.several:
-            progress.say(f"{cell.point.name}: report: {folder / 'report.html'}")
-    ordered = [results[cell.point.place] for cell in searches.cells]
-    if not searches.several:
-        ((_, found, _),) = ordered
-        if found.failure is not None:
-            raise FedfleetError(found.failure)
-        progress.say(f"report: {out / 'report.html'}")
-        show(found, out, console)
+            best = found.failure or next(findings.lines(found))
+            progress.say(f"search {len(results)} of {len(searches.cells)} done: {cell.point.name}: {best}")
+    ordered = [results[out / cell.point.place] for cell in searches.cells]
+    if searches.several:
+        _end(winners.write(searches, ordered, out), out, progress, console)
         return
-    best = winners.write(searches, ordered, out)
+    alone = ordered[0].found
+    if alone.failure is not None:
+        raise FedfleetError(alone.failure)
     progress.say(f"report: {out / 'report.html'}")
-    show_winners(best, out, console)
-    for name, failure in best.failed.items():
-        raise FedfleetError(f"{len(best.failed)} of {len(best.each)} searches: {name}: {failure}")
+    show(alone, out, console)
+
+
+def _end(found: Winners, out: Path, progress: Progress, console: Console) -> None:
+    """Show the winners of several searches. Raises FedfleetError where one has none."""
+    progress.say(f"report: {out / 'report.html'}")
+    show_winners(found, out, console)
+    for name, failure in found.failed.items():
+        raise FedfleetError(f"{len(found.failed)} of {len(found.each)} searches: {name}: {failure}")
 
 
 def show(found: Findings, out: Path, console: Console) -> None:

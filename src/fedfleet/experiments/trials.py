@@ -106,12 +106,13 @@ def points(config: Config, data: Data | None = None) -> list[Trial]:
 def _tuned_apart(label: str, overrides: Mapping[str, Any], *, tuned: bool) -> dict[str, Any]:
     """Return the overrides of a label; those of ``tune`` only where it is tuned, and of these distributions alone."""
     mine = {key: value for key, value in overrides.items() if key.split(".")[0] == "tune"}
-    for key, value in leaves(mine) if mine else ():
+    flat = dict(leaves(mine)) if mine else {}
+    for key, value in flat.items():
         if not f"{key}.".startswith("tune.search."):
             raise ConfigError(
                 f"compare.{label}.{key}={show(value)}: not here: labels are tuned alike, but for tune.search: set it at the top"
             )
-    return {key: value for key, value in overrides.items() if tuned or key not in mine}
+    return {**{key: value for key, value in overrides.items() if key not in mine}, **(flat if tuned else {})}
 
 
 def _lost(config: Config, one: Config) -> Iterator[str]:

@@ -156,6 +156,6 @@ class Winners:
             for edge in each.edges.items():
                 found.setdefault(edge, []).append(each.name)
         return [
-            f"{key}: extend the grid {where}, where {'all winners are' if len(names) == len(self.each) else joined(names)}"
+            f"{key}: extend the grid {where}: {joined(names)} {'is' if len(names) == 1 else 'are'} at its edge"
             for (key, where), names in found.items()
         ]

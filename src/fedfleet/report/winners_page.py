@@ -63,15 +63,15 @@ def _told(found: Winners) -> Iterator[str]:
 
 def head(found: Winners) -> list[str]:
     """Return the columns of the table of winners."""
-    return ["search", *found.keys, found.metric, "trial", "at an edge"]
+    return ["search", *found.keys, found.metric, "trial", "trials", "at an edge"]
 
 
 def cells(found: Winners, each: Winner) -> list[str]:
     """Return the cells of a winner."""
     values = [number(each.row.get(key)) if key in each.found.keys else MISSING for key in found.keys]
-    trial = NONE if each.found.winner is None else f"{each.found.winner} of {len(each.found.rows)}"
+    trial = NONE if each.found.winner is None else f"{each.found.winner}"
     edge = ", ".join(each.edges) or (NONE if each.row else MISSING)
-    return [each.name, *values, number(each.row.get("value")), trial, edge]
+    return [each.name, *values, number(each.row.get("value")), trial, f"{len(each.found.rows)}", edge]
 
 
 def _tables(found: Winners) -> Iterator[tuple[str, Grid]]:

@@ -6,7 +6,7 @@ All have the same distributions, trials, seeds and metric. A label may have dist
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,7 +69,7 @@ def prepare(config: Config, progress: Progress, *, in_process: bool = True) -> S
     if not _several(config):
         alone = searching.prepare(config, progress, in_process=in_process)
         return Searches(config, [Cell(grids.Trial(config, "", "."), alone)])
-    plan = grids.points(config)
+    plan = [_without(point, _unwanted(config, point)) for point in grids.points(config)]
     for point in plan:
         _check_apart(config, point)
     plan = _fitted(config, plan)
@@ -131,17 +131,16 @@ def _check_apart(config: Config, point: grids.Trial) -> None:
     if point.place in TAKEN:
         raise ConfigError(f"compare or vary: {point.name!r}: a file of the search is called so: give another label")
     naming = {f"{section}.{of.registry.key}" for section, of in SECTIONS.items() if not of.listed}
-    said = own(config, point)
+    said, varied = own(config, point), [(first, key) for first, v in point.point.items() for key, _ in leaves(v, first)]
     for key in point.config.tune.search:
-        for varied in point.point:
-            if f"{varied}.".startswith(f"{key}."):
-                raise ConfigError(
-                    f"vary.{varied}={show((config.vary or {}).get(varied))}: tune.search has it, too: leave one of them out"
-                )
+        for first, below in varied:
+            if f"{below}.".startswith(f"{key}."):
+                values = show((config.vary or {}).get(first))
+                raise ConfigError(f"vary.{first}={values}: tune.search.{key} would replace it: leave one of them out")
         if key in naming and key in said:
             raise ConfigError(
-                f"compare.{point.label}.{key}={show(said[key])}: tune.search has it, too, and labels would be alike: leave one "
-                f"of them out"
+                f"compare.{point.label}.{key}={show(said[key])}: tune.search.{key} would replace it, and labels would be alike: "
+                f"leave one of them out"
             )
 
 
@@ -164,7 +163,7 @@ def _fitted(config: Config, plan: Sequence[grids.Trial]) -> list[grids.Trial]:
     for errors in lacking.values():
         if len(errors) == len(plan):
             raise next(iter(errors.values()))
-    return [_without(point, [key for key, errors in lacking.items() if point.place in errors]) for point in plan]
+    return [_told(point, [key for key, errors in lacking.items() if point.place in errors]) for point in plan]
 
 
 def _lacking(config: Config, point: grids.Trial) -> dict[str, ConfigError]:
@@ -189,21 +188,31 @@ def _has(node: Any, key: str) -> bool:
     return first in type(node).model_fields and (not rest or _has(getattr(node, first), rest))
 
 
+def _unwanted(config: Config, point: grids.Trial) -> list[str]:
+    """Return the keys that a label does not search, since it says null of them."""
+    said = own(config, point).items()
+    return [key.removeprefix(SEARCH) for key, value in said if key.startswith(SEARCH) and value is None]
+
+
 def _without(point: grids.Trial, keys: Sequence[str]) -> grids.Trial:
-    """Return a point that does not search some keys. Raises ConfigError where nothing is left."""
+    """Return a point that does not search some keys."""
     assert point.config.tune is not None
-    if not keys:
-        return point
-    search: Mapping[str, Any] = {k: v for k, v in point.config.tune.search.items() if k not in keys}
-    if not search:
+    search = {key: value for key, value in point.config.tune.search.items() if key not in keys}
+    return replace(point, config=C.with_overrides(point.config, {"tune.search": search})) if keys else point
+
+
+def _told(point: grids.Trial, keys: Sequence[str]) -> grids.Trial:
+    """Return a point that does not search some keys, and says so. Raises ConfigError where nothing is left."""
+    found = _without(point, keys)
+    assert found.config.tune is not None
+    if keys and not found.config.tune.search:
         what = joined([f"{SEARCH}{key}" for key in keys])
         raise ConfigError(
             f"run {point.name!r}: {what}: it has no such option, and nothing else is searched: give its label a distribution, such "
             f"as tune.search.algorithm.lr, or leave it out"
         )
     lost = [f"{SEARCH}{key}: {_owner(point.config, key)} has no such option" for key in keys]
-    config = C.with_overrides(point.config, {"tune.search": search})
-    return replace(point, config=config, lost=(*point.lost, *lost))
+    return replace(found, lost=(*point.lost, *lost))
 
 
 def _owner(config: Config, key: str) -> str:
