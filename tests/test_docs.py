@@ -40,7 +40,7 @@ PAGES = sorted(
 PLACEHOLDERS = {
     "CONFIG": "configs/quickstart.yaml",
     "DIR": "runs/study",
-    "runs/tuned/best.yaml": "configs/quickstart.yaml",
+    **dict.fromkeys(["runs/tuned/best.yaml", "runs/tuned_dropout/best.yaml"], "configs/quickstart.yaml"),
     **dict.fromkeys(["animals.yaml", "dropout.yaml"], "configs/quickstart.yaml"),
     "task.arguments.blocks=2": "task.hidden=[2]",
     **dict.fromkeys(["executor.address=auto", "executor.address=10.0.0.1:6379"], "executor.kind=local"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+from fedfleet.algorithms.registry import ALGORITHMS
 from fedfleet.config.availability import follows
 from fedfleet.config.participation import KEY, correction
 from fedfleet.config.resolve import parse_until
@@ -26,8 +28,11 @@ from fedfleet.simulator.work import BUFFERS
 
 ON_CLIENTS = ("eval/train_", "eval/clients_", "eval/own_", "eval/duality_gap")
 """How metrics begin that are measured on what clients have."""
-CLOCKED = ("markov", "diurnal", "trace")
-"""Models of availability that go by the clock."""
+UNCLOCKED = (
+    *("always", "bernoulli", "random_rate", "label_correlated", "size_correlated", "independent", "markov_rounds"),
+    *("cyclic", "sine", "staircase", "f3ast", "outages", "blocks", "alternating"),
+)
+"""Models of availability that do not go by the clock; any other is taken to."""
 
 
 def needs(config: Config, algorithm: Algorithm, up: Sequence[Step], down: Sequence[Step]) -> Iterator[Need]:
@@ -75,7 +80,7 @@ def breaks(
 ) -> Iterator[Break]:
     """Yield what all parts of a configuration take away, with its transforms as they were made."""
     weight = "algorithm.weight" if "weight" in type(config.algorithm).model_fields else None
-    yield from of_algorithm(algorithm, config.algorithm.name, weight)
+    yield from _by_algorithm(config, algorithm, task, weight)
     yield from privacy.breaks(config.privacy)
     yield from secure_aggregation.breaks(config.secure_aggregation)
     yield from compression.breaks(up, down)
@@ -91,6 +96,19 @@ def breaks(
     if config.domains.asked:
         why = "clients of these domains have no labels"
         yield Break(Fact.LABELLED, why, f"domains.target={show(config.domains.target)}")
+
+
+def _by_algorithm(config: Config, algorithm: Algorithm, task: Task, weight: str | None) -> Iterator[Break]:
+    """Yield what the algorithm takes away, that which it would not without its correction by the key of that."""
+    name, how = config.algorithm.name, correction(config)
+    found = list(of_algorithm(algorithm, name, weight))
+    if how is None or isinstance(config.algorithm, ByPath):
+        yield from found
+        return
+    plain = config.algorithm.model_copy(update={"correction": type(how)()})
+    before = {b.fact for b in of_algorithm(ALGORITHMS.build(plain, task, config.cohort), name, weight)}
+    for b in found:
+        yield b if b.key is not None or b.fact in before else replace(b, key=f"{KEY}={how.kind!r}", mend="")
 
 
 def _by_task(config: Config, task: Task) -> Iterator[Break]:
@@ -153,7 +171,7 @@ def availability(given: Any) -> Kind:
     name = given.kind
     if isinstance(given, ByPath):
         return Kind(name=name, own=True)
-    return Kind(name=name, follows=follows(given), clocked=name in CLOCKED)
+    return Kind(name=name, follows=follows(given), clocked=name not in UNCLOCKED)
 
 
 def devices(given: Any) -> Kind:

@@ -45,7 +45,7 @@ REFUSED: list[tuple[tuple[Any, dict[str, Any]], str]] = [
     (("known_p", {"availability": "tests.front.config.test_participation:Silent"}), "availability: Silent"),
     (("known_p", HIDDEN), "privacy: fedavg multiplies"),
     (("fedau", HIDDEN), "privacy: fedavg multiplies"),
-    (("fedvarp", HIDDEN), "privacy"),
+    (("fedvarp", HIDDEN), "algorithm.correction='fedvarp'"),
     (("known_p", MASKED), "secure_aggregation: fedavg multiplies"),
     (("mifa", MASKED), "secure_aggregation"),
     (("mifa", {"transforms": {"up": ["fp16"]}}), "transforms.up"),
