@@ -175,7 +175,9 @@ def _entry(config: Config, top: Config, point: grids.Trial, best: Config) -> dic
         for key, value in mine.items()
         if f"{key}.".startswith(named) or key not in shared or shared[key] != value
     }
-    # An option that a label has lost by another name, and that its winner's name has again, is its default there.
+    every = dict(leaves(_apart(best)))
+    # An option that is given for all, and that a label has lost by another name or kind, is its default there.
+    entry |= {key: every[key] for key in shared if key not in mine and key in every}
     made = C.with_overrides(top, entry)
     return entry | {key: value for key, _, value in differences(_apart(made), _apart(best))}
 

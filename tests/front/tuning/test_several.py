@@ -200,6 +200,16 @@ def test_data_are_loaded_once_and_what_is_run_is_told(monkeypatch: pytest.Monkey
     assert len(campaign.planned(plain)) == 4, "without tune a label's distributions mean nothing"
 
 
+def test_what_a_winner_has_not_of_what_all_share_is_its_default():
+    power = {"name": "fedprox", "mu": 0.2, "lr": 0.1, "lr_schedule": {"kind": "power", "exponent": 0.3}}
+    top = load(TINY, {"algorithm": power, "compare": None, "vary": None, "tune": None})
+    config = load(TINY, {"algorithm": power})
+    best = load({**TINY, "algorithm": {"name": "fedprox", "lr": 1.0, "lr_schedule": "constant"}, "tune": None})
+    entry = winners._entry(config, top, prepared().cells[0].point, best)
+    assert load(top, entry).algorithm == best.algorithm
+    assert entry["algorithm.lr_schedule.exponent"] is None
+
+
 def test_what_is_at_an_edge(subtests: pytest.Subtests):
     rows: list[tuple[str, Any, Any, str | None]] = [
         ("lr", [0.1, 1.0, 10.0], 0.1, "below 0.1"), ("lr", [10.0, 1.0, 0.1], 10.0, "above 10"),
