@@ -12,7 +12,7 @@ may_change=() # what decides where and how long, and nothing of what comes out; 
 for override in "$@"; do
   case $override in
     executor.kind=* | executor.actors=* | executor.cpus_per_actor=* | executor.gpus_per_actor=* | executor.address=* | \
-      executor.allow_differences=* | executor.node_silence_s=* | executor.memory_per_actor_gb=* | max_seconds=* | checkpoint.* | checkpoint=* | rounds=* | until=* | stop_if_diverged=* | \
+      executor.allow_differences=* | executor.node_silence_s=* | executor.memory_per_actor_gb=* | cohort.attempts=* | max_seconds=* | checkpoint.* | checkpoint=* | rounds=* | until=* | stop_if_diverged=* | \
       patience=* | patience.* | track=* | callbacks=* | code_dir=* | label=* | population.data_dir=*) may_change+=("$override") ;;
   esac
 done
