@@ -1,4 +1,4 @@
-"""What stands between an algorithm and the engine, a folder a feature; each says what it needs and breaks, and ``facts`` refuses.
+"""Features between an algorithm and the engine, a folder each, with its needs and breaks; ``facts`` refuses by these.
 
 May import: algorithms.options, simulator, simulator.arithmetic, simulator.block, simulator.driver.
 """

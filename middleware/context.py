@@ -1,4 +1,4 @@
-"""What a feature may know of the run that it is part of, beside its own options."""
+"""The run as features see it, beside their own options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What stands in a section that names a model of the fleet.
+    """A section that names a model of the fleet.
 
     Attributes:
         name: its kind.
@@ -44,6 +44,7 @@ class Context:
         availability, devices: models of who is online, and how fast.
         task, problem: what is learnt, and the federation.
         max_examples: of a client, the most.
+        domains: how many there are.
         tried: what a trial of an algorithm on two clients shows.
         breaks: what of the run takes facts away.
         voids: why a round may be void although clients have answered, where another feature makes it so.
@@ -60,6 +61,7 @@ class Context:
     task: Task
     problem: Problem
     max_examples: int
+    domains: int
     tried: Callable[[Algorithm], Seen]
     breaks: tuple[Break, ...] = ()
     voids: str | None = None

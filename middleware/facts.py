@@ -1,4 +1,4 @@
-"""What parts of a configuration need of a run, and what takes it away: refusals are made of the two, not written by hand."""
+"""Facts of a run, needed by some parts of a configuration and taken away by others: refusals are made of the two."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedfleet.simulator.work import Phase
 
 
 class Fact(Enum):
-    """What holds of a run unless something takes it away; the value ends a sentence that begins with "it needs"."""
+    """A fact of a run, there unless something takes it away; the value ends a sentence that begins with "it needs"."""
 
     COHORTS = "clients that answer in cohorts"
     UNIFORM = "clients that are drawn uniformly"
@@ -56,7 +56,7 @@ class Fact(Enum):
 
 @dataclass(frozen=True)
 class Need:
-    """What something needs.
+    """Something that needs facts.
 
     Attributes:
         what: what it is called: a key with its value, or an algorithm's name.
@@ -77,7 +77,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Break:
-    """What takes a fact away.
+    """Something that takes a fact away.
 
     Attributes:
         fact: the fact.

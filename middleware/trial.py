@@ -1,4 +1,4 @@
-"""What a trial of an algorithm on two clients shows: what they send, how often, and who is asked twice."""
+"""A trial of an algorithm on two clients: what they send, how often, and who is asked twice."""
 
 from __future__ import annotations
 

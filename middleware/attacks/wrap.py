@@ -1,4 +1,4 @@
-"""Who attacks, and how: what that needs and breaks, and what the run is then made of."""
+"""Attacks on a run: their needs and breaks, the attackers, and the run that is made of them."""
 
 from __future__ import annotations
 

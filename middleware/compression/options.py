@@ -1,4 +1,4 @@
-"""What a user may write under ``transforms``, what follows what, and what that needs and breaks."""
+"""Options under ``transforms``, the orders that are allowed, needs and breaks."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _check_way(way: str, step: Step, before: list[str]) -> None:
 
 
 FEEDBACK = (Fact.COHORTS, Fact.OWN_ROUND, Fact.STATES_ALIKE, Fact.SEEN, Fact.ONCE)
-"""What it takes for clients to owe what was lost; the last two are told by a trial alone."""
+"""Facts without which clients cannot owe what was lost; the last two are told by a trial alone."""
 
 
 def needs(up: Sequence[Step], down: Sequence[Step]) -> Iterator[Need]:

@@ -1,4 +1,4 @@
-"""What a client sends that is to be hidden among others: clipped, with its part of the noise."""
+"""The message of a client that is to be hidden among others: clipped, with its part of the noise."""
 
 from __future__ import annotations
 

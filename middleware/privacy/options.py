@@ -11,7 +11,7 @@ from fedfleet.middleware.facts import Break, Fact, Need
 from fedfleet.simulator.registry import Options
 
 HIDDEN = (Fact.UNLOOKED, Fact.LOSSES_HIDDEN, Fact.ALL_KEPT, Fact.FINITE, Fact.NO_STATISTICS)
-"""What it takes that nothing shows what clients have besides what is hidden."""
+"""Facts without which something besides the messages shows what clients have."""
 
 
 class AdaptiveNorm(Options):

@@ -64,7 +64,7 @@ class SecureAggregation(Options):
 
 SECTION = "secure_aggregation"
 TRIED = (Fact.ONCE, Fact.SEEN)
-"""What is told by a trial alone."""
+"""Facts that are told by a trial alone."""
 
 
 def needs(given: SecureAggregation | None) -> Iterator[Need]:

@@ -17,15 +17,13 @@ from fedfleet.simulator.arithmetic import tree as T
 from fedfleet.simulator.arithmetic.reduction import Mean
 from fedfleet.simulator.errors import ConfigError, FedfleetError, show
 from fedfleet.simulator.fleet.devices import Load
-from fedfleet.simulator.fleet.hardware import Machines
+from fedfleet.simulator.fleet.hardware import Hardware
 from fedfleet.simulator.fleet.secagg import KEY_BYTES, PART_BYTES, needed
 from fedfleet.simulator.secure import LARGEST_BITS, Secure
 from fedfleet.simulator.work import Phase
 
 EXECUTED_UP_TO = 64
 """Clients invited up to which the protocol runs in earnest: parts of secrets take a large cohort minutes a round."""
-SAMPLE = 10_000
-"""Clients of whose devices the one in the middle is taken."""
 
 
 def summed(given: SecureAggregation | None, algorithm: Algorithm, about: Context) -> Algorithm:
@@ -149,9 +147,8 @@ def _costs(algorithm: Algorithm, invited: int) -> list[dict[str, int]]:
     return [costs(p.secure, invited) for p in algorithm.phases if p.secure is not None]
 
 
-def waits_s(algorithm: Algorithm, devices: Machines, clients: int, invited: int) -> float:
-    """Return what the exchanges besides the work take a round on a device in the middle, masks too; 0 where there are none."""
-    device = devices.fleet.of(torch.arange(min(clients, SAMPLE))).median()
+def waits_s(algorithm: Algorithm, device: Hardware, clients: int, invited: int) -> float:
+    """Return what the exchanges besides the work take a round on a device, masks too; 0 where there are none."""
     one, found = torch.zeros(1, dtype=torch.int64), 0.0
     for phase in algorithm.phases:
         if (secure := phase.secure) is None:

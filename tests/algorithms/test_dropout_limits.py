@@ -1,4 +1,4 @@
-"""Where methods come to rest under dropout: means and spreads of the stationary law, solved from the methods' own rounds."""
+"""Limits of methods under dropout: means and spreads of the stationary law, solved from the methods' own rounds."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -16,8 +16,11 @@ from fedfleet.assembly.federation import Federated
 from fedfleet.assembly.measures import check_libraries, metric_names
 from fedfleet.config import requirements, resolve, root
 from fedfleet.config.population import evaluation_data, final_data
+from fedfleet.config.schema import Config
 from fedfleet.middleware.attacks.wrap import Attacking, placed
+from fedfleet.middleware.compression.options import Step
 from fedfleet.middleware.compression.wrap import receiving, sending
+from fedfleet.middleware.context import Context
 from fedfleet.middleware.cosines.watched import watched
 from fedfleet.middleware.privacy.wrap import Promise, promised
 from fedfleet.middleware.secure_aggregation.wrap import summed
@@ -25,7 +28,7 @@ from fedfleet.middleware.trial import Seen, tried
 from fedfleet.simulator.algorithm import Algorithm, Personal
 from fedfleet.simulator.ambient import Gpu
 from fedfleet.simulator.arithmetic.factored import Notes
-from fedfleet.simulator.block.block import Setup, phases_of
+from fedfleet.simulator.block.block import Setup
 from fedfleet.simulator.block.capture import Captures
 from fedfleet.simulator.block.purity import Impure
 from fedfleet.simulator.driver.client_metrics import WEIGHT, ClientMetrics, client_metrics, client_phase
@@ -60,17 +63,17 @@ class Assembled(Federated):
 
     @property
     def names(self) -> Any:
-        """What the data call their clients, classes and features."""
+        """The data's names of clients, classes and features."""
         return self.data.names
 
     @property
     def personal(self) -> Personal | None:
-        """How clients' own models come about that are to be measured: where examples are held out for that."""
+        """Clients' own models that are to be measured, where examples are held out for that."""
         return self.algorithm.personal if self.config.population.held_out else None
 
     @property
     def answers(self) -> int:
-        """How many clients a phase trains at most, but for late answers."""
+        """Clients that a phase trains at most, but for late answers."""
         wanted = self.config.cohort.invite
         return getattr(self.config.algorithm, "buffer", wanted) if self.algorithm.asynchronous else wanted
 
@@ -81,7 +84,7 @@ class Assembled(Federated):
 
     @cached_property
     def notes(self) -> Notes:
-        """What factoring and the phases take; where client code does not run, the run itself will say so. Raises Impure."""
+        """Notes on factoring and on the phases' costs; where client code does not run, the run will say so. Raises Impure."""
         try:
             return probe(self.algorithm, self.z, self.problem, self.setup(), own="algorithm" in self.written)
         except Impure:
@@ -91,7 +94,7 @@ class Assembled(Federated):
 
     def seen(self, algorithm: Algorithm) -> Seen:
         """Try an algorithm on very little, to see what its clients send."""
-        return tried(algorithm, self.z, self.problem, _setup(self, self.evaluation, self.final, self.attack, algorithm))
+        return _seen(self, self.evaluation, self.final, self.attack, algorithm)
 
     def setup(self) -> Setup:
         """Return what workers need."""
@@ -131,7 +134,7 @@ class Assembled(Federated):
 def _setup(x: Federated, evaluation: Splits, final: Splits, attack: Attacking | None, algorithm: Algorithm) -> Setup:
     """Return what workers need for an algorithm."""
     e, timeout = x.config.executor, x.config.faults.client_timeout_s  # capturing takes its time
-    made = Setup.of(
+    return Setup.of(
         algorithm,
         x.task,
         x.population if attack is None else attack.clients(x.population),
@@ -143,32 +146,47 @@ def _setup(x: Federated, evaluation: Splits, final: Splits, attack: Attacking | 
         root=x.root,
         captures=Captures(compiles=e.capture == "compiled") if e.capture and timeout is None else Captures(after=None),
     )
-    return replace(made, phases=phases_of(algorithm))
+
+
+def _seen(x: Federated, evaluation: Splits, final: Splits, attack: Attacking | None, algorithm: Algorithm) -> Seen:
+    """Try an algorithm on very little, to see what its clients send."""
+    return tried(algorithm, x.z, x.problem, _setup(x, evaluation, final, attack, algorithm))
+
+
+def wrapped(
+    config: Config,
+    algorithm: Algorithm,
+    about: Context,
+    up: Sequence[Step],
+    down: Sequence[Step],
+    attack: Attacking | None,
+) -> tuple[Algorithm, tuple[Promise, ...]]:
+    """Return an algorithm with the features of a configuration around it, the last nearest to the clients, and its promises.
+
+    Raises ConfigError.
+    """
+    algorithm, promises = promised(config.privacy, config.example_privacy, algorithm, about)
+    algorithm = sending(up, algorithm, about)
+    algorithm = summed(config.secure_aggregation, algorithm, about)
+    if attack is not None:
+        algorithm = attack.on(algorithm)
+    if config.evaluation.cosines:
+        algorithm = watched(algorithm, about.domains)
+    return receiving(down, algorithm, about), promises
 
 
 def assemble(x: Federated) -> Assembled:
-    """Return the algorithm with its features around it, from the algorithm outwards. Raises ConfigError."""
-    config, algorithm, data = x.config, x.bare, x.data
+    """Return the algorithm with its features around it. Raises ConfigError."""
+    config, data = x.config, x.data
     evaluation, final = evaluation_data(config, data, x.validation), final_data(config, data)
     attack = placed(config.attack, x.task, x.population.size, config.seed, evaluation["test"], data.test.classes)
     if attack is not None:
         evaluation |= attack.splits(evaluation)
         final |= attack.splits(final)
-
-    def seen(algorithm: Algorithm) -> Seen:
-        return tried(algorithm, x.z, x.problem, _setup(x, evaluation, final, attack, algorithm))
-
-    summary = x.population.summary()
-    root.check_work(algorithm, seen)
-    about = requirements.context(config, x.task, x.problem, summary.max_examples, seen, x.breaks)
-    algorithm, promises = promised(config.privacy, config.example_privacy, algorithm, about)
-    algorithm = sending(x.up, algorithm, about)
-    algorithm = summed(config.secure_aggregation, algorithm, about)
-    if attack is not None:
-        algorithm = attack.on(algorithm)
-    if config.evaluation.cosines:
-        algorithm = watched(algorithm, summary.domains)
-    algorithm = receiving(x.down, algorithm, about)
+    seen = partial(_seen, x, evaluation, final, attack)
+    root.check_work(x.bare, seen)
+    about = requirements.context(config, x.task, x.problem, x.population.summary(), seen, x.breaks)
+    algorithm, promises = wrapped(config, x.bare, about, x.up, x.down, attack)
     check_libraries(x.task, x.z, {**evaluation, **final})
     made = Assembled(
         **so_far(x),

@@ -110,7 +110,8 @@ def describe(x: Experiment) -> Iterator[tuple[str, str]]:
                 f"{timing.between_steps(seconds, given.buffer, given.concurrency, x.problem.clients)}: {parts}",
             )
         else:
-            if more := secured.waits_s(x.algorithm, x.federation.devices, x.problem.clients, invited):
+            middle = timing.middle(x.federation.devices, x.problem.clients)
+            if more := secured.waits_s(x.algorithm, middle, x.problem.clients, invited):
                 seconds, parts = seconds + more, f"{parts}, exchanges of secure aggregation and masks {more:.3g} s"
             yield "round, median device", f"{seconds:.3g} s: {parts}"
 

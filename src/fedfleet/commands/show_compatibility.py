@@ -1,4 +1,4 @@
-"""What goes with what: which features each algorithm takes, and which features each other, by what they need and break."""
+"""Tables of what goes with what: features by algorithm, and by each other, reckoned from needs and breaks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import yaml
 from rich.table import Table
 
 from fedfleet.algorithms.registry import ALGORITHMS
+from fedfleet.assembly.algorithm import wrapped
 from fedfleet.assembly.prepared import Prepared
 from fedfleet.commands.show_named import example
 from fedfleet.config import requirements
 from fedfleet.config.federation import steps
 from fedfleet.config.schema import load
-from fedfleet.middleware.compression.wrap import sending
 from fedfleet.middleware.facts import Break, Clash, Fact, Need, check, of_trial
-from fedfleet.middleware.privacy.wrap import promised
-from fedfleet.middleware.secure_aggregation.wrap import summed
 from fedfleet.simulator.errors import ConfigError
 
 PLAIN_WIDTH = 200
@@ -45,7 +43,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "memory": {"algorithm": {"name": "fedavg", "correction": "fedvarp"}},
     "Oort": {"selection": "oort"},
 }
-"""What algorithms are held against, and each other, by what the tables call it."""
+"""Features that algorithms, and each other, are held against, by their names in the tables."""
 LOCAL = {"executor": {"kind": "local"}}
 NET = {"model": "mlp", "hidden": [8]}
 CLASSES = {"name": "classification", **NET}
@@ -105,9 +103,8 @@ def _called(fact: Fact) -> str:
     return fact.name.lower().replace("_", " ")
 
 
-def of_algorithms(say: Callable[[str], None]) -> Iterator[tuple[str, list[str] | None]]:
+def of_algorithms(asked: Sequence[Feature], say: Callable[[str], None]) -> Iterator[tuple[str, list[str] | None]]:
     """Yield each algorithm and what it lacks for each feature; None for one that none of the small runs suits."""
-    asked = features()
     for name in ALGORITHMS:
         say(name)
         given = yaml.safe_load(example("algorithm", name))
@@ -125,10 +122,10 @@ def _tried(world: dict[str, Any], given: dict[str, Any]) -> Prepared | None:
 
 def _row(x: Prepared, asked: Sequence[Feature]) -> list[str]:
     """Return what an algorithm lacks for each feature."""
-    breaks = [*requirements.breaks(x.config, x.algorithm, x.task, (), ())]
-    seen = x.seen(x.algorithm)
-    breaks += of_trial(x.algorithm, seen, x.config.algorithm.name)
-    mine = list(requirements.needs(x.config, x.algorithm, (), ()))
+    breaks = [*requirements.breaks(x.config, x.bare, x.task, (), ())]
+    seen = x.seen(x.bare)
+    breaks += of_trial(x.bare, seen, x.config.algorithm.name)
+    mine = list(requirements.needs(x.config, x.bare, (), ()))
     slots = {slot: 1.0 for sent in seen.sent.values() for slot in sent}
     found = []
     for feature in asked:
@@ -146,11 +143,9 @@ def _wrapped(x: Prepared, feature: Feature, breaks: Sequence[Break], slots: dict
     if "secure_aggregation" in given:
         given = {"secure_aggregation": {**given["secure_aggregation"], "clip": slots}}
     config = load(x.config, given)
-    about = requirements.context(config, x.task, x.problem, x.population.summary().max_examples, x.seen, breaks)
+    about = requirements.context(config, x.task, x.problem, x.population.summary(), x.seen, breaks)
     try:
-        algorithm, _ = promised(config.privacy, config.example_privacy, x.algorithm, about)
-        algorithm = sending(steps(config, "up"), algorithm, about)
-        summed(config.secure_aggregation, algorithm, about)
+        wrapped(config, x.bare, about, steps(config, "up"), steps(config, "down"), None)
     except Clash as e:
         return _called(e.fact)
     except ConfigError:
@@ -158,15 +153,14 @@ def _wrapped(x: Prepared, feature: Feature, breaks: Sequence[Break], slots: dict
     return ""
 
 
-def of_features() -> list[tuple[str, list[str]]]:
+def of_features(asked: Sequence[Feature]) -> list[tuple[str, list[str]]]:
     """Return each feature and what is lacking for it beside each other."""
-    asked = features()
     return [(one.name, [lacking(one.needs, o.breaks) or lacking(o.needs, one.breaks) for o in asked]) for one in asked]
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What goes with what: by algorithm and feature, by feature and feature, and what the words mean."""
+    """The tables: by algorithm and feature, by feature and feature, and the words in them."""
 
     algorithms: list[tuple[str, list[str]]]
     features: list[tuple[str, list[str]]]
@@ -175,8 +169,9 @@ class Tables:
 
 def look(say: Callable[[str], None]) -> Tables:
     """Return all of it; ``say`` is told of each algorithm."""
-    rows = [(name, ["?"] * len(FEATURES) if found is None else found) for name, found in of_algorithms(say)]
-    beside = of_features()
+    asked = features()
+    rows = [(name, ["?"] * len(FEATURES) if found is None else found) for name, found in of_algorithms(asked, say)]
+    beside = of_features(asked)
     used = {cell for _, cells in (*rows, *beside) for cell in cells}
     words = [(_called(fact), fact.value) for fact in Fact] + [
         (TRIAL, "a trial of two rounds to go through; `fedfleet plan` says why it does not"),

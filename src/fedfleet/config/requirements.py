@@ -1,4 +1,4 @@
-"""What the parts of a configuration need of a run and what they take away, and what features may know of it."""
+"""Needs and breaks of all parts of a configuration, and the context that features see."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from fedfleet.middleware.secure_aggregation import options as secure_aggregation
 from fedfleet.middleware.trial import Seen
 from fedfleet.simulator.algorithm import Algorithm, Problem, Task
 from fedfleet.simulator.errors import show
+from fedfleet.simulator.population import Summary
 from fedfleet.simulator.registry import ByPath
 from fedfleet.simulator.work import BUFFERS
 
 ON_CLIENTS = ("eval/train_", "eval/clients_", "eval/own_", "eval/duality_gap")
-"""How metrics begin that are measured on what clients have."""
+"""Beginnings of metrics that are measured on what clients have."""
 UNCLOCKED = (
     *("always", "bernoulli", "random_rate", "label_correlated", "size_correlated", "independent", "markov_rounds"),
     *("cyclic", "sine", "staircase", "f3ast", "outages", "blocks", "alternating"),
@@ -186,7 +187,7 @@ def context(
     config: Config,
     task: Task,
     problem: Problem,
-    max_examples: int,
+    summary: Summary,
     tried: Callable[[Algorithm], Seen],
     broken: Sequence[Break],
 ) -> Context:
@@ -201,7 +202,8 @@ def context(
         devices=devices(config.devices),
         task=task,
         problem=problem,
-        max_examples=max_examples,
+        max_examples=summary.max_examples,
+        domains=summary.domains,
         tried=tried,
         breaks=tuple(broken),
         voids=secure_aggregation.voids(config.secure_aggregation),

@@ -18,7 +18,7 @@ from fedfleet.simulator.arithmetic.tree import Tree
 from fedfleet.simulator.block.batches import work
 from fedfleet.simulator.errors import ConfigError
 from fedfleet.simulator.fleet.devices import Alike, Load
-from fedfleet.simulator.fleet.hardware import Drawn, Machines
+from fedfleet.simulator.fleet.hardware import Drawn, Hardware, Machines
 from fedfleet.simulator.fleet.responses import Federation
 from fedfleet.simulator.population import Population
 from fedfleet.simulator.registry import ByPath
@@ -110,12 +110,17 @@ def _upwards(seconds: float) -> str:
     return f"{math.ceil(seconds / unit) * unit:.3g}"
 
 
+def middle(devices: Machines, clients: int) -> Hardware:
+    """Return the device each of whose numbers is in the middle, of so many clients."""
+    return devices.fleet.of(torch.arange(min(clients, SAMPLE))).median()
+
+
 def typical(devices: Machines, algorithm: Algorithm, problem: Problem, known: Costs) -> tuple[float, str]:
     """Return what a round takes where each number of the device, and the client's examples, are in the middle, and of what.
 
     An asynchronous server has no rounds: that is then the time of one answer.
     """
-    device = devices.fleet.of(torch.arange(min(problem.clients, SAMPLE))).median()
+    device = middle(devices, problem.clients)
     loads = [known.load(p, torch.tensor([max(1, round(problem.mean_examples))])) for p in algorithm.phases]
     total = lambda of: sum(float(of(load)) for load in loads)  # noqa: E731
     latency = 2 * len(loads) * float(device.latency_s)

@@ -1,4 +1,4 @@
-"""What a curious server rebuilds of a client's examples from what it sends: overhear an exchange, compute it anew, match it.
+"""Gradient inversion: overhear an exchange, compute it anew, and rebuild a client's examples that match it.
 
 May import: assembly, middleware.*, report, tasks, simulator.*.
 """

@@ -118,7 +118,7 @@ class Winner:
 
 @dataclass(frozen=True, kw_only=True)
 class Winners:
-    """What several searches have found.
+    """The findings of several searches.
 
     Attributes:
         each: in the order of labels and points.

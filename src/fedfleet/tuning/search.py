@@ -76,7 +76,7 @@ class Search:
 
     @property
     def told(self) -> str:
-        """What lines about it begin with."""
+        """The beginning of lines about it."""
         return f"{self.name}: " if self.name else ""
 
     def best(self, values: Mapping[str, Any]) -> dict[str, Any]:

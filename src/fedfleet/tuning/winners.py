@@ -34,7 +34,7 @@ NEAR = 0.05
 
 
 class Result(NamedTuple):
-    """What came of a search."""
+    """The outcome of a search."""
 
     cell: Cell
     found: Findings

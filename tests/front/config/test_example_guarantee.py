@@ -200,7 +200,7 @@ REFUSED = [
     ({"algorithm": "qffl"}, "example_privacy: qffl"),
     ({"algorithm": "fedpac", "task.model": "mlp", **OWN}, "example_privacy: fedpac"),
     ({"algorithm": "drfa", "domains.kind": "label"}, "example_privacy: drfa"),
-    ({"task.model": "cnn_bn"}, "task.name='classification'"),
+    ({"task.model": "cnn_bn"}, "task.name='classification': its net has layers of statistics (BatchNorm)"),
     ({"task": "gan"}, "example_privacy: fedavg: "),
     ({"selection": "oort"}, "selection.kind='oort'"),
     ({"availability": "label_correlated"}, "availability.kind='label_correlated'"),

@@ -49,7 +49,7 @@ UNREAD = [
 ]  # fmt: skip
 REFUSED = [
     ({"transforms.up": [{"name": "top_k", "k": 651}]}, "transforms.up[0].k=651"),
-    ({"transforms.up": [OWED], "cohort.late": "keep", "cohort.respond": 5}, "cohort.late='keep'"),
+    ({"transforms.up": [OWED], "cohort.late": "keep", "cohort.respond": 5}, "cohort.late='keep': a late answer"),
     ({"transforms.up": [OWED], **FEDBUFF}, "transforms.up[0].feedback=true"),
     ({"transforms.up": [OWED], "algorithm": {"name": "drfa"}, "domains.kind": "label"}, "transforms.up[0].feedback=true"),
     ({"transforms.up": [OWED, {"name": "qsgd", "levels": 8}]}, "transforms.up[1].name='qsgd'"),
@@ -67,7 +67,7 @@ REFUSED = [
     ({"transforms.down": ["delta", OWED]}, "transforms.down[1].feedback=true"),
     ({"transforms.down": "bf16"}, "transforms.down='bf16'"),
     ({"transforms.down": ["delta", "ternary"]}, "transforms.down[1].name='ternary'"),
-    ({"transforms.down": ["delta", "bf16"], "cohort.late": "keep"}, "cohort.late='keep'"),
+    ({"transforms.down": ["delta", "bf16"], "cohort.late": "keep"}, "cohort.late='keep': a late answer"),
     ({"transforms.down": ["delta", "bf16"], **FEDBUFF}, "transforms.down[0].name='delta'"),
 ]  # fmt: skip
 TIMES = [("ternary", "8.1 times"), ({"name": "uniform", "levels": 6}, "1.3 times")]

@@ -213,7 +213,7 @@ WRONG = [
     ({"callbacks": [{"name": f"{HERE}Stop", "rounds": 2}]}, "^callbacks[0].rounds=2: unknown key"),
     ({"population.dataset": f"{HERE}whole"}, "population=a Tensor: it has no 'summary'"),
     ({"selection": f"{HERE}Even", "privacy": {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-3}},
-     "selection.kind"),
+     "it may look at clients' losses"),
 ]  # fmt: skip
 
 
